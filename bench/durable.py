@@ -1,0 +1,221 @@
+"""The paths that sync: durable puts against raw LMDB commits of the same bytes, and draining against a raw cursor.
+
+Both sides use LMDB in its default, fully synced mode, on the same file system. Confirmed messages wait in memory, so
+brokers here have room for all of them: spilling is another theme.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+
+import lmdb
+
+import qflow
+from bench.measure import Row, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
+
+CAPACITY = "1GiB"
+BATCH = 1000
+BODY_BYTES = 100
+THREADS = 64
+
+
+def raw_commits(stack: ExitStack, path: Path, value: bytes, times: int) -> Callable[[], float]:
+    """Return a side that commits a value under increasing keys, one transaction each, as often as told."""
+    path.mkdir()
+    env = stack.enter_context(lmdb.open(str(path), map_size=1 << 40, lib_version=0))
+    number = 0
+
+    def side() -> float:
+        nonlocal number
+        start = perf_counter()
+        for _ in range(times):
+            with env.begin(write=True) as txn:
+                txn.put(number.to_bytes(8, "big"), value)
+            number += 1
+        return perf_counter() - start
+
+    return side
+
+
+def open_queue(stack: ExitStack, path: Path) -> qflow.Queue:
+    broker = stack.enter_context(qflow.open(path, capacity_bytes=CAPACITY))
+    return broker.declare_queue("bench")
+
+
+def single(setup: Setup) -> Iterator[Row]:
+    times, chunks = 10, setup.size(41, 3)
+    body = bytes(1024)
+    with ExitStack() as stack:
+        path = stack.enter_context(setup.scratch())
+        queue = open_queue(stack, path / "spool")
+
+        def puts() -> float:
+            put = queue.put
+            start = perf_counter()
+            for _ in range(times):
+                put(body)
+            return perf_counter() - start
+
+        raw = raw_commits(stack, path / "raw", body, times)
+        measured = interleave(setup.rounds, chunks, puts, raw)
+    ours, theirs = (
+        micros(name, times, seconds) for name, seconds in zip(("qflow put", "raw LMDB commit"), measured, strict=True)
+    )
+    yield Row(
+        name="durable put, 1 KiB, one thread: time over a raw LMDB commit",
+        figure=ratio(ours, theirs),
+        bound=at_most(1.15),
+        details=[ours, theirs],
+    )
+
+
+def threads(setup: Setup) -> Iterator[Row]:
+    alone, each, chunks = setup.size(100, 30), setup.size(25, 3), setup.size(5, 1)
+    body = bytes(1024)
+    with ExitStack() as stack:
+        queue = open_queue(stack, stack.enter_context(setup.scratch()))
+
+        def one() -> float:
+            start = perf_counter()
+            for _ in range(alone):
+                queue.put(body)
+            return perf_counter() - start
+
+        def many() -> float:
+            barrier = threading.Barrier(THREADS + 1)
+
+            def work() -> None:
+                barrier.wait()
+                for _ in range(each):
+                    queue.put(body)
+
+            workers = [threading.Thread(target=work) for _ in range(THREADS)]
+            for worker in workers:
+                worker.start()
+            barrier.wait()
+            start = perf_counter()
+            for worker in workers:
+                worker.join()
+            return perf_counter() - start
+
+        seconds_one, seconds_many = interleave(setup.rounds, chunks, one, many)
+    single_rate = rates("1 thread", alone, seconds_one)
+    together = rates(f"{THREADS} threads together", each * THREADS, seconds_many)
+    yield Row(
+        name="durable put, 1 KiB, 64 threads: rate over one thread",
+        figure=ratio(together, single_rate),
+        bound=at_least(6),
+        details=[together, single_rate],
+    )
+
+
+def batch(setup: Setup) -> Iterator[Row]:
+    times, chunks = 5, setup.size(21, 3)
+    bodies = [bytes(BODY_BYTES) for _ in range(BATCH)]
+    with ExitStack() as stack:
+        path = stack.enter_context(setup.scratch())
+        queue = open_queue(stack, path / "spool")
+
+        def puts() -> float:
+            put_many = queue.put_many
+            start = perf_counter()
+            for _ in range(times):
+                put_many(bodies)
+            return perf_counter() - start
+
+        raw = raw_commits(stack, path / "raw", b"".join(bodies), times)
+        measured = interleave(setup.rounds, chunks, puts, raw)
+    ours, theirs = (
+        rates(name, BATCH * times, seconds)
+        for name, seconds in zip(("qflow put_many", "raw LMDB commit of one block"), measured, strict=True)
+    )
+    yield Row(
+        name="durable put_many, 1,000 x 100 B: rate over raw LMDB commits of one block",
+        figure=ratio(ours, theirs),
+        bound=at_least(0.7),
+        details=[ours, theirs],
+    )
+
+
+def drain(setup: Setup) -> Iterator[Row]:
+    yield _drain(setup, "durable get_many + ack, batches of 1,000, resident", reopened=False)
+    yield _drain(setup, "the same from the log, after a reopen", reopened=True)
+
+
+def _drain(setup: Setup, name: str, *, reopened: bool) -> Row:
+    """Fill a fresh spool, drain it, and read a copy of its log with a bare cursor."""
+    batches = setup.size(200, 5)
+    bodies = [bytes(BODY_BYTES) for _ in range(BATCH)]
+    with setup.scratch() as path:
+        copy = path / "copy"
+
+        def mine() -> float:
+            with setup.scratch() as spool, ExitStack() as stack:
+                queue = open_queue(stack, spool)
+                for _ in range(batches):
+                    queue.put_many(bodies)
+                if not copy.exists():
+                    shutil.copytree(spool / "log", copy)
+                if reopened:
+                    stack.close()
+                    queue = open_queue(stack, spool)
+                return _seconds_to_drain(queue, batches * BATCH)
+
+        def raw() -> float:
+            with lmdb.open(str(copy), map_size=1 << 40, lib_version=0) as env:
+                start = perf_counter()
+                with env.begin() as txn, txn.cursor() as cursor:
+                    total = sum(len(value) for _, value in cursor)
+                seconds = perf_counter() - start
+            if total < batches * BATCH * BODY_BYTES:
+                raise AssertionError(f"the cursor read {total} bytes")
+            return seconds
+
+        mine()  # makes the copy
+        ours, theirs = (
+            rates(side, batches * BATCH, seconds)
+            for side, seconds in zip(
+                ("qflow get_many + ack", "raw cursor over the blocks"),
+                interleave(setup.few_rounds, 1, mine, raw),
+                strict=True,
+            )
+        )
+    return Row(
+        name=name,
+        figure=ours,
+        bound=at_least(1e6, "/s"),
+        or_figure=ratio(ours, theirs),
+        or_bound=at_least(0.5),
+        details=[theirs],
+        notes=["timed from the first get until the last ack is synced; the cursor only copies each block out"],
+    )
+
+
+def _seconds_to_drain(queue: qflow.Queue, expected: int) -> float:
+    taken = 0
+    start = perf_counter()
+    while found := queue.get_many(BATCH, timeout_s=0):
+        taken += len(found)
+        found.ack()
+    queue.ack_many([], wait=True)
+    seconds = perf_counter() - start
+    if taken != expected:
+        raise AssertionError(f"{taken} of {expected} messages came back")
+    return seconds
+
+
+WORKLOADS = [
+    Workload(
+        "durable-single", "one thread waits for the sync of each 1 KiB message; raw: one LMDB commit each", single
+    ),
+    Workload("durable-threads", "64 threads wait for their syncs together; compared with one thread", threads),
+    Workload("durable-batch", "1,000 messages a commit; raw: the same bytes as one LMDB value", batch),
+    Workload(
+        "durable-drain", "everything is taken and acked in batches of 1,000; raw: a cursor over the blocks", drain
+    ),
+]

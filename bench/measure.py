@@ -1,0 +1,190 @@
+"""How a figure is made: rounds that take turns, series of rounds, a ratio per round, a bound.
+
+The machine may be shared and noisy, so no figure stands on its own. The sides of a comparison run in the same process
+and take turns in small chunks (A B A B ...). A round's figure is the median of its chunks, so that a stall of the disk
+that hits one side counts once; a ratio is formed within each round, and the median of rounds is reported with the whole
+spread. The first round warms up and is thrown away.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import attrs
+
+
+class CannotRun(Exception):
+    """Why a workload cannot run here; the report says so, and the others go on."""
+
+
+@attrs.frozen
+class Series:
+    """One figure in each round."""
+
+    name: str
+    unit: str
+    values: list[float]
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+
+@attrs.frozen
+class Bound:
+    """What a median must reach."""
+
+    limit: float
+    unit: str
+    at_most: bool
+
+    def holds(self, value: float) -> bool:
+        return value <= self.limit if self.at_most else value >= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≤' if self.at_most else '≥'} {show(self.limit, self.unit)}"
+
+
+def at_most(limit: float, unit: str = "x") -> Bound:
+    return Bound(limit, unit, at_most=True)
+
+
+def at_least(limit: float, unit: str = "x") -> Bound:
+    return Bound(limit, unit, at_most=False)
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One line of the first table, and its details."""
+
+    name: str
+    figure: Series | None = None
+    """What is compared with the bound; the table shows its median."""
+    bound: Bound | None = None
+    or_figure: Series | None = None
+    or_bound: Bound | None = None
+    """A second figure and its bound, where reaching either is enough."""
+    details: list[Series] = attrs.field(factory=list)
+    notes: list[str] = attrs.field(factory=list)
+    problem: str = ""
+    """Why there is no figure."""
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the median reaches the bound; None if there is none, or no figure."""
+        pairs = [(self.figure, self.bound), (self.or_figure, self.or_bound)]
+        verdicts = [bound.holds(figure.median) for figure, bound in pairs if figure is not None and bound is not None]
+        return any(verdicts) if verdicts else None
+
+
+@attrs.frozen
+class Workload:
+    """A named measurement; gives one row or more."""
+
+    name: str
+    meaning: str
+    """One line."""
+    run: Callable[[Setup], Iterator[Row]]
+
+
+@attrs.frozen(kw_only=True)
+class Curve:
+    """Memory over time, for the picture."""
+
+    name: str
+    seconds: list[float]
+    anonymous_bytes: list[int]
+    """RssAnon over that of a bare interpreter."""
+    backlog_bytes: list[int]
+    bound_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class Setup:
+    """Where and how much to measure."""
+
+    directory: Path
+    quick: bool
+    curves: list[Curve] = attrs.field(factory=list)
+    """Filled by the memory workloads."""
+
+    def size(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    @property
+    def rounds(self) -> int:
+        return self.size(15, 3)
+
+    @property
+    def few_rounds(self) -> int:
+        """For workloads whose rounds take seconds."""
+        return self.size(7, 3)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A directory that is removed afterwards."""
+        with tempfile.TemporaryDirectory(dir=self.directory) as path:
+            yield Path(path)
+
+    def need_disk(self, size: int) -> None:
+        """Raise `CannotRun` unless so many bytes are free, with a tenth to spare."""
+        free = shutil.disk_usage(self.directory).free
+        if free < size * 1.1:
+            raise CannotRun(f"needs {size / 2**30:.1f} GiB of disk, {free / 2**30:.1f} are free")
+
+
+def interleave(rounds: int, chunks: int, *sides: Callable[[], float]) -> list[list[float]]:
+    """Let sides take turns.
+
+    Args:
+        rounds: how many are kept; one more runs first.
+        chunks: how often each side runs in a round.
+        sides: each does one chunk of its work and returns the seconds that count.
+
+    Returns:
+        For each side, its seconds for a chunk in each round: the median of the round's chunks.
+    """
+    seconds: list[list[float]] = [[] for _ in sides]
+    for number in range(rounds + 1):
+        taken: list[list[float]] = [[] for _ in sides]
+        gc.collect()
+        for chunk in range(chunks):
+            turns = range(len(sides)) if (number + chunk) % 2 else reversed(range(len(sides)))
+            for turn in turns:
+                taken[turn].append(sides[turn]())
+        if number:
+            for values, chunk_seconds in zip(seconds, taken, strict=True):
+                values.append(median(chunk_seconds))
+    return seconds
+
+
+def rates(name: str, messages: int, seconds: Sequence[float]) -> Series:
+    """Messages per second in each round."""
+    return Series(name, "/s", [messages / value for value in seconds])
+
+
+def micros(name: str, messages: int, seconds: Sequence[float]) -> Series:
+    """Microseconds per message in each round."""
+    return Series(name, "µs", [value / messages * 1e6 for value in seconds])
+
+
+def ratio(over: Series, under: Series) -> Series:
+    """Divide two series round by round."""
+    values = [one / other for one, other in zip(over.values, under.values, strict=True)]
+    return Series(f"{over.name} / {under.name}", "x", values)
+
+
+def show(value: float, unit: str) -> str:
+    """Write a figure with three digits or so."""
+    if unit == "/s" and value >= 1e6:
+        return f"{value / 1e6:.2f} M/s"
+    if unit == "/s" and value >= 1e4:
+        return f"{value / 1e3:.1f} k/s"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    return f"{value:.{digits}f} {unit}" if unit != "/s" else f"{value:.{digits}f}/s"

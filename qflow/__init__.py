@@ -1,0 +1,74 @@
+"""A queue engine to embed: bounded memory, disk only when memory is full, nothing confirmed is ever lost.
+
+import qflow
+
+with qflow.open("spool", capacity_bytes="64MiB") as broker:
+    jobs = broker.declare_queue("jobs")
+    jobs.put(b"hello")               # returns once it is synced
+    with jobs.get() as delivery:     # acked on success, given back on an exception
+        print(delivery.body)
+"""
+
+from qflow.broker import Broker
+from qflow.broker import open_broker as open
+from qflow.config import Overflow
+from qflow.delivery import Deliveries, Delivery, Entry
+from qflow.errors import (
+    AlreadySettled,
+    BrokerClosed,
+    BrokerFailed,
+    CorruptionError,
+    DiskFull,
+    ForkedProcess,
+    FormatTooNew,
+    GapError,
+    InDoubt,
+    InvalidArgument,
+    MessageTooLarge,
+    NotFound,
+    QflowError,
+    QueueDeleted,
+    QueueEmpty,
+    QueueFull,
+    SettingsConflict,
+    SpoolInUse,
+    StorageError,
+    TransactionTooLarge,
+)
+from qflow.queues.queue import Queue
+from qflow.stats import BrokerStats, QueueStats, RecoveryReport
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadySettled",
+    "Broker",
+    "BrokerClosed",
+    "BrokerFailed",
+    "BrokerStats",
+    "CorruptionError",
+    "Deliveries",
+    "Delivery",
+    "DiskFull",
+    "Entry",
+    "ForkedProcess",
+    "FormatTooNew",
+    "GapError",
+    "InDoubt",
+    "InvalidArgument",
+    "MessageTooLarge",
+    "NotFound",
+    "Overflow",
+    "QflowError",
+    "Queue",
+    "QueueDeleted",
+    "QueueEmpty",
+    "QueueFull",
+    "QueueStats",
+    "RecoveryReport",
+    "SettingsConflict",
+    "SpoolInUse",
+    "StorageError",
+    "TransactionTooLarge",
+    "open",
+]

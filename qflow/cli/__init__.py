@@ -1,0 +1,1 @@
+"""The `qflow` command: one subcommand a file."""

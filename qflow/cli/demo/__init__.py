@@ -1,0 +1,1 @@
+"""`qflow demo`: a year of flights through a small queue, with a kill in the middle."""

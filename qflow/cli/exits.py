@@ -1,0 +1,43 @@
+"""Exit codes: what each means, and which error gives which."""
+
+from __future__ import annotations
+
+import enum
+
+from qflow.errors import CorruptionError, QflowError, QueueFull, SpoolInUse, StorageError
+
+
+class Exit(enum.IntEnum):
+    """What a script can tell from the exit code."""
+
+    FINE = 0
+    DIFFERS = 1
+    USAGE = 2
+    IN_USE = 3
+    STORAGE = 4
+    COMMAND = 5
+
+
+EXIT_CODES = """\b
+Exit codes:
+  0  fine
+  1  something is not as it should be: damage found, the demo's result differs
+  2  bad usage or bad input: an unknown option, queue or file, a line too long
+  3  another process owns the spool
+  4  the disk or the queue takes no more, or cannot be read
+  5  the command of `qflow pipe` failed, or left before it read everything
+  128+n  ended by signal n: 130 for Ctrl-C, 141 when the reader of stdout is gone
+"""
+
+
+def exit_code(error: QflowError | OSError) -> Exit:
+    """Return the exit code for an error."""
+    match error:
+        case SpoolInUse():
+            return Exit.IN_USE
+        case CorruptionError():
+            return Exit.DIFFERS
+        case StorageError() | QueueFull() | OSError():
+            return Exit.STORAGE
+        case _:
+            return Exit.USAGE

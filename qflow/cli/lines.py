@@ -1,0 +1,122 @@
+"""Lines of a descriptor, in batches of what is there: never waits to fill a batch, never cuts a line."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+
+import click
+
+from qflow.cli.stop import Stop
+from qflow.config import QueueSettings
+from qflow.errors import MessageTooLarge, StorageError
+
+READ_BYTES = 1024 * 1024
+"""The most that is read before the lines in it are handed on."""
+BATCH_LINES = 8192
+"""The most lines that go into one batch."""
+_PATIENCE_MS = int(Stop.PATIENCE_S * 1000)
+
+
+class Lines:
+    """An iterator over batches of lines, without their delimiters; the last line may lack one.
+
+    Args:
+        descriptor: file, pipe or terminal to read; it stays open.
+        name: how errors call it.
+        delimiter: what ends a line.
+        settings: of the queue that is to hold them; a line must fit into a message, a batch below the limits.
+        stop: ends the iteration early, perhaps in the middle of a line, which is then left out.
+
+    Raises:
+        MessageTooLarge: a line is too long. All lines before it were handed on.
+        StorageError: the descriptor cannot be read.
+    """
+
+    def __init__(self, descriptor: int, name: str, delimiter: bytes, settings: QueueSettings, stop: Stop) -> None:
+        self._descriptor = descriptor
+        self._name = name
+        self._delimiter = delimiter
+        self._max_bytes = settings.max_message_bytes
+        self._batch_lines = min(BATCH_LINES, settings.limit_messages or BATCH_LINES)
+        self._batch_bytes = min(READ_BYTES, settings.limit_bytes or READ_BYTES)
+        self._stop = stop
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._tail = bytearray()
+        self._count = 0
+
+    def warn_of_unfinished(self) -> None:
+        """Say on stderr if the iteration was stopped in the middle of a line."""
+        if self._tail:
+            click.echo(
+                f"qflow: {self._name}: stopped within a line: its first {len(self._tail):,} bytes were not stored",
+                err=True,
+            )
+
+    def __iter__(self) -> Iterator[list[bytes]]:
+        while True:
+            data = self._read()
+            if data is None:
+                return
+            yield from self._batches(self._split(data))
+            if not data:
+                return
+
+    def _read(self) -> bytes | None:
+        """Return what can be read now, at least a byte; nothing at the end; None when stopped."""
+        while not self._stop.requested:
+            if self._poll.poll(_PATIENCE_MS):
+                break
+        else:
+            return None
+        try:
+            data = chunk = os.read(self._descriptor, READ_BYTES)
+            while chunk and len(data) < READ_BYTES and self._poll.poll(0):
+                chunk = os.read(self._descriptor, READ_BYTES - len(data))
+                data += chunk
+        except OSError as error:
+            raise StorageError(f"cannot read {self._name}: {error.strerror}") from error
+        return data
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """Return the lines that `data` completes; without data, the last one."""
+        tail = self._tail
+        if not data:
+            lines = [bytes(tail)] if tail else []
+            tail.clear()
+            return lines
+        # The tail holds no delimiter, so one can only end in the new data: a long line is not searched again and again.
+        start = max(0, len(tail) - len(self._delimiter) + 1)
+        tail += data
+        if tail.find(self._delimiter, start) < 0:
+            if len(tail) > self._max_bytes:
+                self._refuse(1)
+            return []
+        *lines, rest = bytes(tail).split(self._delimiter)
+        self._tail = bytearray(rest)
+        return lines
+
+    def _batches(self, lines: list[bytes]) -> Iterator[list[bytes]]:
+        batch: list[bytes] = []
+        size = 0
+        for position, line in enumerate(lines, start=1):
+            if len(line) > self._max_bytes:
+                if batch:
+                    yield batch
+                self._refuse(position)
+            if batch and (len(batch) == self._batch_lines or size + len(line) > self._batch_bytes):
+                yield batch
+                batch, size = [], 0
+            batch.append(line)
+            size += len(line)
+        if batch:
+            yield batch
+        self._count += len(lines)
+
+    def _refuse(self, position: int) -> None:
+        raise MessageTooLarge(
+            f"{self._name}: line {self._count + position} is longer than {self._max_bytes:,} bytes, the most that a "
+            "message of this queue may hold; is --delimiter right?"
+        )

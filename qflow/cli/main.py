@@ -1,0 +1,78 @@
+"""The group of subcommands, and the one place where an error becomes a line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import click
+
+from qflow.cli.check import check
+from qflow.cli.demo.command import demo
+from qflow.cli.exits import EXIT_CODES, Exit, exit_code
+from qflow.cli.get import get
+from qflow.cli.pipe import pipe
+from qflow.cli.put import put
+from qflow.cli.show import show
+from qflow.cli.spilled import spilled
+from qflow.cli.stats import stats
+from qflow.errors import QflowError
+
+
+class _Commands(click.Group):
+    """A group whose commands return an exit code, or nothing for 0."""
+
+    def invoke(self, ctx: click.Context) -> None:
+        try:
+            code = super().invoke(ctx) or Exit.FINE
+            if sys.stdout is not None:  # it was closed from the start
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+        except BrokenPipeError:
+            _discard_stdout()
+            code = 128 + signal.SIGPIPE
+        except (QflowError, OSError) as error:
+            click.echo(f"qflow: {' '.join(str(error).split())}", err=True)
+            code = exit_code(error)
+        ctx.exit(code)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def _discard_stdout() -> None:
+    """Point stdout at nothing, for the interpreter flushes it once more when it ends."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+@click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="qflow")
+def app() -> None:
+    """Queues in a directory: memory is bounded, disk is used when memory is full, what was confirmed survives a crash.
+
+    A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get` and `pipe` need it for
+    themselves; `stats`, `spilled`, `show` and `check` only read, also beside an owner.
+    """
+
+
+for _command in (demo, put, get, pipe, stats, spilled, show, check):
+    app.add_command(_command)
+
+
+def main() -> None:
+    """Run the command line."""
+    _occupy_standard_descriptors()
+    app(prog_name="qflow")
+
+
+def _occupy_standard_descriptors() -> None:
+    """Fill a closed stdin, stdout or stderr with one that refuses, lest a file of the spool get its number."""
+    for descriptor, refusing in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, refusing)

@@ -1,0 +1,67 @@
+"""Stopping on a signal without losing what was read or written so far."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(Exception):
+    """A signal, or the command itself, asked to stop."""
+
+
+class Stop:
+    """Whether to stop; as a context manager, the first SIGINT, SIGTERM or SIGHUP asks for it, the second interrupts.
+
+    A signal only sets a mark, so no system call is torn apart; whoever waits looks at the mark every `PATIENCE_S`.
+    """
+
+    PATIENCE_S = 0.1
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.signal: int | None = None
+        self._former: list[tuple[signal.Signals, signal._HANDLER]] = []
+
+    @property
+    def exit_code(self) -> int | None:
+        """128 + the signal, as shells have it; None without one."""
+        return None if self.signal is None else 128 + self.signal
+
+    def request(self) -> None:
+        self.requested = True
+
+    def check(self) -> None:
+        """Raise `Stopped` if asked to stop."""
+        if self.requested:
+            raise Stopped
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep; raise `Stopped` soon after being asked to stop."""
+        deadline = time.monotonic() + seconds
+        self.check()
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, self.PATIENCE_S))
+            self.check()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.requested, self.signal = True, number
+
+    def __enter__(self) -> Stop:
+        for number in _SIGNALS:
+            former = signal.getsignal(number)
+            if former is not signal.SIG_IGN:  # nohup and background jobs asked not to be disturbed
+                self._former.append((number, former))
+                signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, former in self._former:
+            signal.signal(number, former)

@@ -1,0 +1,174 @@
+"""Settings, in two halves: *behaviour* (what a user of the queue sees) and *performance* (where its bytes lie).
+
+Declaring a queue again with other performance settings applies them; other behaviour settings are a conflict.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from qflow.errors import InvalidArgument
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS[_letter + "ib"] = _UNITS[_letter] = 1024**_power
+    _UNITS[_letter + "b"] = 1000**_power
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+MAX_NAME_BYTES = 1024
+MAX_MESSAGE_BYTES = 2**31
+
+
+class Overflow(enum.Enum):
+    """What happens to a put at a queue's limit. Not an alternative to spilling: they combine."""
+
+    BLOCK = "block"
+    """Wait for room, as long as `timeout_s` allows, then `QueueFull`."""
+    REJECT = "reject"
+    """`QueueFull` at once."""
+
+
+def parse_size(value: int | str, what: str) -> int:
+    """Return a size in bytes from an int or a text such as `"64MiB"`, `"1.5 GB"` or `"4096"`."""
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        unit = _UNITS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise InvalidArgument(f'{what} must be a number of bytes such as 65536, "64KiB" or "1.5GB", not {value!r}')
+        return int(float(match[1]) * unit)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(f"{what} must be an int or a text with a unit, not {type(value).__name__}")
+    if value < 0:
+        raise InvalidArgument(f"{what} must not be negative, got {value}")
+    return value
+
+
+def parse_timeout(value: float | None, what: str = "timeout_s") -> float | None:
+    """Return a time-out in seconds; None waits without end."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise InvalidArgument(f"{what} must be None or a number of seconds of at least 0, got {value!r}")
+    return None if math.isinf(value) else float(value)
+
+
+def parse_count(value: Any, what: str, *, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(f"{what} must be an int of at least {least}, got {value!r}")
+    return value
+
+
+def check_name(name: object) -> str:
+    """Return a valid queue name: any text that UTF-8 can encode, 1 to 1,024 bytes of it."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a queue name must be str, not {type(name).__name__}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"queue name {name!r} cannot be encoded as UTF-8: {error.reason}") from error
+    if not 0 < size <= MAX_NAME_BYTES:
+        raise InvalidArgument(f"a queue name takes 1 to {MAX_NAME_BYTES} bytes of UTF-8; this one takes {size}")
+    return name
+
+
+def _setting(parse: Callable[[Any, str], Any], default: Any, *, performance: bool = False) -> Any:
+    """Return a field whose value goes through `parse`, unless it is None."""
+
+    def convert(value: Any, _instance: Any, field: Any) -> Any:
+        return None if value is None else parse(value, field.name)
+
+    converter: Any = attrs.Converter(convert, takes_self=True, takes_field=True)
+    return attrs.field(default=default, converter=converter, metadata={"performance": performance})
+
+
+def _flag(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{what} must be True or False, got {value!r}")
+    return value
+
+
+def _overflow(value: Any, what: str) -> Overflow:
+    try:
+        return Overflow(value)
+    except ValueError:
+        choices = ", ".join(f"Overflow.{policy.name}" for policy in Overflow)
+        raise InvalidArgument(f"{what} must be one of {choices}, got {value!r}") from None
+
+
+@attrs.frozen(kw_only=True)
+class QueueSettings:
+    """How one queue behaves and performs.
+
+    Behaviour:
+        durable: messages are logged and synced before a put returns.
+        limit_messages, limit_bytes: how deep the queue may get, memory and disk together; None = no limit.
+        max_message_bytes: the largest message admitted.
+        on_overflow: what a put does at a limit.
+    Performance:
+        capacity_bytes: memory this queue may use; None = as much as the broker has.
+    """
+
+    durable: bool = _setting(_flag, True)
+    limit_messages: int | None = _setting(parse_count, None)
+    limit_bytes: int | None = _setting(parse_size, None)
+    max_message_bytes: int = _setting(parse_size, "64MiB")
+    on_overflow: Overflow = _setting(_overflow, Overflow.BLOCK)  # noqa: RUF009 - a field, by another name
+    capacity_bytes: int | None = _setting(parse_size, None, performance=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_message_bytes is None or self.max_message_bytes > MAX_MESSAGE_BYTES:
+            raise InvalidArgument(
+                f"max_message_bytes must be at most {MAX_MESSAGE_BYTES}, got {self.max_message_bytes}"
+            )
+        if self.durable is None or self.on_overflow is None:
+            raise InvalidArgument("durable and on_overflow must not be None")
+
+    def conflicts(self, other: QueueSettings) -> list[tuple[str, Any, Any]]:
+        """Return (name, mine, other's) of each behaviour setting that differs."""
+        return [
+            (field.name, mine, theirs)
+            for field in attrs.fields(QueueSettings)
+            if not field.metadata.get("performance")
+            and (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as the log keeps them."""
+        return attrs.asdict(
+            self, value_serializer=lambda _i, _f, value: value.value if isinstance(value, enum.Enum) else value
+        )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> QueueSettings:
+        """Return settings the log kept; names of a later version are ignored."""
+        known = {field.name for field in attrs.fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+
+@attrs.frozen(kw_only=True)
+class BrokerSettings:
+    """How a broker uses memory and disk.
+
+    Args:
+        capacity_bytes: memory for the messages of all queues together.
+        spill: how spilled messages lie on disk; `"files"` is one file each.
+        max_transaction_bytes: the most one `put_many` may hold.
+        unsafe_filesystem: open a spool on a network file system all the same.
+    """
+
+    capacity_bytes: int = _setting(parse_size, "64MiB")
+    spill: str = "files"
+    max_transaction_bytes: int = _setting(parse_size, "64MiB")
+    unsafe_filesystem: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.capacity_bytes is None or self.max_transaction_bytes is None:
+            raise InvalidArgument("capacity_bytes and max_transaction_bytes of a broker must not be None")
+        if self.spill != "files":
+            raise InvalidArgument(f'spill must be "files", got {self.spill!r}')

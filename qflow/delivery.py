@@ -1,0 +1,252 @@
+"""What a consumer holds until it is settled: a `Delivery`, or a batch of them, `Deliveries`.
+
+Neither knows a queue: each is given a *settler*, an object that acks and returns by value. The first settling counts;
+later ones raise `AlreadySettled` (after a purge or delete they do nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Protocol, overload
+
+from qflow.errors import AlreadySettled
+from qflow.message import HeaderValue, Message, Record, decode_headers
+
+MAY_BE_REPEATED = 1
+"""The low bit of a delivery's *marks*; the rest count its earlier deliveries."""
+ONE_ATTEMPT = 2
+
+
+class Settler(Protocol):
+    """Who takes a delivery back: its queue, or the batch it came in."""
+
+    @property
+    def name(self) -> str: ...
+    def settle_one(self, delivery: Delivery, wait: bool) -> None: ...
+    def return_one(self, delivery: Delivery) -> None: ...
+
+
+class BatchSettler(Settler, Protocol):
+    """Who takes a batch back: its queue."""
+
+    def settle_batch(self, batch: Deliveries, wait: bool) -> None: ...
+    def return_batch(self, batch: Deliveries) -> None: ...
+    def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None: ...
+    def return_part(self, batch: Deliveries, index: int) -> None: ...
+
+
+class Delivery:
+    """One message, acquired. As a context manager it acks on success and goes back on an exception."""
+
+    __slots__ = ("_marks", "_settler", "record", "sequence")
+
+    def __init__(self, record: Record, sequence: int, settler: Settler, marks: int) -> None:
+        self.record = record
+        self.sequence = sequence
+        self._settler = settler
+        self._marks = marks
+
+    @property
+    def body(self) -> bytes:
+        """The bytes that were put."""
+        record = self.record
+        return record if type(record) is bytes else record.body  # type: ignore[union-attr]
+
+    @property
+    def headers(self) -> dict[str, HeaderValue]:
+        """The headers that were put, decoded at each call."""
+        record = self.record
+        return decode_headers(record.header_bytes) if type(record) is Message else {}
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._settler.name
+
+    @property
+    def delivery_count(self) -> int:
+        """1 at the first delivery, one more after each return."""
+        return (self._marks >> 1) + 1
+
+    @property
+    def redelivered(self) -> bool:
+        """It was, or before a crash may have been, delivered before."""
+        return self._marks != 0
+
+    def ack(self, wait: bool = False) -> None:
+        """Settle the message.
+
+        Args:
+            wait: return only when the ack is synced in the log; else it rides the next commit, within milliseconds.
+
+        Raises:
+            AlreadySettled: it was acked or returned before.
+            BrokerClosed: the message went back to its queue when the broker was closed.
+        Cost: 0.3 µs; with `wait`, a commit.
+        """
+        self._settler.settle_one(self, wait)
+
+    def nack(self, requeue: bool = True) -> None:
+        """Give the message back to its original place; with `requeue=False`, settle it unprocessed."""
+        if requeue:
+            self._settler.return_one(self)
+        else:
+            self._settler.settle_one(self, False)
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.ack()
+            else:
+                self.nack()
+        except AlreadySettled:
+            pass  # the block settled it itself
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.sequence} of {self.queue!r}, {len(self.record)} B>"
+
+
+class Segment(NamedTuple):
+    """Messages of a batch with consecutive sequences and equal marks."""
+
+    first: int
+    records: list[Record]
+    marks: int
+
+
+class Deliveries(Sequence[Delivery]):
+    """A batch of acquired messages; each `Delivery` is made on access, the batch is acked as a whole, run by run.
+
+    A delivery of it may be settled on its own; the batch then settles what is left.
+    Cost: 0.1 µs a delivery made; `.bodies` and `.ack()` 0.01 µs a message.
+    """
+
+    __slots__ = ("_settler", "segments", "settled", "total")
+
+    def __init__(self, settler: BatchSettler, segments: list[Segment]) -> None:
+        self._settler = settler
+        self.segments = segments
+        self.total = sum(len(segment.records) for segment in segments)
+        self.settled: set[int] | None = set()
+        """Positions settled one by one; None once the batch is settled as a whole."""
+
+    @property
+    def name(self) -> str:
+        return self._settler.name
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """All bodies, in order."""
+        if len(self.segments) == 1:
+            records = self.segments[0].records
+            if set(map(type, records)) == {bytes}:
+                return records  # type: ignore[return-value]
+        return [
+            record if type(record) is bytes else record.body  # type: ignore[union-attr]
+            for segment in self.segments
+            for record in segment.records
+        ]
+
+    @property
+    def sequences(self) -> Sequence[int]:
+        """All sequences, in order."""
+        if len(self.segments) == 1:
+            first, records, _ = self.segments[0]
+            return range(first, first + len(records))
+        return [first + index for first, records, _ in self.segments for index in range(len(records))]
+
+    def ack(self, wait: bool = False) -> None:
+        """Settle what is left of the batch; see `Delivery.ack`."""
+        self._settler.settle_batch(self, wait)
+
+    def nack(self) -> None:
+        """Give what is left of the batch back to its original place."""
+        self._settler.return_batch(self)
+
+    def settle_one(self, delivery: Delivery, wait: bool) -> None:
+        self._settler.settle_part(self, self._position(delivery.sequence), wait)
+
+    def return_one(self, delivery: Delivery) -> None:
+        self._settler.return_part(self, self._position(delivery.sequence))
+
+    def left(self) -> list[Segment]:
+        """Return what is not settled yet, as segments."""
+        settled = self.settled
+        if settled is None:
+            return []
+        if not settled:
+            return self.segments
+        left: list[Segment] = []
+        position = 0
+        for first, records, marks in self.segments:
+            start = 0
+            for index in range(len(records) + 1):
+                if index == len(records) or position + index in settled:
+                    if index > start:
+                        left.append(Segment(first + start, records[start:index], marks))
+                    start = index + 1
+            position += len(records)
+        return left
+
+    def at(self, position: int) -> tuple[int, Record, int]:
+        """Return (sequence, record, marks) of one message."""
+        for first, records, marks in self.segments:
+            if position < len(records):
+                return first + position, records[position], marks
+            position -= len(records)
+        raise IndexError("no such delivery in the batch")
+
+    def _position(self, sequence: int) -> int:
+        position = 0
+        for first, records, _ in self.segments:
+            if first <= sequence < first + len(records):
+                return position + sequence - first
+            position += len(records)
+        raise IndexError(f"sequence {sequence} is not in the batch")
+
+    def __len__(self) -> int:
+        return self.total
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Delivery]: ...
+    def __getitem__(self, index: int | slice) -> Delivery | Sequence[Delivery]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self.total))]
+        sequence, record, marks = self.at(index + self.total if index < 0 else index)
+        return Delivery(record, sequence, self, marks)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for first, records, marks in self.segments:
+            for sequence, record in enumerate(records, first):
+                yield Delivery(record, sequence, self, marks)
+
+    def __repr__(self) -> str:
+        return f"<Deliveries {self.total} of {self.name!r}>"
+
+
+class Entry:
+    """One waiting message as `browse()` shows it: its place in line and where its body lies."""
+
+    __slots__ = ("sequence", "size_bytes", "state")
+
+    def __init__(self, sequence: int, size_bytes: int | None, state: str) -> None:
+        self.sequence = sequence
+        self.size_bytes = size_bytes
+        """Body and headers; None where only the disk knows."""
+        self.state = state
+        """`"resident"`, `"spilled"` or `"logged"`."""
+
+    @property
+    def spilled(self) -> bool:
+        return self.state == "spilled"
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.sequence}, {self.state}>"

@@ -1,0 +1,91 @@
+"""Every error qflow raises on purpose, grouped by whose move is next.
+
+The caller's mistake: `InvalidArgument`, `NotFound`, `SettingsConflict`, `MessageTooLarge`, `AlreadySettled`.
+Nothing wrong, only full or empty: `QueueFull`, `QueueEmpty` (they are the standard library's, too).
+The object is gone: `BrokerClosed`, `QueueDeleted`, `ForkedProcess`, `SpoolInUse`.
+The disk: `StorageError` and below. Bytes that are not what was written: `CorruptionError`.
+"""
+
+from __future__ import annotations
+
+import queue
+
+
+class QflowError(Exception):
+    """The base of every error of this package."""
+
+
+class InvalidArgument(QflowError, ValueError):
+    """An argument has a wrong type or value; nothing was done."""
+
+
+class NotFound(QflowError):
+    """No queue or message of that name or number exists."""
+
+
+class SettingsConflict(QflowError):
+    """A queue was declared again with a different behaviour."""
+
+
+class MessageTooLarge(QflowError):
+    """A message is larger than its queue admits; nothing was done."""
+
+
+class TransactionTooLarge(QflowError):
+    """One batch holds more bytes than `max_transaction_bytes`; nothing was done."""
+
+
+class QueueFull(QflowError, queue.Full):
+    """The queue is at its limit and no room came up in time; nothing was done."""
+
+
+class QueueEmpty(QflowError, queue.Empty):
+    """No message came up in time."""
+
+
+class BrokerClosed(QflowError):
+    """The broker was closed; open the spool again."""
+
+
+class QueueDeleted(QflowError):
+    """The queue was deleted; declare it again."""
+
+
+class AlreadySettled(QflowError):
+    """The delivery was acked or nacked before; the first one counts."""
+
+
+class ForkedProcess(QflowError):
+    """A broker was used in a child of the process that opened it; open one after the fork."""
+
+
+class SpoolInUse(QflowError):
+    """Another process, or this one, owns the spool."""
+
+
+class StorageError(QflowError):
+    """A file or directory could not be used."""
+
+
+class DiskFull(StorageError):
+    """There is no room on the disk for the message; nothing was done, try again when there is."""
+
+
+class InDoubt(StorageError):
+    """A commit failed half-way; whether it holds is known when the spool is opened again."""
+
+
+class BrokerFailed(StorageError):
+    """The log failed earlier; durable work is refused until the spool is opened again."""
+
+
+class FormatTooNew(StorageError):
+    """The spool was written by a newer qflow; upgrade to open it."""
+
+
+class CorruptionError(QflowError):
+    """Stored bytes do not match their checksum or place."""
+
+
+class GapError(QflowError):
+    """A reader asked for messages that retention has already removed."""

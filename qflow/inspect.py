@@ -1,0 +1,305 @@
+"""Read-only views of a spool on disk, beside a live owner or without one. What the command line shows.
+
+Nothing here takes the owner's lock or changes a byte of the log; each call reads one moment in short transactions. In
+the process that owns the spool, use `Broker.stats` and `Broker.check` instead: LMDB opens a file once a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+import attrs
+
+from qflow.errors import CorruptionError, NotFound
+from qflow.message import HeaderValue, Message, decode_headers
+from qflow.storage import block_log, blocks, recovery
+from qflow.storage.block_log import Row
+from qflow.storage.environment import Environment, check_log_directory
+from qflow.storage.files import Files, owner_pid
+from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.spill import SPILL, SPILL_TABLE
+
+_READ_AT_ONCE = 16 * 2**20
+
+
+@attrs.frozen(kw_only=True)
+class QueueFacts:
+    """One durable queue according to the log."""
+
+    name: str
+    messages: int
+    """Logged and not settled."""
+    bytes: int
+    next_sequence: int
+    floor: int
+    """Everything below is settled."""
+    settled_ranges: int
+    """Ranges settled above the floor."""
+    settings: dict[str, Any]
+    problem: str | None
+
+
+@attrs.frozen(kw_only=True)
+class SpoolFacts:
+    """A spool according to its log, and to its owner if one lives."""
+
+    path: str
+    uuid: str
+    clean: bool
+    """Closed properly; False while an owner has it open."""
+    owner_pid: int | None
+    """None: nobody has it open. 0: somebody has, who is not known."""
+    queues: list[QueueFacts]
+    live: dict[str, Any] | None
+    """What the owner last wrote to `stats.json`: the fields of `BrokerStats`, pid, time_s."""
+    live_age_s: float | None
+    problems: list[str]
+
+
+@attrs.frozen(kw_only=True)
+class SpilledFacts:
+    """One file of the spill directory. The log knows nothing of it; it is wiped when the spool is opened."""
+
+    queue: str | None
+    sequence: int | None
+    size_bytes: int
+    file: str
+    problem: str | None
+
+
+@attrs.frozen(kw_only=True)
+class MessageFacts:
+    """One message in the log."""
+
+    queue: str
+    sequence: int
+    body: bytes
+    headers: dict[str, HeaderValue]
+    time_ms: int
+    """When it was confirmed, milliseconds since the epoch."""
+    settled: bool
+
+
+@contextmanager
+def _log(path: str) -> Iterator[tuple[Environment, Recovery]]:
+    log = os.path.join(path, "log")
+    if not os.path.isdir(path):
+        raise NotFound(f"there is no spool at {path}: no such directory")
+    if not check_log_directory(log):
+        raise NotFound(f"{path} is not a spool: it holds no log")
+    env = Environment(log, Files(), read_only=True)
+    try:
+        txn = env.begin()
+        try:
+            found = recovery.read(txn, log)
+        finally:
+            txn.abort()
+        yield env, found
+    finally:
+        env.close()
+
+
+def _queue(found: Recovery, name: str) -> QueueRecord:
+    for record in found.queues:
+        if record.name == name and not record.deleted:
+            return record
+    names = ", ".join(sorted(record.name for record in found.queues if not record.deleted)) or "none"
+    raise NotFound(f"there is no durable queue {name!r} in the log; there are: {names}")
+
+
+def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> SpoolFacts:
+    """Return what a spool's log and its owner's `stats.json` say. Cost: one row a queue.
+
+    Raises:
+        NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
+    """
+    spool = os.path.abspath(path)
+    with _log(spool) as (_, found):
+        queues = [_facts(record) for record in found.queues if not record.deleted]
+    live = _live(os.path.join(spool, "stats.json"))
+    age = None if live is None else (time.time() if now_s is None else now_s) - float(live["time_s"])
+    return SpoolFacts(
+        path=spool,
+        uuid=str(found.uuid),
+        clean=found.clean,
+        owner_pid=owner_pid(spool),
+        queues=queues,
+        live=live,
+        live_age_s=age,
+        problems=found.problems,
+    )
+
+
+def _facts(record: QueueRecord) -> QueueFacts:
+    row = record.row or Row()
+    return QueueFacts(
+        name=record.name,
+        messages=row.messages,
+        bytes=row.bytes,
+        next_sequence=row.next,
+        floor=row.floor,
+        settled_ranges=row.marks,
+        settings=record.settings,
+        problem=None if record.row is not None else "its row is damaged",
+    )
+
+
+def _live(path: str) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb") as file:
+            facts: dict[str, Any] = json.load(file)
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return facts if "time_s" in facts else None
+
+
+def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[SpilledFacts]:
+    """Yield what lies in the spill directory now, in no order; readable beside a live owner, who changes it meanwhile.
+
+    Freed files that are kept for overwriting still hold their last message and are listed, too.
+
+    Args:
+        queue: only this one; NotFound if neither log nor owner know it.
+    """
+    spool = os.path.abspath(path)
+    with _log(spool) as (_, found):
+        names = {record.owner: record.name for record in found.queues}
+    live = _live(os.path.join(spool, "stats.json"))
+    transient = set((live or {}).get("queues", {})) - set(names.values())
+    if queue is not None and queue not in names.values() and queue not in transient:
+        _queue(found, queue)
+    directory = os.path.join(spool, SPILL)
+    try:
+        areas = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    for area in areas:
+        name = _area_name(area, names)
+        if queue is None or name == queue:
+            yield from _spilled_files(os.path.join(directory, area), name)
+
+
+def _area_name(area: str, names: dict[int, str]) -> str | None:
+    """Return the queue of a spill directory: by its number, or where that is not in the log, by its escaped name."""
+    escaped, _, numbers = area.rpartition(".")
+    try:
+        owner = int(numbers.partition("-")[0], 16)
+    except ValueError:
+        return None
+    if owner in names:
+        return names[owner]
+    return unquote(escaped)
+
+
+def _spilled_files(directory: str, name: str | None) -> Iterator[SpilledFacts]:
+    try:
+        entries = os.scandir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with entries:
+        for entry in entries:
+            yield _spilled_file(entry.path, name)
+
+
+def _spilled_file(path: str, name: str | None) -> SpilledFacts:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        block = blocks.decode(data, None, where=path)
+        if block.header.key.table != SPILL_TABLE:
+            raise CorruptionError(f"{path}: not a spilled message")
+    except (OSError, CorruptionError) as error:
+        return SpilledFacts(queue=name, sequence=None, size_bytes=0, file=path, problem=str(error))
+    return SpilledFacts(queue=name, sequence=block.first, size_bytes=len(block.records[0]), file=path, problem=None)
+
+
+def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> MessageFacts:
+    """Return one message of a durable queue from the log, as long as its block is there.
+
+    Raises:
+        NotFound: no such queue, or the log does not hold the message (any more).
+        CorruptionError: its block is damaged.
+    """
+    spool = os.path.abspath(path)
+    with _log(spool) as (env, found):
+        record = _queue(found, queue)
+        txn = env.begin()
+        try:
+            row = record.row or Row()
+            try:
+                message, time_ms = block_log.find(txn, record.owner, 0, sequence)
+            except NotFound:
+                where = "it was settled and its block is gone" if sequence < row.floor else "it was never logged"
+                raise NotFound(f"message {sequence} of queue {queue!r} is not in the log: {where}") from None
+            marks = list(block_log.settled_ranges(txn, record.owner, 0, sequence, sequence + 1))
+        finally:
+            txn.abort()
+    headers = decode_headers(message.header_bytes) if type(message) is Message else {}
+    return MessageFacts(
+        queue=queue,
+        sequence=sequence,
+        body=message.body if type(message) is Message else bytes(message),  # type: ignore[arg-type]
+        headers=headers,
+        time_ms=time_ms,
+        settled=sequence < row.floor or bool(marks),
+    )
+
+
+def check_spool(path: str | os.PathLike[str]) -> list[str]:
+    """Read every block of the log and compare it with the rows; return what does not agree, in words.
+
+    Cost: reads the whole log once, in short transactions.
+    """
+    spool = os.path.abspath(path)
+    found_problems: list[str] = []
+    with _log(spool) as (env, found):
+        found_problems += found.problems
+        for record in found.queues:
+            if record.row is not None and not record.deleted:
+                found_problems += _check_queue(env, record)
+        txn = env.begin()
+        try:
+            for record in found.queues:
+                kept = list(block_log.kept_damaged(txn, record.owner, 0))
+                found_problems += [
+                    f"queue {record.name!r}: damaged block {first} was set aside ({size} bytes)" for first, size in kept
+                ]
+        finally:
+            txn.abort()
+    return found_problems
+
+
+def _check_queue(env: Environment, record: QueueRecord) -> Iterator[str]:
+    """Check one queue in transactions of a bounded number of blocks; stop early if a live owner moves on meanwhile."""
+    position, messages, size = -1, 0, 0
+    row = record.row or Row()
+    expected: int | None = None
+    while True:
+        txn = env.begin()
+        try:
+            now = block_log.read_row(txn, record.owner, 0)
+            moved = now != row
+            if position < 0:
+                row, position, moved = now, now.floor, False
+            if moved:
+                return  # counts cannot be compared across two moments; what was read was sound
+            replayed = block_log.read(txn, record.owner, 0, row, position, row.next, _READ_AT_ONCE, expected)
+        finally:
+            txn.abort()
+        yield from (f"queue {record.name!r}: {text}" for _, text, _ in replayed.problems)
+        messages += sum(len(records) for _, records in replayed.pieces)
+        size += sum(sum(map(len, records)) for _, records in replayed.pieces)
+        position, expected = replayed.position, replayed.last_block
+        if position >= row.next:
+            break
+    if (messages, size) != (row.messages, row.bytes):
+        yield (
+            f"queue {record.name!r}: the row says {row.messages} messages of {row.bytes} bytes, "
+            f"the blocks hold {messages} of {size}"
+        )

@@ -1,0 +1,113 @@
+"""The ledger of memory: what each queue may use of the broker's capacity.
+
+A queue *borrows* from the broker in chunks and charges its messages against what it has borrowed, so that admitting a
+message is one comparison under the queue's own lock. The invariant is: borrowed by each ≤ its capacity, and the sum of
+all borrowed ≤ the broker's capacity, at every instant. (A capacity that is lowered under messages in flight is reached
+as they are settled.)
+
+When nothing is left to borrow, shares are max-min fair: who asks for more takes from the one who has most, as long as
+that one has more than the asker would. `heavier` ranks them; who gives way is the broker's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from sortedcontainers import SortedKeyList
+
+
+class Account:
+    """What one queue has borrowed. Changed by the ledger only, under the lock of its queue."""
+
+    __slots__ = ("borrowed", "capacity", "name", "number")
+
+    def __init__(self, number: int, name: str, capacity: int) -> None:
+        self.number = number
+        self.name = name
+        self.capacity = capacity
+        self.borrowed = 0
+
+    def _rank(self) -> tuple[int, int]:
+        return self.borrowed, self.number
+
+
+class Ledger:
+    """Lends out the broker's capacity. Thread-safe; a call takes about 2 µs plus O(log queues)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.chunk = max(1, min(256 * 1024, capacity // 256))
+        """What is borrowed at once, at least, where there is room for it."""
+        self.borrowed = 0
+        self._lock = threading.Lock()
+        self._accounts: SortedKeyList[Account, tuple[int, int]] = SortedKeyList(key=Account._rank)
+
+    def open(self, number: int, name: str, capacity: int | None) -> Account:
+        account = Account(number, name, self.capacity if capacity is None else min(capacity, self.capacity))
+        with self._lock:
+            self._accounts.add(account)
+        return account
+
+    def close(self, account: Account) -> None:
+        with self._lock:
+            self._accounts.remove(account)
+            self.borrowed -= account.borrowed
+            account.borrowed = 0
+
+    def borrow(self, account: Account, missing: int) -> bool:
+        """Lend at least `missing` bytes more, a chunk where possible; nothing, and False, if there are not as many."""
+        with self._lock:
+            most = min(account.capacity - account.borrowed, self.capacity - self.borrowed)
+            if missing > most:
+                return False
+            self._change(account, min(most, max(missing, self.chunk)))
+            return True
+
+    def borrow_most(self, account: Account, missing: int) -> None:
+        """Lend what there is, up to `missing` bytes."""
+        with self._lock:
+            self._change(
+                account, max(0, min(missing, account.capacity - account.borrowed, self.capacity - self.borrowed))
+            )
+
+    def give_back(self, account: Account, amount: int) -> None:
+        with self._lock:
+            self._change(account, -amount)
+
+    def set_capacity(self, account: Account, capacity: int | None) -> None:
+        """Set what the account may borrow at most from now on; its queue gives back what is above."""
+        account.capacity = self.capacity if capacity is None else min(capacity, self.capacity)
+
+    def free(self) -> int:
+        return self.capacity - self.borrowed
+
+    def heavier(self, account: Account, missing: int) -> list[Account]:
+        """Return who has more than `account` would have with `missing` more, heaviest first, at most eight."""
+        with self._lock:
+            heaviest: Iterator[Account] = self._accounts.islice(max(0, len(self._accounts) - 8), None, reverse=True)
+            return [other for other in heaviest if other.borrowed > account.borrowed + missing and other is not account]
+
+    def others(self, account: Account) -> list[Account]:
+        """Return every other account that has borrowed anything, heaviest first."""
+        with self._lock:
+            return [other for other in reversed(self._accounts) if other is not account and other.borrowed]
+
+    def problems(self) -> list[str]:
+        """Recount; return what is wrong, in words."""
+        with self._lock:
+            total = sum(account.borrowed for account in self._accounts)
+            problems = [
+                f"queue {account.name!r} has borrowed {account.borrowed} bytes"
+                for account in self._accounts
+                if account.borrowed < 0
+            ]
+            if total != self.borrowed or not 0 <= total <= self.capacity:
+                problems.append(f"queues borrowed {total} bytes, the ledger says {self.borrowed} of {self.capacity}")
+            return problems
+
+    def _change(self, account: Account, amount: int) -> None:
+        self._accounts.remove(account)
+        account.borrowed += amount
+        self.borrowed += amount
+        self._accounts.add(account)

@@ -1,0 +1,84 @@
+"""A run: consecutive sequences of one queue that share one place.
+
+    RESIDENT  the records are in memory, in `records`
+    SPILLED   the records are in the spill store, at `slots`; only the range, bytes and largest size are known here
+    LOGGED    the records are known from the log, not yet replayed; `count` may be less than the range is wide
+
+A *claim* says that somebody is moving the run's records without holding the queue's lock. What he brings counts only if
+his claim still stands when he returns; until then the run stays what it was, so whoever needs it now may revoke the
+claim: a getter takes the records of a run that is being spilled.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Any
+
+from qflow.message import OVERHEAD_BYTES, Record
+
+NOTHING: deque[Record] = deque(maxlen=0)
+"""The records of a run that is not resident: always empty, so the hot path needs no second check."""
+
+
+class Place(enum.Enum):
+    RESIDENT = "resident"
+    SPILLED = "spilled"
+    LOGGED = "logged"
+
+
+class Run:
+    """See the module. `first` is the next sequence to deliver; `key` is its rank in the list and stays as it is."""
+
+    __slots__ = ("charged", "claim", "count", "end", "first", "key", "largest", "marks", "place", "records", "slots")
+
+    def __init__(self, first: int, marks: int = 0, records: deque[Record] | None = None) -> None:
+        self.key = self.first = first
+        self.marks = marks
+        """As in `delivery.py`: earlier deliveries, and whether there may have been one."""
+        self.place = Place.RESIDENT
+        self.records: deque[Record] = deque() if records is None else records
+        self.claim: object | None = None
+        self.end = first
+        """Sequence after the last; of a resident run, read `stop` instead."""
+        self.count = 0
+        self.charged = 0
+        """What its records would cost in memory; of a run that is not resident."""
+        self.largest = 0
+        """No record of it has more message bytes; of a run that is not resident."""
+        self.slots: Any = None
+
+    @classmethod
+    def logged(cls, first: int, end: int, count: int, message_bytes: int, marks: int) -> Run:
+        run = cls(first, marks, NOTHING)
+        run.place = Place.LOGGED
+        run.end, run.count = end, count
+        run.charged = message_bytes + OVERHEAD_BYTES * count
+        return run
+
+    @property
+    def stop(self) -> int:
+        """Sequence after the last one."""
+        return self.first + len(self.records) if self.place is Place.RESIDENT else self.end
+
+    @property
+    def waiting(self) -> int:
+        """How many messages it holds."""
+        return len(self.records) if self.place is Place.RESIDENT else self.count
+
+    def become_spilled(self, slots: Any) -> int:
+        """Drop the records, which now lie at `slots`; return what they were charged."""
+        sizes = list(map(len, self.records))
+        self.count = len(sizes)
+        self.charged = sum(sizes) + OVERHEAD_BYTES * len(sizes)
+        self.largest = max(sizes)
+        self.end = self.first + self.count
+        self.slots = slots
+        self.place = Place.SPILLED
+        self.claim = None
+        self.records = NOTHING
+        return self.charged
+
+    def __repr__(self) -> str:
+        claimed = ", claimed" if self.claim else ""
+        return f"<Run {self.place.value} {self.first}..{self.stop} ({self.waiting}{claimed})>"

@@ -1,0 +1,291 @@
+"""The list of a queue's waiting messages, as runs in order of sequence.
+
+    head    the first run; messages are taken from its left
+    …       runs in between, each RESIDENT, SPILLED or LOGGED
+    open    the last run, always RESIDENT, never claimed; messages are appended to its right
+
+Rules: ranges never overlap and grow to the right; neighbours that can be one run are one. No I/O, no locks: the queue
+that owns the list holds its lock around every call. Every step that hands a record over is a straight line whose only
+calls come before the first change, because an interrupt can strike at a call and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import repeat, starmap
+
+from sortedcontainers import SortedKeyList
+
+from qflow.delivery import Segment
+from qflow.memory.run import Place, Run
+from qflow.message import OVERHEAD_BYTES, Record
+
+OWN_RUN = 256
+"""A batch of at least so many messages is a run of its own, handed over whole if it is taken whole."""
+
+
+def _key(run: Run) -> int:
+    return run.key
+
+
+class RunList:
+    """See the module. Cost: O(1) a message at both ends, O(log runs) for all else."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.next = first
+        """The sequence the next appended record gets, if none is skipped."""
+        self.open = Run(first)
+        self.head = self.open
+        self._runs: SortedKeyList[Run, int] = SortedKeyList(key=_key)  # all but `open`
+
+    # Filling -----------------------------------------------------------------------------------------------------
+
+    def append(self, first: int, records: list[Record]) -> None:
+        """Append records with sequences from `first` on; ignore those already there (an interrupted caller again)."""
+        if first < self.next:
+            return
+        stop = first + len(records)
+        if first != self.next or len(records) >= OWN_RUN:
+            self._renew_open(first)
+        tail = self.open
+        self.next = stop
+        tail.records += records
+
+    def add(self, run: Run) -> None:
+        """Put a run in its place, joined with neighbours where that makes one run of two."""
+        self._insert(run)
+        if self.head is self.open or run.key < self.head.first or not self.head.waiting:
+            self.settle_head()
+
+    def give_back(self, sequence: int, records: list[Record], marks: int) -> None:
+        """Return taken records to their original place."""
+        place = self._rank(sequence)
+        before = self._runs[place - 1] if place else None
+        if (
+            before is not None
+            and before.place is Place.RESIDENT
+            and before.claim is None
+            and before.marks == marks
+            and before.stop == sequence
+            and before.records
+        ):
+            before.records += records
+            self._join(place - 1)
+        else:
+            self._insert(Run(sequence, marks, deque(records)))
+        self.settle_head()
+
+    # Taking ------------------------------------------------------------------------------------------------------
+
+    def settle_head(self) -> Run:
+        """Make `head` the first run that holds anything (or `open`) and return it."""
+        runs = self._runs
+        while runs:
+            run: Run = runs[0]
+            if run.waiting:
+                self.head = run
+                return run
+            del runs[0]
+        self.head = self.open
+        return self.head
+
+    def hide_head(self) -> None:
+        """Make `head` an empty run, until `settle_head` is called: what looks only at `head` finds nothing."""
+        self.head = Run(-1)
+
+    def take(self, most: int, segments: list[Segment]) -> int:
+        """Move up to `most` records from a resident head to `segments`; return how many.
+
+        Revokes the claim of somebody who is spilling the head.
+        """
+        run = self.head
+        records = run.records
+        if not records:
+            run = self.settle_head()
+            records = run.records
+        count = min(most, len(records))
+        if not count:
+            return 0
+        run.claim = None
+        first = run.first
+        taken: list[Record] = []
+        segment = Segment(first, taken, run.marks)
+        if count == len(records):
+            segments += (segment,)
+            taken += records
+            run.first = first + count
+            records.clear()
+        else:
+            popped = starmap(records.popleft, repeat((), count))
+            segments += (segment,)
+            taken += popped
+            run.first = first + count
+        return count
+
+    # Moving ------------------------------------------------------------------------------------------------------
+
+    def claim_tail(self, claim: object, wanted: int) -> Run | None:
+        """Claim the tail-most resident records for spilling: about `wanted` bytes of one run, at least one record."""
+        run = self.open
+        index = len(self._runs)
+        while run.place is not Place.RESIDENT or run.claim is not None or not run.records:
+            if index == 0:
+                return None
+            index -= 1
+            run = self._runs[index]
+        records = run.records
+        total = count = 0
+        for record in reversed(records):
+            total += len(record) + OVERHEAD_BYTES
+            count += 1
+            if total >= wanted:
+                break
+        if count == len(records):
+            if run is self.open:
+                self._renew_open(self.next)
+            run.claim = claim
+            return run
+        cut = run.first + len(records) - count
+        right = Run(cut, run.marks)
+        right.claim = claim
+        pop = records.pop
+        right.records.extendleft(pop() for _ in range(count))
+        if run is self.open:
+            self._renew_open(self.next)
+        self._insert(right)
+        return right
+
+    def claim_head(self, claim: object) -> Run | None:
+        """Claim the head for restoring, if it is not resident and nobody has."""
+        run = self.settle_head()
+        if run.place is Place.RESIDENT or run.claim is not None:
+            return None
+        run.claim = claim
+        return run
+
+    def spilled(self, run: Run) -> None:
+        """Join a run that has just become SPILLED with its neighbours."""
+        self._join(self._index(run))
+
+    def drop_front(self, run: Run, first: int, count: int, charged: int) -> None:
+        """Take restored or lost messages off the left of a run that is not resident; an empty one leaves the list."""
+        run.first = first
+        run.count -= count
+        run.charged -= charged
+        run.claim = None
+        if run.first >= run.end:
+            run.count = 0
+            self._runs.remove(run)
+        if self.head is run:
+            self.settle_head()
+
+    def drop_all(self, end: int) -> list[Run]:
+        """Empty the list (purge); return the runs it had. Sequences below `end` do not come back."""
+        dropped = list(self)
+        self._runs.clear()
+        self.next = max(self.next, end)
+        self.open = self.head = Run(self.next)
+        return dropped
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Run]:
+        yield from self._runs
+        yield self.open
+
+    def tally(self, place: Place) -> tuple[int, int]:
+        """Return (messages, charged bytes) of the runs in one place. Cost: O(runs), O(records) for RESIDENT."""
+        count = charged = 0
+        for run in self:
+            if run.place is place:
+                count += run.waiting
+                if place is Place.RESIDENT:
+                    charged += sum(map(len, run.records)) + OVERHEAD_BYTES * len(run.records)
+                else:
+                    charged += run.charged
+        return count, charged
+
+    def problems(self) -> list[str]:
+        """Check the rules; return what is wrong, in words."""
+        problems = []
+        last = -1
+        last_key = -1
+        for run in self:
+            if run.first < last or run.stop < run.first:
+                problems.append(f"{run!r} overlaps the run before it, which ends at {last}")
+            if run.key <= last_key and run is not self.open:
+                problems.append(f"{run!r} is out of order")
+            if run.place is not Place.RESIDENT and (run.records or run.count > run.end - run.first or run.charged < 0):
+                problems.append(f"{run!r} has a wrong count")
+            last, last_key = max(last, run.stop), run.key
+        if self.open.place is not Place.RESIDENT or self.open.claim is not None or self.open.stop != self.next:
+            problems.append(f"the open run {self.open!r} does not end at {self.next}")
+        return problems
+
+    # Inside ------------------------------------------------------------------------------------------------------
+
+    def _renew_open(self, first: int) -> None:
+        """Start a new open run at `first`; the one before joins the others, unless it is empty."""
+        fresh = Run(first)
+        tail = self.open
+        if tail.records:
+            tail.key = tail.first
+            self._runs.add(tail)
+        elif self.head is tail:
+            self.head = fresh
+        self.open = fresh
+
+    def _rank(self, sequence: int) -> int:
+        """Return how many runs lie before `sequence`, which is in none of them."""
+        runs = self._runs
+        place: int = runs.bisect_key_right(sequence)
+        while place and runs[place - 1].first > sequence:  # consumed past `sequence`: its key is out of date
+            stale = runs[place - 1]
+            del runs[place - 1]
+            if stale.waiting:
+                stale.key = stale.first
+                runs.add(stale)
+            place = runs.bisect_key_right(sequence)
+        return place
+
+    def _insert(self, run: Run) -> None:
+        self._rank(run.first)
+        self._runs.add(run)
+        self._join(self._index(run))
+
+    def _index(self, run: Run) -> int:
+        index: int = self._runs.index(run)
+        return index
+
+    def _join(self, index: int) -> None:
+        """Join the run at `index` with the one after it and the one before it, where they are alike."""
+        for left in (index, index - 1):
+            if left < 0 or left + 1 >= len(self._runs):
+                continue
+            one: Run = self._runs[left]
+            two: Run = self._runs[left + 1]
+            if one.claim or two.claim or one.marks != two.marks or one.place is not two.place or one.stop != two.first:
+                continue
+            if one.place is Place.RESIDENT:
+                if len(one.records) >= OWN_RUN and len(two.records) >= OWN_RUN:
+                    continue
+                if len(one.records) < len(two.records):
+                    two.records.extendleft(reversed(one.records))
+                    two.first = one.first
+                    del self._runs[left]
+                    if self.head is one:
+                        self.head = two
+                    continue
+                one.records += two.records
+            elif one.place is Place.SPILLED:
+                one.slots = one.slots + two.slots
+                one.count += two.count
+                one.charged += two.charged
+                one.largest = max(one.largest, two.largest)
+                one.end = two.end
+            else:
+                continue
+            del self._runs[left + 1]
+            if self.head is two:
+                self.head = one

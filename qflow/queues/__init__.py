@@ -1,0 +1,1 @@
+"""Queues: where memory and storage meet."""

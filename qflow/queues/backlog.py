@@ -1,0 +1,475 @@
+"""One queue's messages: in memory as far as there is room, else in the spill store or the log.
+
+The lower half of a queue. It owns the run list and the charge against the ledger, and moves runs between memory and
+disk. The rules of room:
+
+    used ≤ borrowed + slack        charged bytes: waiting in memory, acquired, on the way in, being restored
+    borrowed ≤ capacity            what the ledger lent; the broker's queues together never more than its capacity
+
+*Slack* is the documented exception, so that nothing is ever stuck: one put at a time may pass when nothing can be
+spilled, to be spilled as soon as it is visible, and a queue with no delivery in flight may hand out one message.
+
+When there is no room, the tail-most chunk of this queue is spilled, or, where the broker's capacity is the bound, of
+the queue that has most. No I/O happens under a lock: a run on the move carries a claim, and what was moved counts only
+if the claim still stands.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Protocol
+
+from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
+from qflow.errors import CorruptionError, NotFound, StorageError
+from qflow.memory.ledger import Account, Ledger
+from qflow.memory.run import Place, Run
+from qflow.memory.run_list import RunList
+from qflow.message import OVERHEAD_BYTES, Record, charge
+from qflow.storage import block_log
+from qflow.storage.block_log import Settled
+from qflow.storage.spill import Slots, SpillArea
+from qflow.storage.transaction_log import Lane, TransactionLog
+
+READ_AHEAD_BYTES = 1024 * 1024
+"""Restored at once, at most; and no more than an eighth of the capacity."""
+RETRY_S = 0.5
+"""A spill that failed is tried again after so long, while somebody waits for it."""
+NEVER = -1
+ALWAYS = 2**62
+
+
+class Relief(Protocol):
+    """Who can make other queues give way: the broker."""
+
+    def __call__(self, account: Account, missing: int) -> bool: ...
+
+
+class Backlog:
+    """See the module. Methods without a lock in their description take it themselves."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        account: Account,
+        ledger: Ledger,
+        area: SpillArea,
+        log: TransactionLog | None,
+        row: block_log.Row | None,
+        owner: int,
+        relief: Relief,
+        report: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._account = account
+        self._ledger = ledger
+        self._area = area
+        self._log = log
+        self._relief = relief
+        self._report = report
+        self._lock: threading.Lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        """Getters wait here: for a message, for a restore that somebody else does, for room to restore."""
+        self._getters = 0
+        self._starved = 0
+        """Those of them who wait for room, not for a message."""
+        self._room = threading.Condition(self._lock)
+        """Putters wait here: for room in memory, or for depth below a limit."""
+        self._putters = 0
+        self._used = 0
+        self._ceiling = NEVER
+        """A plain put is admitted at once while `_used` stays at or below; NEVER sends it the long way."""
+        self._give_back_below = NEVER
+        """A settle that leaves less than this used looks for something to do."""
+        self._put_slack = 0
+        self._get_slack = 0
+        self._incoming = 0  # charged for puts not yet visible
+        self._restoring = 0  # charged for records being read
+        self._spilling = False
+        self._spill_error: StorageError | None = None
+        first = row.next if row is not None else 0
+        self._runs = RunList(first)
+        self._append = self._runs.open.records.append
+        self._skipped = first - (row.messages if row is not None else 0)
+        """Sequences below `next` that were never waiting here: next - skipped - gone = messages."""
+        self._gone = 0
+        self._lost = self._quarantined = self._repaired = 0
+        self._lane = Lane(owner, 0, row, self) if row is not None else None  # type: ignore[arg-type]
+        if row is not None and (row.messages or row.floor < row.next):
+            self._runs.add(Run.logged(row.floor, row.next, row.messages, row.bytes, 0))
+
+    # Charging --------------------------------------------------------------------------------------- under the lock
+
+    def _charge(self, amount: int) -> bool:
+        """Charge bytes if there is room, borrowing where that helps. Under the lock."""
+        account = self._account
+        missing = self._used + amount - account.borrowed
+        if missing > 0:
+            if not self._ledger.borrow(account, missing):
+                return False
+            self._refresh()
+        self._used += amount
+        return True
+
+    def _cover(self) -> int:
+        """Borrow for what is charged above the bounds; return how much still is. Under the lock."""
+        excess = self._used - self._account.borrowed
+        if excess > 0:
+            self._ledger.borrow_most(self._account, excess)
+        elif not (self._put_slack or self._get_slack):
+            return 0
+        return self._trim_slack()
+
+    def _trim_slack(self) -> int:
+        """Return slack that is not needed any more; return how much is used above the bounds. Under the lock."""
+        over = max(0, self._used - self._account.borrowed)
+        self._get_slack = min(self._get_slack, over)
+        self._put_slack = min(self._put_slack, over - self._get_slack)
+        self._refresh()
+        return over
+
+    def _discharge(self, amount: int) -> None:
+        """Give charged bytes back, wake who waits for them. Under the lock."""
+        self._used -= amount
+        self._look_around()
+
+    def _look_around(self) -> None:
+        """After something was settled or spilled: return slack, lend less, wake waiters. Under the lock."""
+        used, account = self._used, self._account
+        spare = account.borrowed - used
+        chunk = self._ledger.chunk
+        if spare > 2 * chunk or account.borrowed > account.capacity:
+            keep = max(used, min(used + chunk, account.capacity))
+            if keep < account.borrowed:
+                self._ledger.give_back(account, account.borrowed - keep)
+        self._trim_slack()
+        if self._putters:
+            self._room.notify_all()
+        if self._starved:
+            self._arrived.notify_all()
+
+    def _refresh(self) -> None:
+        """Recompute the two numbers the hot path compares with. Under the lock."""
+        self._append = self._runs.open.records.append
+        self._ceiling = self._account.borrowed if self._plain_puts_pass() else NEVER
+        if self._putters or self._starved or self._put_slack or self._get_slack or self._counts_bytes():
+            self._give_back_below = ALWAYS
+            if self._put_slack or self._get_slack:
+                self._runs.hide_head()  # getters go the long way
+        else:
+            self._give_back_below = self._account.borrowed - 2 * self._ledger.chunk
+
+    def _plain_puts_pass(self) -> bool:
+        raise NotImplementedError
+
+    def _counts_bytes(self) -> bool:
+        raise NotImplementedError
+
+    # Spilling ----------------------------------------------------------------------------------------------------
+
+    def _spill_tail(self, wanted: int) -> bool:
+        """Move about `wanted` bytes from the tail to the spill store; False if there was nothing to move, or it failed.
+
+        Only one caller spills at a time; the others see False and wait at `_room`.
+        """
+        claim = object()
+        with self._lock:
+            if self._spilling:
+                return False
+            chunk = max(wanted, self._account.capacity // 64)
+            run = self._runs.claim_tail(claim, chunk)
+            self._append = self._runs.open.records.append
+            if run is None:
+                return False
+            self._spilling = True
+            first, records = run.first, list(run.records)
+        slots = None
+        error: StorageError | None = None
+        try:
+            slots = self._area.write(first, records)
+        except StorageError as failure:
+            error = failure
+        finally:
+            with self._lock:
+                self._spilling = False
+                self._spill_error = error
+                installed = run.claim is claim and slots is not None
+                if installed:
+                    freed = run.become_spilled(slots)
+                    self._runs.spilled(run)
+                    self._discharge(freed)
+                else:
+                    if run.claim is claim:
+                        run.claim = None
+                    self._look_around()
+            if slots is not None and not installed:
+                self._area.free(slots)
+        return installed
+
+    def give_way(self, wanted: int, spill: bool) -> bool:
+        """Return memory to the broker: what is borrowed and not used, else what spilling a chunk frees."""
+        if spill and not self._spill_tail(wanted):
+            return False
+        with self._lock:
+            account = self._account
+            spare = account.borrowed - max(self._used, 0)
+            if spare <= 0:
+                return False
+            self._ledger.give_back(account, spare)
+            self._refresh()
+            return True
+
+    def _find_room(self, missing: int) -> bool:
+        """Free `missing` bytes for this queue: others give way, or the own tail is spilled."""
+        account = self._account
+        if account.borrowed < account.capacity and self._ledger.free() < missing and self._relief(account, missing):
+            return True
+        return self._spill_tail(missing)
+
+    # Restoring ---------------------------------------------------------------------------------------------------
+
+    def _restore_head(self) -> bool:
+        """Bring the head into memory, as much as there is room for. Called with the lock held; it lets go of it.
+
+        Returns False if it has to wait until something is settled, spilled, or restored by somebody else.
+        """
+        claim = object()
+        run = self._runs.claim_head(claim)
+        if run is None:
+            return False
+        need = run.largest + OVERHEAD_BYTES
+        want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8, run.charged))
+        alone = False
+        if self._borrow_room(need, want) < need:
+            look_again = self._room_for_head(need) or run.claim is not claim
+            if look_again or self._in_flight_now():
+                if run.claim is claim:
+                    run.claim = None
+                return look_again
+            alone = True
+        budget = max(0, min(self._account.borrowed - self._used, want))
+        self._used += budget
+        self._restoring += budget
+        moved: _Moved | None = None
+        slots: Slots | None = None
+        self._lock.release()
+        try:
+            moved = self._read_head(run, budget, alone)
+        finally:
+            self._lock.acquire()
+            self._used -= budget
+            self._restoring -= budget
+            if run.claim is claim:
+                run.claim = None
+                if moved is not None:
+                    slots = self._install(run, moved)
+                    self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+            self._look_around()
+        if slots:
+            self._lock.release()
+            try:
+                self._area.free(slots)
+            finally:
+                self._lock.acquire()
+        return True
+
+    def _borrow_room(self, need: int, want: int) -> int:
+        """Borrow for `want` bytes, or at least for `need`; return how many fit. Under the lock."""
+        account = self._account
+        room = account.borrowed - self._used
+        for amount in (want, need):
+            if room < amount and self._ledger.borrow(account, amount - room):
+                self._refresh()
+                return account.borrowed - self._used
+        return room
+
+    def _room_for_head(self, needed: int) -> bool:
+        """Free `needed` bytes for the head. Called with the lock held; it lets go of it."""
+        missing = max(1, self._used + needed - self._account.borrowed)
+        self._lock.release()
+        try:
+            return self._find_room(missing)
+        finally:
+            self._lock.acquire()
+
+    def _in_flight_now(self) -> int:
+        raise NotImplementedError
+
+    def _read_head(self, run: Run, budget: int, alone: bool) -> _Moved:
+        """Read the front of a claimed run, as much as `budget` bytes hold; without the lock."""
+        spilled = run.place is Place.SPILLED
+        moved = self._read_spilled(run, budget) if spilled else self._read_logged(run, budget, alone)
+        for problem in moved.problems:
+            self._report(f"queue {self._name!r}: {problem}")
+        return moved
+
+    def _read_spilled(self, run: Run, budget: int) -> _Moved:
+        first = run.first
+        records, problems = self._area.read(first, run.slots, budget, run.largest)
+        moved = _Moved(first + len(records))
+        if None not in records:
+            moved.pieces.append((first, records, run.marks))  # type: ignore[arg-type]
+            return moved
+        for sequence, problem in problems:
+            record = self._repair(sequence)
+            outcome = "read from the log instead" if record is not None else "lost"
+            moved.problems.append(f"spilled message {sequence}: {problem}; {outcome}")
+            if record is None:
+                moved.lost.append((sequence, sequence + 1))
+            else:
+                moved.repaired += 1
+                records[sequence - first] = record
+        for sequence, found in enumerate(records, first):
+            if found is not None:
+                moved.add(sequence, [found], run.marks)
+        return moved
+
+    def _repair(self, sequence: int) -> Record | None:
+        """Read a message from the log whose spill file is damaged; None if the log does not have it."""
+        if self._log is None or self._lane is None:
+            return None
+        try:
+            with self._log.read() as txn:
+                return block_log.find(txn, self._lane.owner, self._lane.lane, sequence)[0]
+        except (NotFound, CorruptionError, StorageError):
+            return None  # reported as lost by the caller
+
+    def _read_logged(self, run: Run, budget: int, alone: bool) -> _Moved:
+        assert self._log is not None
+        assert self._lane is not None
+        first, lane = run.first, self._lane
+        owner, number, row = lane.owner, lane.lane, lane.row
+        with self._log.read() as txn:
+            replayed = block_log.read(txn, owner, number, row, first, run.end, budget)
+            attempts = block_log.attempts(txn, owner, number, first, replayed.position)
+        moved = _Moved(replayed.position)
+        size = 0
+        following = first
+        for start, records in replayed.pieces:
+            room = len(records)
+            if size + charge(records) > budget:
+                room, total = 0, size
+                for record in records:
+                    total += len(record) + OVERHEAD_BYTES
+                    if total > budget and not (alone and not moved.pieces and not room):
+                        break
+                    room += 1
+                moved.needs = len(records[room]) if room < len(records) else 0
+            if start > following and room:
+                moved.lost.append((following, start))
+            for piece in _by_marks(start, records[:room], attempts, row.doubtful):
+                moved.pieces.append(piece)
+            size += charge(records[:room])
+            following = start + room
+            if room < len(records):
+                moved.position = start + room if room or moved.pieces else first
+                break
+        else:
+            if following < replayed.position:
+                moved.lost.append((following, replayed.position))
+        moved.problems += [text for sequence, text, _ in replayed.problems if sequence < moved.position]
+        moved.damaged += [key for sequence, _, key in replayed.problems if sequence < moved.position and key]
+        return moved
+
+    def _install(self, run: Run, moved: _Moved) -> Slots | None:
+        """Put what was read before what is left of its run; return the slots it had. Under the lock."""
+        logged = run.place is Place.LOGGED
+        slots: Slots | None = None
+        if not logged:
+            slots, run.slots = run.slots.take(moved.position - run.first)
+        count = sum(len(records) for _, records, _ in moved.pieces)
+        charged = sum(charge(records) for _, records, _ in moved.pieces)
+        vanished = 0
+        if not logged:
+            vanished = sum(end - first for first, end in moved.lost)
+            self._lost += vanished
+            self._repaired += moved.repaired
+        left = run.count - count - vanished
+        last = moved.position >= run.end
+        settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
+        if logged and last and left:  # the row and the blocks disagree
+            size = run.charged - charged - OVERHEAD_BYTES * left
+            settled.append(Settled(run.first, run.first, left, size))
+            self._report(
+                f"queue {self._name!r}: the log should hold {left} more messages below {run.end}, {size} bytes"
+            )
+            self._quarantined += max(left, 0)
+            vanished = left
+        self._gone += vanished
+        if self._log is not None and self._lane is not None:
+            if settled and not self._log.failed:
+                self._log.settle(self._lane, settled)
+            if moved.damaged and not self._log.failed:
+                self._log.quarantine(moved.damaged)
+        if moved.position > run.first:
+            self._runs.drop_front(run, moved.position, count if logged else count + vanished, charged)
+        for first, records, marks in moved.pieces:
+            piece = Run(first, marks)
+            piece.records += records
+            self._runs.add(piece)
+        self._used += charged
+        if not moved.pieces:
+            run.largest = max(run.largest, moved.needs)  # now it is known how much room one message takes
+        return slots
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    def _backlog_problems(self) -> Iterator[str]:
+        """Check the rules of room and of the list. Under the lock."""
+        account = self._account
+        resident = self._runs.tally(Place.RESIDENT)[1]
+        expected = resident + self._incoming + self._restoring + self._acquired_charge()
+        if self._used != expected:
+            yield f"{self._used} bytes are charged, a recount gives {expected}"
+        if self._used < 0 or self._used > account.borrowed + self._put_slack + self._get_slack:
+            yield (
+                f"{self._used} bytes are charged, more than the {account.borrowed} borrowed and a slack of "
+                f"{self._put_slack} + {self._get_slack}"
+            )
+        if account.borrowed > max(account.capacity, self._used):
+            yield f"{account.borrowed} bytes are borrowed of a capacity of {account.capacity}, {self._used} are charged"
+        yield from self._runs.problems()
+
+    def _acquired_charge(self) -> int:
+        raise NotImplementedError
+
+
+class _Moved:
+    """What was read for a run's front, to be installed if the claim still stands."""
+
+    __slots__ = ("damaged", "lost", "needs", "pieces", "position", "problems", "repaired")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        """Everything below was looked at."""
+        self.pieces: list[tuple[int, list[Record], int]] = []
+        """(first, records, marks), in order."""
+        self.lost: list[tuple[int, int]] = []
+        """Ranges that hold no message any more, and must not hold the floor down."""
+        self.problems: list[str] = []
+        self.damaged: list[bytes] = []
+        self.repaired = 0
+        self.needs = 0
+
+    def add(self, first: int, records: list[Record], marks: int) -> None:
+        if self.pieces:
+            before, known, known_marks = self.pieces[-1]
+            if before + len(known) == first and known_marks == marks:
+                known += records
+                return
+        self.pieces.append((first, records, marks))
+
+
+def _by_marks(
+    first: int, records: list[Record], attempts: list[tuple[int, int, int]], doubtful: int
+) -> Iterator[tuple[int, list[Record], int]]:
+    """Cut records where their earlier deliveries differ."""
+    stop = first + len(records)
+    cuts = {first, stop, *(edge for low, high, _ in attempts for edge in (low, high)), doubtful}
+    edges = sorted(edge for edge in cuts if first <= edge <= stop)
+    for low, high in pairwise(edges):
+        number = max((count for start, end, count in attempts if start <= low < end), default=0)
+        marks = ONE_ATTEMPT * number + (MAY_BE_REPEATED if low < doubtful else 0)
+        yield low, records[low - first : high - first], marks

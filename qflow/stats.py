@@ -1,0 +1,69 @@
+"""What `stats()`, `recovery` and `check()` return: frozen snapshots, plain values."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class QueueStats:
+    """One queue at one moment. Bytes of messages are body + headers; `resident_bytes` is what memory is charged."""
+
+    name: str
+    durable: bool
+    messages: int
+    """Everything not settled: waiting in memory, spilled, logged, and acquired."""
+    bytes: int
+    resident_messages: int
+    resident_bytes: int
+    """Charged against the capacity: waiting in memory, acquired, and on the way in."""
+    spilled_messages: int
+    spilled_bytes: int
+    logged_messages: int
+    acquired_messages: int
+    acquired_bytes: int
+    capacity_bytes: int
+    limit_messages: int | None
+    limit_bytes: int | None
+    put_total: int
+    delivered_total: int
+    acked_total: int
+    redelivered_total: int
+    purged_total: int
+    lost_total: int
+    """Spilled messages that could not be read back and were in no log."""
+    quarantined_total: int
+    """Messages in damaged blocks of the log; `qflow check` names them."""
+    spill_repaired_total: int
+    """Spilled messages that could not be read back and were read from the log instead."""
+    spill_files_created_total: int
+    spill_files_overwritten_total: int
+    spill_files_read_total: int
+    spill_files_unlinked_total: int
+
+
+@attrs.frozen(kw_only=True)
+class BrokerStats:
+    """The whole broker at one moment."""
+
+    capacity_bytes: int
+    resident_bytes: int
+    spilled_bytes: int
+    messages: int
+    commits_total: int
+    queues: dict[str, QueueStats]
+
+
+@attrs.frozen(kw_only=True)
+class RecoveryReport:
+    """What opening the spool found."""
+
+    clean: bool
+    """The last owner closed it; if not, every recovered message is `redelivered`."""
+    queues: int
+    messages: int
+    bytes: int
+    quarantined_blocks: int
+    """Damaged blocks met since the spool was opened."""
+    problems: tuple[str, ...]
+    seconds: float

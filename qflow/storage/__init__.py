@@ -1,0 +1,1 @@
+"""Disk: blocks, the transaction log, the spill store. Nothing here knows a queue."""

@@ -1,0 +1,497 @@
+"""The layout of the log: blocks, a row and marks for each lane of a queue, in one keyspace.
+
+    key                                      value
+    BLOCKS  owner  lane  first sequence      a block
+    BLOCKS  owner  lane  ffffffffffffffff    the lane's row: it sorts beside the tail block, on the same page
+    MARKS   owner  lane  first sequence      a settled range above the floor: its end
+    ATTEMPTS owner lane  first sequence      earlier deliveries of a range: its end and their number
+    DAMAGED owner  lane  first sequence      a block that did not match its checksum, kept as it was found
+    QUEUES  owner                            name, incarnation, settings (JSON)
+    META    name                             format, uuid, clean mark
+
+All numbers in keys are big-endian, so keys sort as numbers. The *row* says what is true: everything below `floor` is
+settled, whatever blocks lie there; `next` is above every sequence ever handed out; `messages` and `bytes` count what is
+logged and not settled. Small records of ours (rows, marks, attempts) carry a CRC-32, for LMDB has none.
+
+Every function works inside a transaction it is given and returns the row that holds if that transaction commits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from qflow.errors import CorruptionError, NotFound
+from qflow.message import Message, Record, charge
+from qflow.storage import blocks
+from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey
+
+BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META = 1, 2, 3, 4, 5, 6
+FORMAT = 1
+TAIL_BYTES = 16 * 1024
+"""The tail block grows under its key up to so many bytes."""
+REMOVED_AT_ONCE = 256
+"""Settled blocks removed in one commit, at most."""
+RESERVED_SEQUENCES = 2**16
+"""How far `next` runs ahead of numbers that are handed out without being logged."""
+
+_KEY = struct.Struct(">BIBQ")
+_LAST = NO_PREVIOUS
+_ROW = struct.Struct("<QQQQQQQ")
+_RANGE = struct.Struct("<QI")
+_CRC = struct.Struct("<I")
+
+
+class Row(NamedTuple):
+    """What is true of one lane; see the module."""
+
+    next: int = 0
+    floor: int = 0
+    messages: int = 0
+    bytes: int = 0
+    tail: int = NO_PREVIOUS
+    """First sequence of the last block ever written, or NO_PREVIOUS."""
+    marks: int = 0
+    """Number of settled ranges above the floor."""
+    doubtful: int = 0
+    """Messages below it may have been delivered before a crash."""
+
+
+class Settled(NamedTuple):
+    """A range that was settled: [first, end), of which `messages` with `bytes` bytes were logged."""
+
+    first: int
+    end: int
+    messages: int
+    bytes: int
+
+
+class Replayed(NamedTuple):
+    """Some messages read back in order."""
+
+    pieces: list[tuple[int, list[Record]]]
+    """(first sequence, records with consecutive ones) of what is not settled."""
+    position: int
+    """Everything below it has been looked at."""
+    problems: list[tuple[int, str, bytes]]
+    """(sequence of the block, what is wrong, its key if it could not be read)."""
+    last_block: int | None
+    """First sequence of the last block looked at."""
+
+
+def key_of(table: int, owner: int, lane: int, first: int) -> bytes:
+    return _KEY.pack(table, owner, lane, first)
+
+
+def queue_key(owner: int) -> bytes:
+    return struct.pack(">BI", QUEUES, owner)
+
+
+def meta_key(name: str) -> bytes:
+    return bytes((META,)) + name.encode()
+
+
+def seal(value: bytes) -> bytes:
+    """Append a checksum to a small record."""
+    return value + _CRC.pack(crc32(value))
+
+
+def unseal(value: bytes, where: str) -> bytes:
+    """Check and strip the checksum of `seal`."""
+    if len(value) < _CRC.size or crc32(value[: -_CRC.size]) != _CRC.unpack(value[-_CRC.size :])[0]:
+        raise CorruptionError(f"{where} does not match its checksum")
+    return value[: -_CRC.size]
+
+
+def read_row(txn: Any, owner: int, lane: int) -> Row:
+    value = txn.get(key_of(BLOCKS, owner, lane, _LAST))
+    if value is None:
+        raise CorruptionError(f"the row of queue {owner}, lane {lane} is missing")
+    return Row(*_ROW.unpack(unseal(value, f"the row of queue {owner}, lane {lane}")))
+
+
+def write_row(txn: Any, owner: int, lane: int, row: Row) -> None:
+    txn.put(key_of(BLOCKS, owner, lane, _LAST), seal(_ROW.pack(*row)))
+
+
+# Writing ------------------------------------------------------------------------------------------------------------
+
+
+def append(txn: Any, owner: int, lane: int, row: Row, first: int, records: Sequence[Record], now_ms: int) -> Row:
+    """Write records with sequences from `first` on; those not logged only leave a gap."""
+    offsets: Sequence[int] = range(len(records))
+    if any(type(record) is Message and not record.logged for record in records):
+        offsets = [index for index, record in enumerate(records) if type(record) is bytes or record.logged]  # type: ignore[union-attr]
+        records = [records[index] for index in offsets]
+        if not records:
+            return row
+    total = sum(map(len, records))
+    tail = row.tail
+    start = 0
+    if tail != NO_PREVIOUS and total < TAIL_BYTES:
+        grown = _grow_tail(txn, owner, lane, row, first, records, offsets, now_ms)
+        if grown is not None:
+            txn.put(key_of(BLOCKS, owner, lane, tail), grown)
+            start = len(records)
+    if start < len(records):
+        dense = type(offsets) is range
+        for piece in blocks.split(map(len, records)):
+            key = BlockKey(BLOCKS, owner, lane, first + offsets[piece.start])
+            relative = None if dense else [offset - offsets[piece.start] for offset in offsets[piece]]
+            txn.put(
+                _KEY.pack(*key),
+                blocks.encode(key, records[piece], previous=tail, time_ms=now_ms, offsets=relative),
+            )
+            tail = key.first
+    return row._replace(tail=tail, messages=row.messages + len(records), bytes=row.bytes + total)
+
+
+def _grow_tail(
+    txn: Any,
+    owner: int,
+    lane: int,
+    row: Row,
+    first: int,
+    records: Sequence[Record],
+    offsets: Sequence[int],
+    now_ms: int,
+) -> bytes | None:
+    """Return the tail block with the records added and what is settled dropped; None if it is full or gone."""
+    key = BlockKey(BLOCKS, owner, lane, row.tail)
+    value = txn.get(_KEY.pack(*key))
+    if value is None or len(value) >= TAIL_BYTES:
+        return None
+    try:
+        block = blocks.decode(value, key, where="the tail block")
+    except CorruptionError:
+        return None  # it stays as it is, to be quarantined by whoever reads it
+    if row.floor >= block.end or len(block.records) + len(records) > blocks.MAX_MESSAGES:
+        return None
+    span = first + offsets[-1] - row.tail
+    times = [*block.times_ms, *[now_ms] * len(records)]
+    base = block.header.time_ms
+    if span >= 2**32 or not all(0 <= moment - base < 2**32 for moment in times):
+        return None
+    old = block.records
+    if row.floor > block.first:  # what is settled keeps its position and loses its bytes
+        old = [
+            b"" if row.tail + offset < row.floor else record for record, offset in zip(old, block.offsets, strict=True)
+        ]
+    both = [*block.offsets, *[first + offset - row.tail for offset in offsets]]
+    dense = both[-1] == len(both) - 1
+    return blocks.encode(
+        key,
+        [*old, *records],
+        previous=block.header.previous,
+        time_ms=base,
+        offsets=None if dense else both,
+        times=[moment - base for moment in times],
+    )
+
+
+def settle(txn: Any, owner: int, lane: int, row: Row, ranges: Iterable[Settled]) -> Row:
+    """Raise the floor over what was settled and mark what lies above it."""
+    floor, marks, messages, total = row.floor, row.marks, row.messages, row.bytes
+    joined: list[list[int]] = []
+    for first, end, count, size in sorted(ranges):
+        messages -= count
+        total -= size
+        if joined and first <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([first, end])
+    for first, end in joined:
+        if first <= floor:
+            floor = max(floor, end)
+        else:
+            marks += _mark(txn, owner, lane, first, end)
+    if marks and floor > row.floor:
+        with txn.cursor() as cursor:
+            prefix = key_of(MARKS, owner, lane, 0)[:-8]
+            found = cursor.set_range(key_of(MARKS, owner, lane, row.floor))  # those below are left from a purge
+            while found and cursor.key().startswith(prefix) and int.from_bytes(cursor.key()[-8:], "big") <= floor:
+                floor = max(floor, _mark_end(cursor.key(), cursor.value()))
+                found = cursor.delete() and bool(cursor.key())
+                marks -= 1
+    return row._replace(floor=floor, marks=marks, messages=messages, bytes=total)
+
+
+def _mark(txn: Any, owner: int, lane: int, first: int, end: int) -> int:
+    """Add a settled range above the floor, joined with its neighbours; return by how much the number of marks grew."""
+    grown = 1
+    prefix = key_of(MARKS, owner, lane, 0)[:-8]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix + first.to_bytes(8, "big"))
+        while found and cursor.key().startswith(prefix) and int.from_bytes(cursor.key()[-8:], "big") <= end:
+            end = max(end, _mark_end(cursor.key(), cursor.value()))
+            grown -= 1
+            found = cursor.delete() and bool(cursor.key())
+        found = cursor.set_range(prefix + first.to_bytes(8, "big"))
+        if (cursor.prev() if found else cursor.last()) and cursor.key().startswith(prefix):
+            before = int.from_bytes(cursor.key()[-8:], "big")
+            stop = _mark_end(cursor.key(), cursor.value())
+            if stop >= first:
+                first, end = before, max(end, stop)
+                grown -= 1
+    key = prefix + first.to_bytes(8, "big")
+    txn.put(key, _range_value(key, end, 0))
+    return grown
+
+
+def _range_value(key: bytes, end: int, number: int) -> bytes:
+    value = _RANGE.pack(end, number)
+    return value + _CRC.pack(crc32(value, crc32(key)))
+
+
+def _read_range(key: bytes, value: bytes) -> tuple[int, int]:
+    bare = value[: _RANGE.size]
+    if len(value) != _RANGE.size + _CRC.size or crc32(bare, crc32(key)) != _CRC.unpack(value[_RANGE.size :])[0]:
+        raise CorruptionError(f"the record at key {key.hex()} does not match its checksum")
+    end, number = _RANGE.unpack(bare)
+    return end, number
+
+
+def _mark_end(key: bytes, value: bytes) -> int:
+    """Return the end of a mark; a damaged one covers nothing: its messages are delivered again, never lost."""
+    try:
+        return _read_range(key, value)[0]
+    except CorruptionError:
+        return int.from_bytes(key[-8:], "big")
+
+
+def purge(row: Row, end: int) -> Row:
+    """Settle everything below `end`, the next sequence. Marks and blocks below it are removed later."""
+    return row._replace(floor=end, messages=0, bytes=0, marks=0)
+
+
+def write_attempts(txn: Any, owner: int, lane: int, below: int, known: Iterable[tuple[int, int, int]]) -> None:
+    """Replace what is kept of earlier deliveries below a sequence by (first, end, number) of each range."""
+    _delete_attempts(txn, owner, lane, below, limit=2**62)
+    for first, end, number in known:
+        _put_attempts(txn, owner, lane, first, end, number)
+
+
+def _put_attempts(txn: Any, owner: int, lane: int, first: int, end: int, number: int) -> None:
+    key = key_of(ATTEMPTS, owner, lane, first)
+    txn.put(key, _range_value(key, end, number))
+
+
+def _delete_attempts(txn: Any, owner: int, lane: int, below: int, limit: int) -> int:
+    """Forget earlier deliveries below a sequence; a range that reaches over it keeps the rest."""
+    reaching = [entry for entry in attempts(txn, owner, lane, below - 1, below) if entry[1] > below] if below else []
+    removed = _delete_below(txn, ATTEMPTS, owner, lane, below, limit)
+    for _, end, number in reaching:
+        _put_attempts(txn, owner, lane, below, end, number)
+    return removed
+
+
+def remove_settled(txn: Any, owner: int, lane: int, row: Row, limit: int = REMOVED_AT_ONCE) -> tuple[int, bool]:
+    """Remove blocks, marks and attempts wholly below the floor, at most `limit`.
+
+    Returns:
+        the floor at which there will be something to remove again, and whether the limit stopped it.
+    """
+    removed = _delete_below(txn, MARKS, owner, lane, row.floor, limit)
+    removed += _delete_attempts(txn, owner, lane, row.floor, limit)
+    prefix = key_of(BLOCKS, owner, lane, 0)[:-8]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix + bytes(8))
+        while found and cursor.key().startswith(prefix):
+            first = int.from_bytes(cursor.key()[-8:], "big")
+            if first == _LAST:
+                break
+            end = _block_end(cursor, prefix, first)
+            if end > row.floor:
+                return end, False
+            if removed >= limit:
+                return 0, True
+            found = cursor.delete() and bool(cursor.key())
+            removed += 1
+    return row.floor + 1, False
+
+
+def _block_end(cursor: Any, prefix: bytes, first: int) -> int:
+    """Return the end of the block under the cursor: by its header, or where that is damaged, where the next begins."""
+    try:
+        return blocks.read_header(cursor.value()[: blocks.HEADER_BYTES], where="a block").end
+    except CorruptionError:
+        end = first + 1
+        if cursor.next():
+            if cursor.key().startswith(prefix):
+                end = int.from_bytes(cursor.key()[-8:], "big")
+            cursor.prev()
+        else:
+            cursor.last()
+        return end
+
+
+def _delete_below(txn: Any, table: int, owner: int, lane: int, below: int, limit: int) -> int:
+    prefix = key_of(table, owner, lane, 0)[:-8]
+    removed = 0
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix + bytes(8))
+        while found and removed < limit:
+            key = cursor.key()
+            if not key.startswith(prefix) or int.from_bytes(key[-8:], "big") >= below:
+                break
+            found = cursor.delete() and bool(cursor.key())
+            removed += 1
+    return removed
+
+
+def delete_lane(txn: Any, owner: int, lane: int, limit: int = REMOVED_AT_ONCE) -> bool:
+    """Remove records of a deleted queue's lane, at most `limit`; return whether more is left."""
+    removed = 0
+    for table in (MARKS, ATTEMPTS, BLOCKS):
+        removed += _delete_below(txn, table, owner, lane, _LAST + 1, limit - removed)
+        if removed >= limit:
+            return True
+    return False
+
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+
+def scan(txn: Any, owner: int, lane: int, position: int, end: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (key, value) of each block that may hold a sequence in [position, end), in order."""
+    prefix = key_of(BLOCKS, owner, lane, 0)[:-8]
+    with txn.cursor() as cursor:
+        if not cursor.set_range(prefix + position.to_bytes(8, "big")):
+            return
+        exact = cursor.key() == prefix + position.to_bytes(8, "big")
+        if not exact and not (cursor.prev() and cursor.key().startswith(prefix)):  # the block before may reach here
+            cursor.set_range(prefix + position.to_bytes(8, "big"))
+        while cursor.key().startswith(prefix) and int.from_bytes(cursor.key()[-8:], "big") < end:
+            yield cursor.key(), cursor.value()
+            if not cursor.next():
+                return
+
+
+def read(
+    txn: Any, owner: int, lane: int, row: Row, position: int, end: int, most_bytes: int, expected: int | None = None
+) -> Replayed:
+    """Read what is not settled in [position, end), in order, about `most_bytes` of it, at least one block.
+
+    Args:
+        expected: first sequence of the block read before, if one was.
+
+    A damaged or vanished block is named in `problems` and stepped over.
+    """
+    pieces: list[tuple[int, list[Record]]] = []
+    problems: list[tuple[int, str, bytes]] = []
+    size = 0
+    for key, value in scan(txn, owner, lane, position, end):
+        if pieces and size >= most_bytes:
+            return Replayed(pieces, position, problems, expected)
+        first = int.from_bytes(key[-8:], "big")
+        where = f"block {first} of queue {owner}"
+        try:
+            block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where=where)
+        except CorruptionError as error:
+            problems.append((first, str(error), key))
+            expected = first
+            position = max(position, first + 1)
+            continue
+        if block.end <= position:
+            expected = first
+            continue
+        previous = block.header.previous
+        if previous != expected and previous != NO_PREVIOUS and previous >= position:
+            problems.append((first, f"{where}: the block before it, {previous}, has vanished", b""))
+        elif expected is not None and previous != expected:
+            problems.append((first, f"{where}: names {previous} as the block before it, found {expected}", b""))
+        expected = first
+        for piece in _unsettled(txn, owner, lane, row, block, position, end):
+            pieces.append(piece)
+            size += charge(piece[1])
+        position = max(position, min(block.end, end))
+    if row.tail != NO_PREVIOUS and row.tail >= max(position, row.floor) and row.tail < end and expected != row.tail:
+        problems.append((row.tail, f"block {row.tail} of queue {owner}, the last one, has vanished", b""))
+    return Replayed(pieces, end, problems, expected)
+
+
+def _unsettled(
+    txn: Any, owner: int, lane: int, row: Row, block: Block, position: int, end: int
+) -> list[tuple[int, list[Record]]]:
+    """Return what a block holds of [position, end) and nobody settled, as pieces with consecutive sequences."""
+    first = block.first
+    start = max(position, row.floor)
+    covered: set[int] = set()
+    if row.marks:
+        for low, high in settled_ranges(txn, owner, lane, max(start, first), block.end):
+            covered.update(range(max(low, first), min(high, block.end)))
+    if start <= first and end >= block.end and not covered and type(block.offsets) is range:
+        return [(first, block.records)]
+    pieces: list[tuple[int, list[Record]]] = []
+    following = -1
+    for sequence, record in zip(map(first.__add__, block.offsets), block.records, strict=True):
+        if not start <= sequence < end or sequence in covered:
+            continue
+        if sequence == following:
+            pieces[-1][1].append(record)
+        else:
+            pieces.append((sequence, [record]))
+        following = sequence + 1
+    return pieces
+
+
+def settled_ranges(txn: Any, owner: int, lane: int, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the marked ranges that touch [first, end)."""
+    yield from ((low, high) for low, high, _ in _ranges(txn, MARKS, owner, lane, first, end))
+
+
+def attempts(txn: Any, owner: int, lane: int, first: int, end: int) -> list[tuple[int, int, int]]:
+    """Return (first, end, number) of the ranges with earlier deliveries that touch [first, end)."""
+    return list(_ranges(txn, ATTEMPTS, owner, lane, first, end))
+
+
+def _ranges(txn: Any, table: int, owner: int, lane: int, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+    prefix = key_of(table, owner, lane, 0)[:-8]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix + first.to_bytes(8, "big"))
+        if not found or cursor.key()[-8:] != first.to_bytes(8, "big") or not cursor.key().startswith(prefix):
+            before = cursor.prev() if found else cursor.last()
+            if not before or not cursor.key().startswith(prefix):
+                found = cursor.set_range(prefix + first.to_bytes(8, "big"))
+            else:
+                found = True
+        while found and cursor.key().startswith(prefix):
+            low = int.from_bytes(cursor.key()[-8:], "big")
+            if low >= end:
+                return
+            try:
+                high, number = _read_range(cursor.key(), cursor.value())
+            except CorruptionError:
+                high, number = low, 0
+            if high > first:
+                yield low, high, number
+            found = cursor.next()
+
+
+def kept_damaged(txn: Any, owner: int, lane: int) -> Iterator[tuple[int, int]]:
+    """Yield (first sequence, size) of the damaged blocks that were set aside."""
+    prefix = key_of(DAMAGED, owner, lane, 0)[:-8]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix)
+        while found and cursor.key().startswith(prefix):
+            yield int.from_bytes(cursor.key()[-8:], "big"), len(cursor.value())
+            found = cursor.next()
+
+
+def find(txn: Any, owner: int, lane: int, sequence: int) -> tuple[Record, int]:
+    """Return (record, time in ms) of one logged message, settled or not.
+
+    Raises:
+        NotFound: no block holds it.
+        CorruptionError: its block is damaged.
+    """
+    for key, value in scan(txn, owner, lane, sequence, sequence + 1):
+        first = int.from_bytes(key[-8:], "big")
+        block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where=f"block {first} of queue {owner}")
+        if block.first <= sequence < block.end:
+            for index, offset in enumerate(block.offsets):
+                if first + offset == sequence:
+                    return block.records[index], block.times_ms[index]
+    raise NotFound(f"no block of queue {owner} holds message {sequence}")

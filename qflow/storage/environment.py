@@ -1,0 +1,181 @@
+"""The LMDB environment under the log: the only room that knows LMDB.
+
+Creation: everything is made and synced in `log.new/`, then renamed to `log/`, then the parent is synced; a crash leaves
+either no log or a whole one. A `log/` that cannot be opened is never deleted.
+
+Facts this rests on (py-lmdb 3): two engines in one wheel with formats that exclude each other, so the engine is named
+and asserted; only the default mode (no `writemap`, `map_async`, `sync=False`, `metasync=False`) keeps what it promised
+through a power cut; a full disk shows up as an I/O error at commit, after which nobody knows, so room is made in the
+file before a transaction begins.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+import lmdb
+
+from qflow.errors import BrokerFailed, CorruptionError, DiskFull, StorageError
+from qflow.storage.files import Files, storage_error
+
+ENGINE = 0
+"""LMDB 0.9.x, data format 1."""
+MAP_BYTES = 2**40
+LEAST_MAP_BYTES = 2**24
+RESERVE_BYTES = 256 * 1024
+"""Kept free in the file for transactions that only settle."""
+STEP_BYTES = 4 * 2**20
+"""The file grows by so much at a time, where the disk has it."""
+_PAGES_TOUCHED = 64
+"""Copied for any transaction: a path of the tree for each place written, and the list of free pages."""
+
+MapFull = lmdb.MapFullError
+LmdbError = lmdb.Error
+
+
+def _open(path: str, *, read_only: bool = False) -> lmdb.Environment:
+    size = MAP_BYTES
+    while True:
+        try:
+            env = lmdb.open(
+                path,
+                map_size=size,
+                max_dbs=0,
+                mode=0o700,
+                create=False,
+                readonly=read_only,
+                readahead=False,
+                max_spare_txns=1,
+                lib_version=ENGINE,
+            )
+            break
+        except (lmdb.MemoryError, lmdb.InvalidParameterError) as error:  # an address-space limit
+            if size <= LEAST_MAP_BYTES:
+                raise StorageError(
+                    f"the log at {path} could not be mapped: {error}; raise the address-space limit"
+                ) from error
+            size //= 2
+        except lmdb.Error as error:
+            if "Cannot allocate memory" in str(error) and size > LEAST_MAP_BYTES:
+                size //= 2
+                continue
+            raise StorageError(
+                f"the log at {path} could not be opened: {error}. It was left as it is; copy it before you try repairs"
+            ) from error
+    if env.lib_version()[0] != ENGINE:
+        env.close()
+        raise StorageError(f"the log at {path} was opened by LMDB {env.lib_version()}, expected {ENGINE}.x")
+    return env
+
+
+class Environment:
+    """The log's store of keys and values. One write transaction at a time, by whoever leads."""
+
+    def __init__(self, path: str, files: Files, *, read_only: bool = False) -> None:
+        self.path = path
+        self._files = files
+        self._env = _open(path, read_only=read_only)
+        self._page_bytes: int = self._env.stat()["psize"]
+        self._data_fd = -1
+        self._allocated = 0
+        if not read_only:
+            self._env.reader_check()
+            self._data_fd = os.open(os.path.join(path, "data.mdb"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    @classmethod
+    def create(cls, spool: str, files: Files, first: dict[bytes, bytes]) -> None:
+        """Make an empty log with the pairs of `first` in it; either it is there, whole and synced, or it is not."""
+        staged, path = os.path.join(spool, "log.new"), os.path.join(spool, "log")
+        if os.path.islink(staged) or (os.path.exists(staged) and not os.path.isdir(staged)):
+            raise StorageError(f"{staged} is in the way: remove it and open the spool again")
+        if os.path.isdir(staged):
+            for name in files.list(staged):
+                files.unlink(os.path.join(staged, name))
+        else:
+            files.make_directory(staged)
+        env = _open(staged)
+        try:
+            with env.begin(write=True) as txn:
+                for key, value in first.items():
+                    txn.put(key, value)
+            env.sync(True)
+        except lmdb.Error as error:
+            raise _full_or_failed(error, staged) from error
+        finally:
+            env.close()
+        files.sync_file(os.path.join(staged, "data.mdb"))
+        files.sync_directory(staged)
+        files.rename(staged, path)
+        files.sync_directory(spool)
+
+    def begin(self, *, write: bool = False) -> Any:
+        """Begin a transaction; reads are of one moment and must be short, for they pin pages."""
+        return self._env.begin(write=write, buffers=False)
+
+    def commit(self, txn: Any) -> None:
+        """Commit and sync."""
+        txn.commit()
+
+    def last_transaction(self) -> int:
+        """Return the number of the last committed transaction."""
+        number: int = self._env.info()["last_txnid"]
+        return number
+
+    def make_room(self, value_bytes: int, values: int, *, settles_only: bool) -> None:
+        """Make sure that a transaction writing so much finds the disk it needs.
+
+        Raises:
+            DiskFull: it would not; nothing was begun. Transactions that only settle may use a reserve.
+        Cost: one system call for each 4 MiB the file grows.
+        """
+        last_page: int = self._env.info()["last_pgno"]
+        page = self._page_bytes
+        needed = (last_page + 1 + _PAGES_TOUCHED + 2 * values) * page + value_bytes
+        if needed + (0 if settles_only else RESERVE_BYTES) <= self._allocated:
+            return
+        wanted = needed if settles_only else needed + RESERVE_BYTES
+        for size in (wanted + STEP_BYTES, wanted):
+            try:
+                self._files.allocate(self._data_fd, size)
+            except OSError as error:
+                if size == wanted:
+                    raise storage_error(error, "make room in the log for a transaction", self.path) from error
+            else:
+                self._allocated = size
+                return
+
+    def grow_map(self) -> None:
+        """Double the map, with no transaction open; the slow path of an address-space limit."""
+        self._env.set_mapsize(self._env.info()["map_size"] * 2)
+
+    def copy_to(self, path: str) -> None:
+        self._env.copy(path, compact=True)
+
+    def close(self) -> None:
+        self._env.close()
+        if self._data_fd >= 0:
+            os.close(self._data_fd)
+            self._data_fd = -1
+
+
+def check_log_directory(path: str) -> bool:
+    """Tell whether there is a log at `path`; refuse what looks like one but is not ours to follow."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(mode):
+        raise StorageError(f"{path} is not a directory: move it away, or open another spool")
+    if not os.path.isfile(os.path.join(path, "data.mdb")):
+        raise CorruptionError(
+            f"{path} holds no data.mdb: the log is gone; restore it from a snapshot, or move {path} away"
+        )
+    return True
+
+
+def _full_or_failed(error: Exception, path: str) -> StorageError:
+    if "No space left" in str(error) or "Input/output" in str(error):
+        return DiskFull(f"there is no room for a new log at {path}: {error}")
+    return BrokerFailed(f"a new log at {path} could not be written: {error}")

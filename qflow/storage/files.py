@@ -1,0 +1,326 @@
+"""The one room that touches the file system: `Files`, the lock of a spool, and the check of its file system.
+
+Everything that spill, lock, staging and statistics do to files goes through a `Files`, so a test can hand in a subclass
+whose next operation fails (ENOSPC, EIO, EMFILE, EROFS…). Rules:
+
+- Methods raise plain `OSError`; the caller, who knows what it was doing, makes a sentence of it with `storage_error`.
+- The first group is what a spill file needs per message. They are the functions of `os` themselves, so a caller may
+  keep them in locals and pay nothing for the seam; a faulty subclass overrides them by name.
+- Directories are made 0700, files 0600, and a symbolic link is never followed in the last part of a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+
+from qflow.errors import DiskFull, SpoolInUse, StorageError
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Open a file that must not exist yet."""
+OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Open a file that exists, without truncating it; O_NONBLOCK so that a planted FIFO is an error and not a wait."""
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+LOCK_NAME = "lock"
+_LOCK_TRIES = 10
+_LOCK_PAUSE_S = 0.01
+
+_NETWORK = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"}
+    | {"nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "virtiofs"}
+)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REMEDIES = {
+    errno.ENOSPC: "free some space on that file system (`df -h` and `df -i` show what is short) and try again",
+    errno.EDQUOT: "free some space or raise the disk quota of this user, and try again",
+    errno.EMFILE: "this process has too many open files: close some, or raise `ulimit -n`",
+    errno.ENFILE: "the system has too many open files: close some, or raise fs.file-max",
+    errno.EROFS: "the file system is read-only (often after a disk error): look at `dmesg` and mount it for writing",
+    errno.EIO: "the disk reported an error: look at `dmesg`, and move the spool to a healthy disk",
+    errno.EACCES: "give this user read and write access to it",
+    errno.EPERM: "give this user read and write access to it",
+    errno.ENOENT: "it was removed from outside: let no cleaner work inside a spool",
+    errno.ELOOP: "a symbolic link stands in its place: remove the link",
+    errno.ENOTDIR: "a file stands where a directory should be: move it away",
+    errno.EEXIST: "something else stands in its place: move it away",
+}
+
+
+def storage_error(error: OSError, what: str, path: str | os.PathLike[str]) -> StorageError:
+    """Return the `StorageError` for a failed operation; a lack of space is a `DiskFull`.
+
+    Args:
+        error: what the operating system said.
+        what: the attempt, as it reads after "cannot": "write a spill file".
+        path: the file or directory it was about.
+    """
+    kind = DiskFull if error.errno in _FULL else StorageError
+    remedy = _REMEDIES.get(error.errno or 0, "look at that path and the system's log, then try again")
+    return kind(f"cannot {what} ({os.fspath(path)}): {error.strerror or error}; {remedy}")
+
+
+class Files:
+    """The file operations of the engine; subclass it to make one fail. Cost: that of the system call."""
+
+    # Per message: the functions of `os` themselves.
+    open: Callable[[str, int, int], int] = staticmethod(os.open)
+    close: Callable[[int], None] = staticmethod(os.close)
+    read: Callable[[int, int], bytes] = staticmethod(os.read)
+    pwrite: Callable[[int, bytes, int], int] = staticmethod(os.pwrite)
+    lseek: Callable[[int, int, int], int] = staticmethod(os.lseek)
+    ftruncate: Callable[[int, int], None] = staticmethod(os.ftruncate)
+    unlink: Callable[[str], None] = staticmethod(os.unlink)
+
+    def lstat(self, path: str) -> os.stat_result:
+        """Return the status of a path; a link is not followed."""
+        return os.lstat(path)
+
+    def exists(self, path: str) -> bool:
+        """Tell whether anything, a dangling link included, is at this path."""
+        return os.path.lexists(path)
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory, mode 0700; its parent must exist."""
+        os.mkdir(path, DIRECTORY_MODE)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file or directory; an existing file or empty directory at `new` is replaced."""
+        os.rename(old, new)
+
+    def list(self, path: str) -> list[str]:
+        """Return the names in a directory. Cost: O(names)."""
+        return os.listdir(path)
+
+    def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
+        """Yield the entries of a directory without holding them all; closing the iterator closes the directory."""
+        with os.scandir(path) as entries:
+            yield from entries
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Reserve disk space for the first `size` bytes of an open file, growing it if it is shorter."""
+        os.posix_fallocate(fd, 0, size)
+
+    def sync_file(self, path: str) -> None:
+        """Force a file's content to the disk. One sync."""
+        self._sync(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def sync_directory(self, path: str) -> None:
+        """Force a directory's entries to the disk. One sync."""
+        self._sync(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _sync(self, path: str, flags: int) -> None:
+        fd = os.open(path, flags)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def write_replacing(self, path: str, data: bytes) -> None:
+        """Replace a small file in one step: readers see the old or the new content. Nothing is synced."""
+        staged = path + ".new"
+        fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        try:
+            try:
+                write_all(self, fd, data, 0)
+            finally:
+                os.close(fd)
+            self.rename(staged, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(staged)
+            raise
+
+
+def write_all(files: Files, fd: int, data: bytes | memoryview, position: int) -> int:
+    """Write all of `data` at `position`, however often the system stops short; return the position after it."""
+    rest = memoryview(data)
+    while rest:
+        written = files.pwrite(fd, rest, position)  # type: ignore[arg-type]
+        position += written
+        rest = rest[written:]
+    return position
+
+
+class SpoolLock:
+    """The ownership of a spool, held until `release` or the end of the process."""
+
+    def __init__(self, spool: str, directory_fd: int, file_fd: int) -> None:
+        self.spool = spool
+        self._fds = [directory_fd, file_fd]
+
+    def release(self) -> None:
+        """Give the spool up; a second call does nothing. Unlocks first: a forked child may share the descriptors."""
+        for fd in self._fds:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        self._close()
+
+    def close_in_child(self) -> None:
+        """Close a forked child's copies of the descriptors; the parent goes on owning the spool."""
+        self._close()
+
+    def _close(self) -> None:
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def acquire_lock(spool_path: str | os.PathLike[str]) -> SpoolLock:
+    """Become the owner of a spool, whose directory exists.
+
+    Two locks are taken: one on the directory itself, which nobody can delete and make anew under the owner, and one on
+    the file `lock` inside, which names the owner for people and for `owner_pid`.
+
+    Raises:
+        SpoolInUse: another process, or this one, owns it.
+        StorageError: the directory or the lock file cannot be used.
+
+    Cost: about ten system calls; up to 0.1 s when the spool is in use, since a passing `owner_pid` also locks briefly.
+    """
+    spool = os.fspath(spool_path)
+    descriptors: list[int] = []
+    try:
+        descriptors.append(os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        _lock(descriptors[0], spool)
+        descriptors.append(_locked_file(spool))
+        os.ftruncate(descriptors[1], 0)
+        os.pwrite(descriptors[1], b"%d\n" % os.getpid(), 0)
+    except BaseException as error:
+        for fd in descriptors:
+            os.close(fd)
+        if isinstance(error, OSError):
+            raise storage_error(error, "lock the spool", os.path.join(spool, LOCK_NAME)) from error
+        raise
+    return SpoolLock(spool, *descriptors)
+
+
+def _locked_file(spool: str) -> int:
+    """Open and lock the lock file; begin again if it was replaced between the two."""
+    path = os.path.join(spool, LOCK_NAME)
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
+        try:
+            _lock(fd, spool)
+            if _is_at(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _lock(fd: int, spool: str) -> None:
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_S)
+    pid = _written_pid(spool)
+    owner = f"process {pid}" if pid else "another process"
+    if pid == os.getpid():
+        owner = f"this process ({pid})"
+    raise SpoolInUse(f"the spool {spool} is in use by {owner}: close it there first, or open another directory")
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(fd), there)
+
+
+def _written_pid(spool: str) -> int:
+    """Return the pid in the lock file, 0 if there is none."""
+    try:
+        fd = os.open(os.path.join(spool, LOCK_NAME), READ)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(fd, 32))
+    except (OSError, ValueError):
+        return 0
+    finally:
+        os.close(fd)
+
+
+def owner_pid(spool_path: str | os.PathLike[str]) -> int | None:
+    """Return the pid of the process that owns a spool, None if nobody does, 0 if the owner's pid is not known.
+
+    Asks with shared locks that are given back at once and writes nothing; `acquire_lock` waits such a moment out.
+    """
+    spool = os.fspath(spool_path)
+    for path in (spool, os.path.join(spool, LOCK_NAME)):
+        try:
+            fd = os.open(path, READ)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise storage_error(error, "look at the lock of the spool", path) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _written_pid(spool)
+        finally:
+            os.close(fd)  # gives the shared lock back, too
+    return None
+
+
+def filesystem_type(path: str | os.PathLike[str], mounts: str = "/proc/self/mountinfo") -> str | None:
+    """Return the type of the file system that holds `path`, which need not exist; None where mounts are not listed."""
+    real = os.fsencode(os.path.realpath(path))
+    try:
+        with open(mounts, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    best, found = b"", None
+    for line in lines:
+        # id parent device root MOUNT-POINT options… - TYPE source options
+        fields, dash, rest = line.partition(b" - ")
+        columns = fields.split(b" ")
+        if not dash or len(columns) < 5:
+            continue
+        point = _unescape(columns[4])
+        inside = real == point or real.startswith(point.rstrip(b"/") + b"/")
+        if inside and len(point) >= len(best):  # of two mounts at one point the later one is on top
+            best, found = point, rest.split(b" ")[0].decode()
+    return found
+
+
+def _unescape(point: bytes) -> bytes:
+    """Undo the octal escapes of space, tab, newline and backslash."""
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), point)
+
+
+def check_filesystem(path: str | os.PathLike[str], unsafe: bool = False, mounts: str = "/proc/self/mountinfo") -> None:
+    """Refuse a spool on a network file system, where locks and mapped files cannot be relied on.
+
+    Args:
+        path: the spool; need not exist yet.
+        unsafe: accept any file system.
+        mounts: the list of mounts, in the format of /proc/self/mountinfo.
+
+    Raises:
+        StorageError: the file system is NFS, SMB, FUSE or the like.
+    """
+    kind = None if unsafe else filesystem_type(path, mounts)
+    if kind is not None and (kind in _NETWORK or kind.startswith("fuse.")):
+        raise StorageError(
+            f"the spool {os.fspath(path)} is on a {kind} file system, where locks and mapped files are not reliable: "
+            "use a local disk, or pass unsafe_filesystem=True if you know that it is safe"
+        )

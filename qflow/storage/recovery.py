@@ -1,0 +1,104 @@
+"""What a log says when it is opened: a plain value. Nothing here calls upward.
+
+Only rows and registry records are read, one of each a queue, so opening takes the same time whatever waits.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from qflow.errors import CorruptionError, FormatTooNew
+from qflow.storage.block_log import FORMAT, Row, meta_key, queue_key, read_row, seal, unseal
+
+CLEAN, DIRTY = b"clean", b"dirty"
+
+
+class QueueRecord(NamedTuple):
+    """One queue as the log knows it."""
+
+    owner: int
+    name: str
+    incarnation: int
+    settings: dict[str, Any]
+    row: Row | None
+    """None: the row is damaged, the queue cannot be served."""
+    deleted: bool
+
+
+class Recovery(NamedTuple):
+    """The whole log."""
+
+    uuid: UUID
+    clean: bool
+    queues: list[QueueRecord]
+    problems: list[str]
+
+    @property
+    def next_owner(self) -> int:
+        return max((record.owner for record in self.queues), default=0) + 1
+
+
+def first_records(uuid: UUID) -> dict[bytes, bytes]:
+    """Return what a new log begins with."""
+    return {
+        meta_key("format"): seal(struct.pack("<I", FORMAT)),
+        meta_key("uuid"): seal(uuid.bytes),
+        meta_key("state"): seal(CLEAN),
+    }
+
+
+def queue_value(name: str, incarnation: int, settings: dict[str, Any], *, deleted: bool = False) -> bytes:
+    fields = {"name": name, "incarnation": incarnation, "settings": settings, "deleted": deleted}
+    return seal(json.dumps(fields).encode())
+
+
+def set_state(txn: Any, state: bytes) -> None:
+    txn.put(meta_key("state"), seal(state))
+
+
+def read(txn: Any, path: str) -> Recovery:
+    """Read what the log says.
+
+    Raises:
+        FormatTooNew: it was written by a newer version.
+        CorruptionError: it is not a log of ours, or its first records are damaged.
+    """
+    values = {}
+    for name in ("format", "uuid", "state"):
+        value = txn.get(meta_key(name))
+        if value is None:
+            raise CorruptionError(f"{path} is not a qflow log: its {name} is missing. It was left as it is")
+        values[name] = unseal(value, f"{path}: the log's {name}")
+    (version,) = struct.unpack("<I", values["format"])
+    if version > FORMAT:
+        raise FormatTooNew(
+            f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with the newer qflow that wrote it"
+        )
+    queues: list[QueueRecord] = []
+    problems: list[str] = []
+    prefix = queue_key(0)[:1]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix)
+        while found and cursor.key().startswith(prefix):
+            owner = int.from_bytes(cursor.key()[1:], "big")
+            try:
+                fields = json.loads(unseal(cursor.value(), f"the record of queue {owner}"))
+            except CorruptionError as error:
+                problems.append(str(error))
+            else:
+                queues.append(_queue(txn, owner, fields, problems))
+            found = cursor.next()
+    return Recovery(UUID(bytes=values["uuid"]), values["state"] == CLEAN, queues, problems)
+
+
+def _queue(txn: Any, owner: int, fields: dict[str, Any], problems: list[str]) -> QueueRecord:
+    row: Row | None = None
+    try:
+        row = read_row(txn, owner, 0)
+    except CorruptionError as error:
+        if not fields["deleted"]:
+            problems.append(f"{error}; queue {fields['name']!r} cannot be served")
+    return QueueRecord(owner, fields["name"], fields["incarnation"], fields["settings"], row, fields["deleted"])

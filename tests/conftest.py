@@ -1,0 +1,34 @@
+"""What all tests share: spools that are checked when the test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """A path where no spool is yet."""
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def open_spool(spool: Path) -> Iterator[Callable[..., qflow.Broker]]:
+    """Open the spool with some settings; whatever is open at the end must pass its own check, and is closed."""
+    opened: list[qflow.Broker] = []
+
+    def open_it(**settings: Any) -> qflow.Broker:
+        broker = qflow.open(spool, **settings)
+        opened.append(broker)
+        return broker
+
+    yield open_it
+    for broker in opened:
+        if not broker.closed:
+            assert broker.check() == []
+            broker.close()

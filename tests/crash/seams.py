@@ -1,0 +1,91 @@
+"""Seams that count the steps of the engine at the disk, and kill the process or fail at a chosen one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from qflow.broker import Broker
+from qflow.config import BrokerSettings
+from qflow.storage.environment import Environment
+from qflow.storage.files import Files
+
+HOT = ("open", "close", "read", "pwrite", "lseek", "ftruncate", "unlink")
+COLD = (
+    "lstat", "exists", "make_directory", "remove_directory", "rename", "list", "scan", "allocate", "sync_file",
+    "sync_directory", "write_replacing",
+)  # fmt: skip
+LOG = ("begin", "commit", "make_room")
+
+
+class Steps:
+    """Counts steps; the `kill_at`-th one is not taken: the process dies of SIGKILL there."""
+
+    def __init__(self, kill_at: int = 2**60) -> None:
+        self.kill_at = kill_at
+        self.taken: list[str] = []
+
+    def take(self, name: str) -> None:
+        if len(self.taken) == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.taken.append(name)
+
+    def watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(*arguments: Any, **named: Any) -> Any:
+            self.take(name)
+            result = real(*arguments, **named)
+            self.take("after " + name)
+            return result
+
+        return operation
+
+
+class SteppedFiles(Files):
+    """Files each operation of which is two steps: before it and after it."""
+
+    def __init__(self, steps: Steps) -> None:
+        for name in HOT:
+            setattr(self, name, steps.watched(name, getattr(Files, name)))
+        for name in COLD:
+            setattr(self, name, steps.watched(name, getattr(super(), name)))
+
+
+def open_stepped(path: Any, steps: Steps, **settings: Any) -> Broker:
+    """Open a spool whose every operation on files and log is counted."""
+
+    def environment(log: str, files: Files) -> Environment:
+        env = Environment(log, files)
+        for name in LOG:
+            setattr(env, name, steps.watched(name, getattr(env, name)))
+        return env
+
+    return Broker(path, BrokerSettings(**settings), files=SteppedFiles(steps), open_environment=environment)
+
+
+def run_in_child(task: Callable[[], None]) -> int:
+    """Run a task in a forked child and return its wait status; an exception there is status 1 << 8."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    code = 1
+    try:
+        task()
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+    raise AssertionError("a child never comes here")
+
+
+def was_killed(status: int) -> bool:
+    """Tell whether a child died of SIGKILL; anything but that or a clean exit fails the test."""
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL, f"the child died of signal {os.WTERMSIG(status)}"
+        return True
+    assert os.WEXITSTATUS(status) == 0, "the child failed, see its traceback"
+    return False

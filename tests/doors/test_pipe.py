@@ -1,0 +1,256 @@
+"""`qflow pipe`: nothing confirmed is lost, whatever dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from doors.command_line import CommandLine, numbers, python, text
+
+import qflow
+from qflow import inspect
+
+COPY_LINES = "import sys\nfor line in sys.stdin: print(line, end='')"
+
+
+def summary(done: subprocess.CompletedProcess[bytes]) -> dict[str, int]:
+    """Return the summary that --json writes to stderr first."""
+    facts: dict[str, int] = json.loads(done.stderr.splitlines()[0])
+    return facts
+
+
+def append_to(path: Path, then: str) -> list[str]:
+    """Return a command that writes a JSON list of its input lines as a line of a file, then does something."""
+    return python(
+        "import json, os, signal, sys\n"
+        "lines = sys.stdin.read().splitlines()\n"
+        f"with open({str(path)!r}, 'a') as file: print(json.dumps(lines), file=file)\n" + then
+    )
+
+
+def runs(path: Path) -> list[list[str]]:
+    """Return what `append_to` wrote, run by run."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_pass_to_stdout(cli: CommandLine) -> None:
+    """Everything, in order, whatever the capacity; the summary says how many."""
+    lines = numbers(0, 50_000)
+    done = cli.run("pipe", cli.spool, "q", "--capacity", "256KiB", "--json", stdin=text(lines))
+    assert done.returncode == 0
+    assert done.stdout == text(lines)
+    assert summary(done) == {"queue": "q", "found": 0, "stored": 50_000, "delivered": 50_000, "left": 0}
+
+
+def test_lines_pass_to_a_command(cli: CommandLine) -> None:
+    """The command gets everything on its stdin, then the end; options after -- are its own."""
+    lines = numbers(0, 50_000)
+    done = cli.run("pipe", cli.spool, "q", "--", "grep", "-c", "7", stdin=text(lines))
+    assert done.returncode == 0
+    assert int(done.stdout) == sum(b"7" in line for line in lines)
+    assert cli.waiting() == []
+
+
+def test_a_line_passes_while_stdin_is_open(cli: CommandLine) -> None:
+    """A slow producer's line does not wait for the next one."""
+    process = cli.start("pipe", cli.spool, "q", "--", *python(COPY_LINES))
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for line in (b"first\n", b"second\n"):
+        process.stdin.write(line)
+        assert process.stdout.read(len(line)) == line
+    process.stdin.close()
+    assert process.wait() == 0
+
+
+def test_what_an_earlier_run_left_goes_out_first(cli: CommandLine) -> None:
+    """The queue is drained in order, old lines before new ones."""
+    cli.run("put", cli.spool, "q", stdin=b"old\n")
+    done = cli.run("pipe", cli.spool, "q", "--json", stdin=b"new\n")
+    assert done.stdout == b"old\nnew\n"
+    assert summary(done)["found"] == 1
+
+
+def test_a_command_that_fails_in_between_loses_only_what_it_read(cli: CommandLine) -> None:
+    """Lines that lay in the pipe or in the queue when the command died are delivered by the next run."""
+    lines = numbers(0, 100_000)
+    dying = python("import os, signal\nos.read(0, 5000)\nos.kill(os.getpid(), signal.SIGKILL)")
+    done = cli.run("pipe", cli.spool, "q", "--json", "--", *dying, stdin=text(lines))
+    assert done.returncode == 5
+    assert b"was ended by signal 9 before it was given everything" in done.stderr
+    facts = summary(done)
+    read = text(lines)[:5000]
+    assert facts["delivered"] == read.count(b"\n")
+    assert facts["left"] == facts["stored"] - facts["delivered"]
+    waiting = cli.waiting()
+    assert waiting == lines[facts["delivered"] : facts["stored"]]
+
+
+def test_a_command_that_leaves_early_is_an_error_even_when_it_exits_with_0(cli: CommandLine) -> None:
+    """What it did not take stays in the queue, and the exit code says so."""
+    lines = numbers(0, 100_000)
+    done = cli.run("pipe", cli.spool, "q", "--", *python("import os\nos.read(0, 10)"), stdin=text(lines))
+    assert done.returncode == 5
+    assert b"exited with 0 before it was given everything" in done.stderr
+    assert cli.waiting()[0] == b"5"
+
+
+def test_a_command_that_fails_at_the_end_is_an_error(cli: CommandLine) -> None:
+    """Its exit code is not hidden."""
+    done = cli.run("pipe", cli.spool, "q", "--", "sh", "-c", "cat; exit 3", stdin=b"a\n")
+    assert (done.returncode, done.stdout) == (5, b"a\n")
+    assert b"sh exited with 3" in done.stderr
+
+
+def test_a_reader_of_stdout_that_leaves_loses_nothing_it_did_not_read(cli: CommandLine) -> None:
+    """After SIGPIPE, the lines that were stored and not read are in the queue."""
+    process = cli.start("pipe", cli.spool, "q")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"first\n")
+    assert process.stdout.read(6) == b"first\n"
+    process.stdout.close()
+    process.stdin.write(b"second\n")
+    assert process.wait() == 128 + signal.SIGPIPE
+    left = inspect.read_spool(cli.spool).queues[0]
+    assert cli.waiting() == [b"second"][: left.messages]
+    assert left.next_sequence - left.messages == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_the_command_finish_and_loses_nothing(cli: CommandLine, number: signal.Signals) -> None:
+    """What was read is stored, what the command has is delivered, each line once."""
+    process = cli.start("pipe", cli.spool, "q", "--", *python(COPY_LINES))
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"first\n")
+    assert process.stdout.read(6) == b"first\n"
+    process.stdin.write(b"second\n")
+    cli.wait_until_stored(2)
+    process.send_signal(number)
+    assert process.wait() == 128 + number
+    assert [b"first", *process.stdout.read().splitlines(), *cli.waiting()] == [b"first", b"second"]
+
+
+def test_a_signal_does_not_wait_for_a_command_that_reads_nothing_twice(cli: CommandLine) -> None:
+    """The first signal waits for the command, the second does not; nothing it did not read is acked."""
+    command = python("import sys, time\nprint('ready')\nsys.stdout.close()\nwhile True: time.sleep(3600)")
+    lines = numbers(0, 1000)
+    process = cli.start("pipe", cli.spool, "q", "--", *command)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.read(6) == b"ready\n"
+    process.stdin.write(text(lines))
+    cli.wait_until_stored(1000)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 128 + signal.SIGINT
+    assert cli.waiting() == lines
+
+
+@pytest.mark.parametrize("after", [1, 2_000, 50_000])
+def test_a_killed_pipe_loses_nothing_it_had_stored(cli: CommandLine, after: int) -> None:
+    """After SIGKILL, the next run delivers every stored line that was not delivered, in order; repeats are allowed."""
+    lines = numbers(0, 100_000)
+    (cli.directory / "input").write_bytes(text(lines))
+    delivered = cli.directory / "delivered"
+    with (cli.directory / "input").open("rb") as source, delivered.open("wb") as sink:
+        process = cli.start_on(source, sink, "pipe", cli.spool, "q", "--capacity", "256KiB")
+        cli.wait_until_stored(after)
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    stored = inspect.read_spool(cli.spool).queues[0].next_sequence
+    first_run = delivered.read_bytes().split(b"\n")[:-1]
+    second_run = cli.waiting()
+    assert stored >= after
+    assert first_run == lines[: len(first_run)]
+    assert second_run == lines[stored - len(second_run) : stored]
+    assert len(first_run) + len(second_run) >= stored
+
+
+def test_a_batch_is_a_run_of_the_command(cli: CommandLine) -> None:
+    """N lines a run, fewer in the last."""
+    done = cli.run("pipe", cli.spool, "q", "--batch", 1000, "--", "wc", "-l", stdin=text(numbers(0, 2500)))
+    assert done.returncode == 0
+    assert [int(count) for count in done.stdout.split()] == [1000, 1000, 500]
+    assert cli.waiting() == []
+
+
+def test_a_batch_that_fills_the_memory_is_smaller(cli: CommandLine) -> None:
+    """The capacity bounds a batch, too: no run waits for lines that cannot come."""
+    log = cli.directory / "runs"
+    command = append_to(log, "")
+    lines = numbers(10_000, 10_500)
+    done = cli.run("pipe", cli.spool, "q", "--capacity", "8KiB", "--batch", 400, "--", *command, stdin=text(lines))
+    assert done.returncode == 0
+    assert len(runs(log)) > 2
+    assert [line.encode() for run in runs(log) for line in run] == lines
+
+
+def test_a_batch_that_fails_is_repeated_then_given_back(cli: CommandLine) -> None:
+    """Each try gets the same lines; then the exit code says it, and the lines keep their place."""
+    lines = numbers(0, 25)
+    log = cli.directory / "runs"
+    command = append_to(log, "sys.exit(7 if '10' in lines else 0)")
+    done = cli.run("pipe", cli.spool, "q", "--batch", 10, "--retries", 1, "--json", "--", *command, stdin=text(lines))
+    assert done.returncode == 5
+    assert b"exited with 7 at the last of 2 tries; its 10 lines are back in the queue" in done.stderr
+    assert [run[0] for run in runs(log)] == ["0", "10", "10"]
+    assert summary(done) == {"queue": "q", "found": 0, "stored": 25, "delivered": 10, "left": 15}
+    assert cli.waiting() == lines[10:]
+
+
+def test_the_next_run_continues_with_the_batch_that_failed(cli: CommandLine) -> None:
+    """A command that died in a run gets the same lines again."""
+    lines = numbers(0, 25)
+    dying = append_to(cli.directory / "first", "os.kill(os.getpid(), signal.SIGKILL)")
+    done = cli.run("pipe", cli.spool, "q", "--batch", 10, "--retries", 0, "--", *dying, stdin=text(lines))
+    assert done.returncode == 5
+    assert b"was ended by signal 9; its 10 lines" in done.stderr
+    log = cli.directory / "second"
+    assert cli.run("pipe", cli.spool, "q", "--batch", 10, "--", *append_to(log, "")).returncode == 0
+    assert [line.encode() for run in runs(log) for line in run] == lines
+
+
+def test_a_command_may_succeed_without_reading_its_batch(cli: CommandLine) -> None:
+    """Its exit code counts, not what it read."""
+    done = cli.run("pipe", cli.spool, "q", "--batch", 100_000, "--", "true", stdin=text(numbers(0, 100_000)))
+    assert done.returncode == 0
+    assert cli.waiting() == []
+
+
+def test_a_signal_lets_a_batch_finish(cli: CommandLine) -> None:
+    """The run in progress ends and its lines are acked; the next one does not start."""
+    command = python("import sys\nlines = sys.stdin.readlines()\nprint('got', len(lines))")
+    process = cli.start("pipe", cli.spool, "q", "--batch", 2, "--", *command)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"1\n2\n3\n")
+    assert process.stdout.read(6) == b"got 2\n"
+    cli.wait_until_stored(3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 128 + signal.SIGINT
+    assert process.stdout.read() == b""
+    assert cli.waiting() == [b"3"]
+
+
+def test_a_queue_at_its_limit_holds_stdin_back(cli: CommandLine) -> None:
+    """A limit makes the producer wait, and everything passes all the same."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("q", limit_messages=100)
+    lines = numbers(0, 5000)
+    assert cli.run("pipe", cli.spool, "q", stdin=text(lines)).stdout == text(lines)
+
+
+def test_a_line_too_long_ends_the_pipe_after_the_lines_before_it(cli: CommandLine) -> None:
+    """They are delivered, then the error names the line."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("q", max_message_bytes=3)
+    done = cli.run("pipe", cli.spool, "q", stdin=b"1\n22\n4444\n5\n")
+    assert done.returncode == 2
+    assert done.stdout == b"1\n22\n"
+    assert b"stdin: line 3 is longer than 3 bytes" in done.stderr

@@ -1,0 +1,202 @@
+"""The byte layout of blocks: what is written is what is read, and any other bytes are refused."""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate, pairwise
+from zlib import crc32
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from qflow.errors import CorruptionError
+from qflow.message import Message, Record
+from qflow.storage import blocks
+from qflow.storage.blocks import BlockKey, Singles
+
+KEY = BlockKey(table=3, owner=70_000, lane=5, first=2**40)
+WHERE = "test file"
+
+bodies = st.binary(max_size=60)
+plain_or_message: st.SearchStrategy[Record] = st.one_of(
+    bodies, st.builds(Message, bodies, st.sampled_from([b"", b'{"a":1}', b'{"name":"value"}']), st.booleans())
+)
+keys = st.builds(
+    BlockKey, st.integers(0, 255), st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 2**64 - 2**33)
+)
+
+
+def as_message(record: Record) -> Message:
+    return record if isinstance(record, Message) else Message(record)
+
+
+some_records = st.lists(plain_or_message, min_size=1, max_size=20)
+
+
+@given(keys, some_records, st.integers(0, 2**64 - 1), st.integers(0, 2**63), st.data())
+def test_decode_returns_what_encode_was_given(key, records, previous, time_ms, data):
+    """Records, headers, flags, gaps, times and the header's fields survive a round trip, whichever columns are used."""
+    gaps = data.draw(st.none() | st.lists(st.integers(1, 1000), min_size=len(records), max_size=len(records)))
+    times = data.draw(st.none() | st.lists(st.integers(0, 2**32 - 1), min_size=len(records), max_size=len(records)))
+    offsets = None if gaps is None else [end - 1 for end in accumulate(gaps)]
+
+    encoded = blocks.encode(key, records, previous=previous, time_ms=time_ms, offsets=offsets, times=times)
+    block = blocks.decode(encoded, key, where=WHERE)
+
+    assert [as_message(record) for record in block.records] == [as_message(record) for record in records]
+    assert list(block.offsets) == (offsets or list(range(len(records))))
+    assert list(block.times_ms) == [time_ms + delta for delta in times or [0] * len(records)]
+    assert (block.first, block.header.previous, block.header.time_ms) == (key.first, previous, time_ms)
+    assert block.end == key.first + (offsets[-1] + 1 if offsets else len(records))
+    assert block.header == blocks.read_header(encoded, where=WHERE)
+    assert block.header.total_bytes == len(encoded)
+
+
+@given(keys, plain_or_message)
+@example(KEY, b"")
+def test_singles_write_the_same_bytes_as_encode(key, record):
+    """The short cut for blocks of one writes the same format, in one piece or framed, and reads it back."""
+    singles = Singles(key.table, key.owner, key.lane)
+    encoded = singles.encode(key.first, record)
+    assert encoded == blocks.encode(key, [record])
+    assert as_message(singles.decode(encoded, key.first, WHERE)) == as_message(record)
+    if isinstance(record, bytes):
+        assert len(encoded) == len(record) + blocks.SINGLE_BYTES
+        head, tail = singles.frame(key.first, record)
+        assert head + record + tail == encoded
+        assert singles.unframe(head, record, tail, key.first, WHERE) == record
+
+
+SAMPLES = {
+    "one": blocks.encode(KEY, [b"a body of one message"]),
+    "empty": blocks.encode(KEY, [b""]),
+    "many": blocks.encode(KEY, [b"first", b"", b"third"], previous=KEY.first - 1, time_ms=1_700_000_000_000),
+    "columns": blocks.encode(
+        KEY, [Message(b"x", b'{"a":1}'), Message(b"yz", b"", logged=False)], offsets=[0, 7], times=[0, 9]
+    ),
+}  # fmt: skip
+
+
+def single_decoder(data: bytes) -> object:
+    return Singles(KEY.table, KEY.owner, KEY.lane).decode(data, KEY.first, WHERE)
+
+
+def unframing_decoder(data: bytes) -> object:
+    cut = blocks.SINGLE_HEAD_BYTES
+    end = max(cut, len(data) - 4)
+    return Singles(KEY.table, KEY.owner, KEY.lane).unframe(data[:cut], data[cut:end], data[end:], KEY.first, WHERE)
+
+
+def block_decoder(data: bytes) -> object:
+    return blocks.decode(data, KEY, where=WHERE)
+
+
+DECODERS = [block_decoder, single_decoder, unframing_decoder]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_every_flipped_bit_is_detected(sample, decoder):
+    """A single bit that is not as written makes any block unreadable, wherever it is."""
+    for position in range(len(sample) * 8):
+        damaged = bytearray(sample)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(CorruptionError, match=WHERE):
+            decoder(bytes(damaged))
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_every_truncation_is_detected(sample, decoder):
+    """A block cut short at any byte is refused."""
+    for length in range(len(sample)):
+        with pytest.raises(CorruptionError, match=WHERE):
+            decoder(sample[:length])
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("more", [b"\0", b"\0" * 100, b"x", SAMPLES["one"]], ids=["zero", "zeros", "letter", "block"])
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_bytes_after_the_block_are_detected(sample, more, decoder):
+    """A block with anything behind it is refused."""
+    with pytest.raises(CorruptionError, match=WHERE):
+        decoder(sample + more)
+
+
+@pytest.mark.parametrize("flip", range(blocks.HEADER_BYTES))
+def test_a_damaged_header_is_detected_without_the_rest(flip):
+    """The header has its own checksum, so count and span can be trusted before the payload is read."""
+    damaged = bytearray(SAMPLES["many"][: blocks.HEADER_BYTES])
+    damaged[flip] ^= 0x10
+    with pytest.raises(CorruptionError, match=WHERE):
+        blocks.read_header(damaged, where=WHERE)
+
+
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+@pytest.mark.parametrize("field", BlockKey._fields)
+def test_a_block_under_another_key_is_detected(sample, field):
+    """A whole, undamaged block of another table, owner, lane or sequence is refused."""
+    wrong = KEY._replace(**{field: getattr(KEY, field) ^ 1})
+    with pytest.raises(CorruptionError, match=WHERE):
+        blocks.decode(sample, wrong, where=WHERE)
+    singles = Singles(wrong.table, wrong.owner, wrong.lane)
+    with pytest.raises(CorruptionError, match=WHERE):
+        singles.decode(sample, wrong.first, WHERE)
+
+
+def test_a_block_of_several_is_not_a_block_of_one():
+    """A spill file that holds two messages is damaged, not half read."""
+    with pytest.raises(CorruptionError, match="holds 3 messages"):
+        single_decoder(SAMPLES["many"])
+
+
+def test_no_key_means_no_key_check():
+    """The inspector may decode a block without knowing where it should be."""
+    assert blocks.decode(SAMPLES["one"], None, where=WHERE).header.key == KEY
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_and_never_crash(data):
+    """Bytes that were never a block raise CorruptionError and nothing else."""
+    for decoder in DECODERS:
+        with pytest.raises(CorruptionError, match=WHERE):
+            decoder(data)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_bytes_with_a_right_checksum_are_not_a_block_by_that(decoder):
+    """Foreign bytes that happen to end with their own CRC-32 are refused at any length."""
+    for length in range(200):
+        data = bytes(length)
+        with pytest.raises(CorruptionError, match=WHERE):
+            decoder(data + struct.pack("<I", crc32(data)))
+
+
+sizes = st.one_of(st.integers(0, 300), st.integers(0, 2 * blocks.MAX_BYTES), st.just(0))
+
+
+@settings(deadline=None)
+@given(st.lists(sizes, max_size=60) | st.tuples(st.integers(0, 100), st.integers(1, 4096)).map(lambda t: [t[0]] * t[1]))
+@example([50] * 1024)
+def test_split_covers_everything_within_the_bounds(message_sizes):
+    """The pieces are all messages in order, each within both bounds with every column used, or a single message."""
+    pieces = blocks.split(message_sizes)
+    assert [index for piece in pieces for index in range(piece.start, piece.stop)] == list(range(len(message_sizes)))
+    for piece in pieces:
+        count = piece.stop - piece.start
+        assert 1 <= count <= blocks.MAX_MESSAGES
+        if count > 1:
+            records = [Message(bytes(size), b"", logged=False) for size in message_sizes[piece]]
+            records[0] = Message(records[0].body[:-1], records[0].body[-1:], logged=False)
+            block = blocks.encode(KEY, records, offsets=range(count), times=[0] * count)
+            assert len(block) <= blocks.MAX_BYTES
+
+
+@given(st.lists(sizes, min_size=1, max_size=60))
+def test_split_does_not_cut_more_than_needed(message_sizes):
+    """Two neighbouring pieces would not have fitted together."""
+    pieces = blocks.split(message_sizes)
+    for one, two in pairwise(pieces):
+        first_of_next = [*message_sizes[one], message_sizes[two.start]]
+        assert sum(first_of_next) + 20 * len(first_of_next) > blocks.MAX_BYTES - blocks.SINGLE_BYTES

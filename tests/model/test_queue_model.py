@@ -1,0 +1,276 @@
+"""A queue against a plain list, through random histories of puts, gets, settles, spills, reopens and crashes.
+
+Invariants I1-I8 and I13-I15 hold after every step: what comes out is what went in, in order, once unless returned or
+unconfirmed; memory is within its bounds; ledger, runs, files, rows and blocks agree.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import qflow
+from qflow.delivery import Delivery
+from qflow.message import OVERHEAD_BYTES
+
+CAPACITIES = [0, 1, 200, 1_000, 5_000]
+LARGEST = 700
+MEMORY = Path("/dev/shm")
+"""Crashes of the model keep what the kernel has; a file system in memory takes no time to sync."""
+bodies = st.integers(0, LARGEST).map(lambda size: bytes([size % 251]) * size)
+
+
+class Sent:
+    """What the model knows of one message."""
+
+    def __init__(self, body: bytes, durable: bool) -> None:
+        self.body = body
+        self.durable = durable
+        self.returned = 0
+        self.doubtful = False
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """The model: messages by sequence, and which of them wait, are held, or may or may not come again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="qflow-model-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.number = 0
+        self.sent: dict[int, Sent] = {}
+        self.waiting: set[int] = set()
+        self.held: dict[int, Delivery] = {}
+        self.uncertain: set[int] = set()  # acked, and perhaps not confirmed when the crash came
+        self.unconfirmed: set[int] = set()
+        self.highest = -1
+
+    @initialize(
+        capacity=st.sampled_from(CAPACITIES),
+        broker_capacity=st.sampled_from([500, 3_000, 100_000]),
+        durable=st.booleans(),
+        limit=st.sampled_from([None, None, 20]),
+    )
+    def begin(self, capacity: int, broker_capacity: int, durable: bool, limit: int | None) -> None:
+        self.capacity, self.broker_capacity, self.durable, self.limit = capacity, broker_capacity, durable, limit
+        self.open()
+
+    @property
+    def path(self) -> Path:
+        return self.directory / str(self.number)
+
+    def open(self) -> None:
+        self.broker = qflow.open(self.path, capacity_bytes=self.broker_capacity)
+        assert not list((self.path / "spill").iterdir())  # I8
+        self.queue = self.broker.declare_queue(
+            "q", durable=self.durable, capacity_bytes=self.capacity, limit_messages=self.limit
+        )
+        self.other = self.broker.declare_queue("other", durable=False)
+
+    def room(self, count: int) -> bool:
+        return self.limit is None or len(self.waiting) + len(self.held) + count <= self.limit
+
+    def note(self, sequence: int, body: bytes, durable: bool) -> None:
+        assert sequence > self.highest  # I13
+        self.highest = sequence
+        self.sent[sequence] = Sent(body, durable)
+        self.waiting.add(sequence)
+
+    # Steps -------------------------------------------------------------------------------------------------------
+
+    @rule(body=bodies, logged=st.booleans())
+    def put(self, body: bytes, logged: bool) -> None:
+        durable = self.durable and logged
+        if not self.room(1) and not self.uncertain:
+            try:
+                self.queue.put_nowait(body, durable=durable)
+            except qflow.QueueFull:
+                return
+            raise AssertionError("the limit was passed")
+        if self.room(1 + len(self.uncertain)):
+            self.note(self.queue.put(body, durable=durable, timeout_s=0), body, durable)
+
+    @rule(batch=st.lists(bodies, max_size=12), logged=st.booleans())
+    def put_many(self, batch: list[bytes], logged: bool) -> None:
+        durable = self.durable and logged
+        if self.room(len(batch) + len(self.uncertain)):
+            sequences = self.queue.put_many(batch, durable=durable, timeout_s=0)
+            assert len(sequences) == len(batch)
+            for sequence, body in zip(sequences, batch, strict=True):
+                self.note(sequence, body, durable)
+
+    @precondition(lambda self: self.durable)
+    @rule(body=bodies)
+    def submit(self, body: bytes) -> None:
+        if self.room(1 + len(self.uncertain)):
+            self.note(self.queue.submit(body, timeout_s=0).result(), body, True)
+
+    def received(self, delivery: Delivery) -> None:
+        sequence = delivery.sequence
+        if sequence in self.uncertain:
+            self.waiting.add(sequence)
+        self.uncertain = {other for other in self.uncertain if other > sequence}  # those passed over did not come again
+        assert sequence == min(self.waiting), "out of order, or a message was passed over"  # I1, I5
+        sent = self.sent[sequence]
+        assert delivery.body == sent.body  # I4
+        assert delivery.redelivered or not (sent.returned or sent.doubtful)
+        if not sent.doubtful:
+            assert delivery.delivery_count == sent.returned + 1
+        self.waiting.discard(sequence)
+        self.held[sequence] = delivery
+
+    @rule()
+    def get(self) -> None:
+        if not self.waiting and not self.uncertain:
+            try:
+                self.queue.get_nowait()
+            except qflow.QueueEmpty:
+                return
+            raise AssertionError("a message came from nowhere")
+        try:
+            delivery = self.queue.get(0)
+        except qflow.QueueEmpty:
+            # Held messages may fill memory; with none in flight a message must come.
+            assert self.held or not self.waiting
+            return
+        self.received(delivery)
+
+    @rule(count=st.integers(1, 30))
+    def get_many(self, count: int) -> None:
+        batch = self.queue.get_many(count, timeout_s=0)
+        assert len(batch) <= count
+        assert batch or self.held or not self.waiting
+        assert list(batch.sequences) == [delivery.sequence for delivery in batch]
+        assert batch.bodies == [delivery.body for delivery in batch]
+        for delivery in batch:
+            self.received(delivery)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), wait=st.booleans())
+    def ack(self, data: st.DataObject, wait: bool) -> None:
+        sequence = data.draw(st.sampled_from(sorted(self.held)))
+        self.held.pop(sequence).ack(wait)
+        if wait or not self.durable:
+            self.unconfirmed.clear()
+        else:
+            self.unconfirmed.add(sequence)
+
+    @precondition(lambda self: self.held)
+    @rule(wait=st.booleans())
+    def ack_all(self, wait: bool) -> None:
+        self.queue.ack_many(list(self.held.values()), wait=wait)
+        if not wait:
+            self.unconfirmed |= set(self.held)
+        else:
+            self.unconfirmed.clear()
+        self.held.clear()
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def nack(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(sorted(self.held)))
+        self.held.pop(sequence).nack()
+        self.sent[sequence].returned += 1
+        self.waiting.add(sequence)
+
+    @rule()
+    def purge(self) -> None:
+        self.queue.purge()
+        self.waiting.clear()
+        for delivery in self.held.values():
+            delivery.ack()  # late: a no-op
+        self.held.clear()
+        self.uncertain.clear()
+        self.unconfirmed.clear()
+
+    @rule(size=st.integers(0, 4_000))
+    def crowd(self, size: int) -> None:
+        """Another queue wants memory, and gives it back."""
+        self.other.put(b"x" * size)
+        self.other.get(0).ack()
+
+    @rule(capacity=st.sampled_from(CAPACITIES))
+    def resize(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.broker.declare_queue("q", durable=self.durable, capacity_bytes=capacity, limit_messages=self.limit)
+        in_flight = sum(len(delivery.body) + OVERHEAD_BYTES for delivery in self.held.values())
+        assert self.queue.stats().resident_bytes <= max(capacity, in_flight) + LARGEST + OVERHEAD_BYTES
+
+    @rule()
+    def browse(self) -> None:
+        entries = [entry for entry in self.queue.browse() if entry.state != "logged"]
+        assert {entry.sequence for entry in entries} <= self.waiting | self.uncertain
+        assert [entry.sequence for entry in entries] == sorted(entry.sequence for entry in entries)
+
+    @rule()
+    def reopen(self) -> None:
+        held = list(self.held)
+        stale = list(self.held.values())
+        self.broker.close()
+        for delivery in stale:
+            try:
+                delivery.ack()
+            except qflow.BrokerClosed:
+                continue
+            raise AssertionError("an ack after close was taken")
+        self.after_restart(held)
+        self.unconfirmed.clear()
+        for sequence in held:
+            self.sent[sequence].returned += 1
+        self.open()
+        assert self.broker.recovery.clean
+
+    @precondition(lambda self: self.durable)
+    @rule()
+    def crash(self) -> None:
+        """What a kill would leave: the log as it is at its last commit, and whatever else lies around."""
+        held = list(self.held)
+        after = self.directory / str(self.number + 1)
+        after.mkdir()
+        (after / "log").mkdir()
+        shutil.copytree(self.path / "spill", after / "spill")
+        self.broker._log._env.copy_to(str(after / "log"))
+        self.broker.close()
+        self.number += 1
+        self.after_restart(held)
+        self.uncertain |= {sequence for sequence in self.unconfirmed if self.sent[sequence].durable}
+        self.unconfirmed.clear()
+        for sent in self.sent.values():
+            sent.doubtful = True
+        self.open()
+        assert not self.broker.recovery.clean
+
+    def after_restart(self, held: list[int]) -> None:
+        self.waiting |= set(held)
+        self.held.clear()
+        self.waiting = {sequence for sequence in self.waiting if self.sent[sequence].durable}
+        if not self.durable:
+            self.highest = -1
+
+    # After every step --------------------------------------------------------------------------------------------
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "broker"):
+            return
+        assert self.broker.check() == []
+        stats = self.queue.stats()
+        assert len(self.waiting) <= stats.messages - len(self.held) <= len(self.waiting) + len(self.uncertain)
+        assert stats.acquired_messages == len(self.held)
+        slack = LARGEST * 12 + OVERHEAD_BYTES * 12
+        assert stats.resident_bytes <= min(self.capacity, self.broker_capacity) + slack
+
+    def teardown(self) -> None:
+        if hasattr(self, "broker"):
+            self.broker.close()
+        shutil.rmtree(self.directory)
+
+
+QueueMachine.TestCase.settings = settings(
+    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+)
+TestQueueModel = QueueMachine.TestCase
