@@ -16,6 +16,7 @@ waits for, a maintenance thread wipes, removes settled blocks and renews `stats.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -58,6 +59,7 @@ WIPED_AT_ONCE = 256
 TRANSIENT_OWNERS = 2**31
 """Queues that are not durable have numbers from here on; the log never sees them."""
 
+_logger = logging.getLogger("qflow")
 _brokers: weakref.WeakSet[Broker] = weakref.WeakSet()
 
 
@@ -183,6 +185,8 @@ class Broker:
         self.uuid = found.uuid
         self._clean = found.clean
         self._found = found.queues
+        for problem in found.problems:
+            _logger.error("%s: %s", self.path, problem)
         self._problems += found.problems
         self._next_owner = found.next_owner
         self._next_transient = TRANSIENT_OWNERS
@@ -376,14 +380,17 @@ class Broker:
         with self._lock:
             self._check_open()
             queues = list(self._queues.values())
-        found = [*self._problems, *self._ledger.problems()]
+        found = [f"queue {name!r} has a damaged row and is not served" for name in sorted(self._broken)]
+        found += self._ledger.problems()
         for queue in queues:
             found += queue.problems()
         return found
 
-    def _report(self, problem: str) -> None:
+    def _report(self, problem: str, damaged_blocks: int) -> None:
+        """Note what a queue found damaged: in the recovery report, and in the log of the process."""
+        _logger.error("%s: %s", self.path, problem)
         self._problems.append(problem)
-        self._quarantined_blocks += 1
+        self._quarantined_blocks += damaged_blocks
         self.recovery = attrs.evolve(
             self.recovery, problems=tuple(self._problems), quarantined_blocks=self._quarantined_blocks
         )
@@ -419,7 +426,7 @@ class Broker:
                 busy = False
                 if self._stop.is_set():
                     return
-                self._maintenance_error = error  # the same thing is tried again in a second
+                _logger.warning("%s: maintenance failed and is tried again: %s", self.path, error)
 
     def _remove_settled(self) -> bool:
         """Remove blocks below floors that one commit was not enough for."""

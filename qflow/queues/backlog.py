@@ -60,7 +60,7 @@ class Backlog:
         row: block_log.Row | None,
         owner: int,
         relief: Relief,
-        report: Callable[[str], None],
+        report: Callable[[str, int], None],
     ) -> None:
         self._name = name
         self._account = account
@@ -123,10 +123,12 @@ class Backlog:
         return self._trim_slack()
 
     def _trim_slack(self) -> int:
-        """Return slack that is not needed any more; return how much is used above the bounds. Under the lock."""
+        """Give up slack that is not needed any more, wake waiters; return what is above the bounds. Under the lock."""
         over = max(0, self._used - self._account.borrowed)
         self._get_slack = min(self._get_slack, over)
         self._put_slack = min(self._put_slack, over - self._get_slack)
+        if self._putters and (not self._put_slack or self._counts_bytes()):  # else they would wake for nothing
+            self._room.notify_all()
         self._refresh()
         return over
 
@@ -145,8 +147,6 @@ class Backlog:
             if keep < account.borrowed:
                 self._ledger.give_back(account, account.borrowed - keep)
         self._trim_slack()
-        if self._putters:
-            self._room.notify_all()
         if self._starved:
             self._arrived.notify_all()
 
@@ -154,12 +154,14 @@ class Backlog:
         """Recompute the two numbers the hot path compares with. Under the lock."""
         self._append = self._runs.open.records.append
         self._ceiling = self._account.borrowed if self._plain_puts_pass() else NEVER
-        if self._putters or self._starved or self._put_slack or self._get_slack or self._counts_bytes():
+        account = self._account
+        slack = self._put_slack or self._get_slack
+        if slack:
+            self._runs.hide_head()  # getters go the long way
+        if slack or self._putters or self._starved or self._counts_bytes() or account.borrowed > account.capacity:
             self._give_back_below = ALWAYS
-            if self._put_slack or self._get_slack:
-                self._runs.hide_head()  # getters go the long way
         else:
-            self._give_back_below = self._account.borrowed - 2 * self._ledger.chunk
+            self._give_back_below = account.borrowed - 2 * self._ledger.chunk
 
     def _plain_puts_pass(self) -> bool:
         raise NotImplementedError
@@ -301,8 +303,8 @@ class Backlog:
         """Read the front of a claimed run, as much as `budget` bytes hold; without the lock."""
         spilled = run.place is Place.SPILLED
         moved = self._read_spilled(run, budget) if spilled else self._read_logged(run, budget, alone)
-        for problem in moved.problems:
-            self._report(f"queue {self._name!r}: {problem}")
+        for problem, damaged_blocks in moved.problems:
+            self._report(f"queue {self._name!r}: {problem}", damaged_blocks)
         return moved
 
     def _read_spilled(self, run: Run, budget: int) -> _Moved:
@@ -315,7 +317,7 @@ class Backlog:
         for sequence, problem in problems:
             record = self._repair(sequence)
             outcome = "read from the log instead" if record is not None else "lost"
-            moved.problems.append(f"spilled message {sequence}: {problem}; {outcome}")
+            moved.problems.append((f"spilled message {sequence}: {problem}; {outcome}", 0))
             if record is None:
                 moved.lost.append((sequence, sequence + 1))
             else:
@@ -369,7 +371,7 @@ class Backlog:
         else:
             if following < replayed.position:
                 moved.lost.append((following, replayed.position))
-        moved.problems += [text for sequence, text, _ in replayed.problems if sequence < moved.position]
+        moved.problems += [(text, bool(key)) for sequence, text, key in replayed.problems if sequence < moved.position]
         moved.damaged += [key for sequence, _, key in replayed.problems if sequence < moved.position and key]
         return moved
 
@@ -393,7 +395,7 @@ class Backlog:
             size = run.charged - charged - OVERHEAD_BYTES * left
             settled.append(Settled(run.first, run.first, left, size))
             self._report(
-                f"queue {self._name!r}: the log should hold {left} more messages below {run.end}, {size} bytes"
+                f"queue {self._name!r}: the log should hold {left} more messages below {run.end}, {size} bytes", 0
             )
             self._quarantined += max(left, 0)
             vanished = left
@@ -448,7 +450,8 @@ class _Moved:
         """(first, records, marks), in order."""
         self.lost: list[tuple[int, int]] = []
         """Ranges that hold no message any more, and must not hold the floor down."""
-        self.problems: list[str] = []
+        self.problems: list[tuple[str, int]] = []
+        """(what is wrong, blocks of the log it is wrong with)."""
         self.damaged: list[bytes] = []
         self.repaired = 0
         self.needs = 0

@@ -62,7 +62,7 @@ class Queue(Backlog):
         row: Row | None,
         owner: int,
         relief: Relief,
-        report: Callable[[str], None],
+        report: Callable[[str, int], None],
         max_transaction_bytes: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -22,6 +22,7 @@ second; with a gate 38,000). They wake now and then to see whether the leader's 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ from qflow.message import Record
 from qflow.storage import block_log
 from qflow.storage.block_log import RESERVED_SEQUENCES, TAIL_BYTES, Row, Settled
 from qflow.storage.environment import Environment, LmdbError, MapFull
+
+_logger = logging.getLogger("qflow")
 
 BATCH_BYTES = 8 * 2**20
 """A batch admits no more from different callers."""
@@ -421,7 +424,11 @@ class TransactionLog:
                 batch = self._unled[0]
                 if not batch.done and batch.gate.acquire(timeout=FLUSH_S):
                     batch.gate.release()
-                self.wait(batch)
+                try:
+                    self.wait(batch)
+                except Exception as error:
+                    _logger.exception("a commit of %s could not be finished", self._env.path)
+                    self._failure = self._failure or error
                 with self._lock:
                     del self._unled[0]
 

@@ -11,7 +11,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,16 +84,17 @@ class Oracle:
 def live_and_die(spool: Path, seed: int, life: int, chance: random.Random) -> list[list[str]]:
     """Start a worker, kill it somewhere, and return the words of each line it told."""
     process = subprocess.Popen(
-        [sys.executable, worker.__file__, str(spool), str(seed), str(life)], stdout=subprocess.PIPE
+        [sys.executable, "-X", "faulthandler", worker.__file__, str(spool), str(seed), str(life)], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    with process:
+    with process, alarm(process):
         lines = []
         puts = 0
         wanted = chance.randrange(3, 90)
         while puts < wanted:
             line = process.stdout.readline()
             assert line, "the worker ended by itself"
+            assert not line.startswith(b"wrong"), line.decode()
             lines.append(line)
             puts += line.startswith((b"put left", b"put right"))
         try:
@@ -102,6 +106,18 @@ def live_and_die(spool: Path, seed: int, life: int, chance: random.Random) -> li
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     return [line.decode().split() for line in lines]
+
+
+@contextmanager
+def alarm(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Abort a worker that hangs, with the stack of each of its threads in the captured error output."""
+    timer = threading.Timer(30, process.send_signal, [signal.SIGABRT])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def listen(lines: list[list[str]], oracles: dict[str, Oracle], life: int) -> None:

@@ -55,7 +55,7 @@ def dirty_spool(path: Path, work: Callable[[Broker], None]) -> None:
     """Make a spool whose owner was killed after some work."""
 
     def task() -> None:
-        broker = qflow.open(path, capacity_bytes=2_000)
+        broker = qflow.open(path, capacity_bytes=1_000)
         work(broker)
         os.kill(os.getpid(), 9)
 
@@ -111,13 +111,13 @@ def test_recovery_and_wipe_can_be_killed_anywhere(tmp_path):
 
     def work(broker: Broker) -> None:
         for name in ("a", "b", "../c"):
-            broker.declare_queue(name).put_many([b"%d" % number * 50 for number in range(40)])
+            broker.declare_queue(name).put_many([b"%d" % number * 50 for number in range(12)])
 
     dirty_spool(start, work)
     assert len(list((start / "spill").iterdir())) > 1
 
     def recover(steps: Steps, path: Path) -> None:
-        broker = open_stepped(path, steps, capacity_bytes=2_000)
+        broker = open_stepped(path, steps, capacity_bytes=1_000)
         while broker._wiper.step(1000):
             pass
         steps.take("open")
@@ -126,12 +126,12 @@ def test_recovery_and_wipe_can_be_killed_anywhere(tmp_path):
     killed = 0
     for step in kills(recover, spool, start):
         killed += 1
-        with qflow.open(spool, capacity_bytes=2_000) as broker:
+        with qflow.open(spool, capacity_bytes=1_000) as broker:
             assert not broker.recovery.clean
             assert os.listdir(spool / "spill") == []
             assert broker.queues() == ["../c", "a", "b"]
             for name in broker.queues() if step % 10 == 0 else ["a"]:
-                assert bodies(broker.queue(name)) == [b"%d" % number * 50 for number in range(40)]
+                assert bodies(broker.queue(name)) == [b"%d" % number * 50 for number in range(12)]
             assert broker.check() == []
         assert not any(names for _, _, names in os.walk(spool / "spill"))
     assert killed > 50
