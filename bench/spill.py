@@ -103,15 +103,24 @@ class Cycle:
 
 def kept_files(setup: Setup) -> Iterator[Row]:
     name = "spill through files, 1 KiB, drained and filled again: rate over a plain loop on kept files"
-    yield _kept_files(setup, name, fill, drain, at_least(0.7))
-    yield _kept_files(setup, "the same in batches of 100", fill_in_batches, drain_in_batches, None)
+    yield _kept_files(setup, name, fill, drain, bound=at_least(0.7))
+    yield _kept_files(setup, "the same in batches of 100", fill_in_batches, drain_in_batches)
+    yield _kept_files(setup, "the same with a broker of 1 MiB altogether", fill, drain, broker_capacity=CAPACITY)
 
 
-def _kept_files(setup: Setup, name: str, fill_it: Move, drain_it: Move, bound: Bound | None) -> Row:
-    count = setup.size(20_000, 1_500)
+def _kept_files(
+    setup: Setup,
+    name: str,
+    fill_it: Move,
+    drain_it: Move,
+    *,
+    bound: Bound | None = None,
+    broker_capacity: str = "64MiB",
+) -> Row:
+    count = setup.size(30_000, 1_500)
     setup.need_disk(count * 2 * 4096)
-    with setup.scratch() as path, qflow.open(path / "spool", capacity_bytes=CAPACITY) as broker:
-        queue = broker.declare_queue("bench", durable=False)
+    with setup.scratch() as path, qflow.open(path / "spool", capacity_bytes=broker_capacity) as broker:
+        queue = broker.declare_queue("bench", durable=False, capacity_bytes=CAPACITY)
         fill_it(queue, count)
         spilled = queue.stats().spilled_messages
         files = path / "files"
@@ -145,13 +154,13 @@ def fresh_files(setup: Setup) -> Iterator[Row]:
     count = setup.size(20_000, 1_500)
     rounds = setup.few_rounds
     setup.need_disk((rounds + 1) * count * 2 * 4096)
-    with setup.scratch() as path, qflow.open(path / "spool", capacity_bytes=CAPACITY) as broker:
+    with setup.scratch() as path, qflow.open(path / "spool") as broker:
         numbers = iter(range(2 * rounds + 2))
         spilled = 0
 
         def mine() -> float:
             nonlocal spilled
-            queue = broker.declare_queue(f"bench-{next(numbers)}", durable=False, capacity_bytes="1MiB")
+            queue = broker.declare_queue(f"bench-{next(numbers)}", durable=False, capacity_bytes=CAPACITY)
             seconds = fill(queue, count)
             spilled = queue.stats().spilled_messages
             return seconds
@@ -175,7 +184,7 @@ def fresh_files(setup: Setup) -> Iterator[Row]:
 
 WORKLOADS = [
     Workload(
-        "spill-kept", "a backlog 20 times the capacity leaves and comes again; freed files are overwritten", kept_files
+        "spill-kept", "a backlog 30 times the capacity leaves and comes again; freed files are overwritten", kept_files
     ),
     Workload("spill-fresh", "the first time a queue spills, when it has no files to overwrite", fresh_files),
 ]

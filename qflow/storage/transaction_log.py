@@ -75,7 +75,7 @@ class Lane:
         """Messages that are not logged pass through it, so `row.next` must run ahead."""
         self.remove_at = 0
         """The floor at which settled blocks can be removed."""
-        self.removing = False
+        self.removing = row.floor > 0  # a crash may have left some
         """More settled blocks wait to be removed than one commit may."""
 
 

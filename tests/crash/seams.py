@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from collections.abc import Callable
@@ -71,6 +72,7 @@ def run_in_child(task: Callable[[], None]) -> int:
         return os.waitpid(pid, 0)[1]
     code = 1
     try:
+        faulthandler.dump_traceback_later(30, exit=True)  # a child that hangs says where
         task()
         code = 0
     except BaseException:

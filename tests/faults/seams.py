@@ -1,0 +1,107 @@
+"""Faulty seams: files and a log whose operations fail on request, before or after the real one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Any
+
+from qflow.broker import Broker
+from qflow.config import BrokerSettings
+from qflow.storage.environment import Environment
+from qflow.storage.files import Files
+
+HOT = ("open", "close", "read", "pwrite", "lseek", "ftruncate", "unlink")
+ALWAYS = 2**40
+
+
+class Failure:
+    """One planned failure: calls `after` … `after + times` of an operation raise, before or after the real one."""
+
+    def __init__(self, error: BaseException | Callable[[], BaseException], after: int, times: int, late: bool) -> None:
+        self.error = error
+        self.after = after
+        self.left = times
+        self.late = late
+
+    def due(self) -> bool:
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.left -= 1
+        return self.left >= 0
+
+    def strike(self) -> None:
+        raise self.error if isinstance(self.error, BaseException) else self.error()
+
+
+class Faults:
+    """Failures by the name of an operation, and how often each was called."""
+
+    def __init__(self) -> None:
+        self.planned: dict[str, Failure] = {}
+        self.calls: dict[str, int] = {}
+        self.before: dict[str, Callable[[], None]] = {}
+        """Called before an operation: a test may wait there."""
+
+    def fail(self, name: str, error: Any, *, after: int = 0, times: int = ALWAYS, late: bool = False) -> None:
+        if isinstance(error, int):
+            error = OSError(error, os.strerror(error))
+        self.planned[name] = Failure(error, after, times, late)
+
+    def heal(self) -> None:
+        self.planned.clear()
+
+    def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(*arguments: Any, **named: Any) -> Any:
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if name in self.before:
+                self.before[name]()
+            failure = self.planned.get(name)
+            due = failure is not None and failure.due()
+            if due and failure is not None and not failure.late:
+                failure.strike()
+            result = real(*arguments, **named)
+            if due and failure is not None:
+                failure.strike()
+            return result
+
+        return operation
+
+
+class FaultyFiles(Files):
+    """Files with faults; `spill_only` spares everything that is not a spill file."""
+
+    def __init__(self, faults: Faults) -> None:
+        for name in HOT:
+            setattr(self, name, faults.wrap(name, getattr(Files, name)))
+        for name in ("allocate", "make_directory", "rename", "list", "scan", "remove_directory", "lstat"):
+            setattr(self, name, faults.wrap(name, getattr(super(), name)))
+
+
+class FaultyEnvironment(Environment):
+    """A log with faults: `begin` (of writes), `commit`, `make_room`, `last_transaction`, `grow_map`."""
+
+    def __init__(self, path: str, files: Files, faults: Faults) -> None:
+        super().__init__(path, files)
+        self._plain_begin = super().begin
+        self._faulty_begin = faults.wrap("begin", super().begin)
+        for name in ("commit", "make_room", "grow_map", "last_transaction"):
+            setattr(self, name, faults.wrap(name, getattr(super(), name)))
+
+    def begin(self, *, write: bool = False) -> Any:
+        return self._faulty_begin(write=True) if write else self._plain_begin(write=False)
+
+
+def open_faulty(path: Any, faults: Faults, **settings: Any) -> Broker:
+    """Open a spool with faulty files and a faulty log."""
+    return Broker(
+        path,
+        BrokerSettings(**settings),
+        files=FaultyFiles(faults),
+        open_environment=lambda log, files: FaultyEnvironment(log, files, faults),
+    )
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)

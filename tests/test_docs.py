@@ -1,0 +1,54 @@
+"""What the docs show is run: the Python of the README and the tutorial, and every example."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "flights.py")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader may paste every block in order, and sees what the comments say."""
+    monkeypatch.chdir(tmp_path)
+    source = (ROOT / page).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", source, re.S)
+    assert blocks
+    exec(compile("\n".join(blocks), page, "exec"), {})
+    printed = capsys.readouterr().out
+    for expected in re.findall(r"print\(.*\) +# (?!what|it )(.+)", "\n".join(blocks)):
+        assert expected.split(":")[0] in printed
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    """Each example does what it says on a fresh spool; its own assertions tell."""
+    result = subprocess.run(
+        [sys.executable, str(example), str(tmp_path / "spool")], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_every_link_of_the_docs_leads_somewhere() -> None:
+    """No page points at a file that is not there."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readme_has_exactly_two_set_up_commands() -> None:
+    """One runs the main job, one passes the tests, each on one line."""
+    commands = re.findall(r"^python3 -m venv .*$", (ROOT / "README.md").read_text(), re.M)
+    assert len(commands) == 2
+    assert "qflow demo" in commands[0]
+    assert "tox" in commands[1]
