@@ -195,16 +195,9 @@ class RunList:
         yield self.open
 
     def tally(self, place: Place) -> tuple[int, int]:
-        """Return (messages, charged bytes) of the runs in one place. Cost: O(runs), O(records) for RESIDENT."""
-        count = charged = 0
-        for run in self:
-            if run.place is place:
-                count += run.waiting
-                if place is Place.RESIDENT:
-                    charged += sum(map(len, run.records)) + OVERHEAD_BYTES * len(run.records)
-                else:
-                    charged += run.charged
-        return count, charged
+        """Return (messages, charged bytes) of the runs in one place; 0 bytes for RESIDENT. Cost: O(runs)."""
+        runs = [run for run in self if run.place is place]
+        return sum(run.waiting for run in runs), sum(run.charged for run in runs)
 
     def problems(self) -> list[str]:
         """Check the rules; return what is wrong, in words."""

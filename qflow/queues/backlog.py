@@ -46,6 +46,29 @@ class Relief(Protocol):
     def __call__(self, account: Account, missing: int) -> bool: ...
 
 
+class Unlocked:
+    """Lets go of a lock for the length of a block; has it again afterwards, whatever interrupts."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.release()
+
+    def __exit__(self, *_: object) -> None:
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self._lock.acquire()
+                break
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+
 class Backlog:
     """See the module. Methods without a lock in their description take it themselves."""
 
@@ -246,7 +269,7 @@ class Backlog:
         alone = False
         if self._borrow_room(need, want) < need:
             look_again = self._room_for_head(need) or run.claim is not claim
-            if look_again or self._in_flight_now():
+            if look_again or self._is_in_flight():
                 if run.claim is claim:
                     run.claim = None
                 return look_again
@@ -256,11 +279,10 @@ class Backlog:
         self._restoring += budget
         moved: _Moved | None = None
         slots: Slots | None = None
-        self._lock.release()
         try:
-            moved = self._read_head(run, budget, alone)
+            with Unlocked(self._lock):
+                moved = self._read_head(run, budget, alone)
         finally:
-            self._lock.acquire()
             self._used -= budget
             self._restoring -= budget
             if run.claim is claim:
@@ -270,11 +292,8 @@ class Backlog:
                     self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
             self._look_around()
         if slots:
-            self._lock.release()
-            try:
+            with Unlocked(self._lock):
                 self._area.free(slots)
-            finally:
-                self._lock.acquire()
         return True
 
     def _borrow_room(self, need: int, want: int) -> int:
@@ -290,13 +309,10 @@ class Backlog:
     def _room_for_head(self, needed: int) -> bool:
         """Free `needed` bytes for the head. Called with the lock held; it lets go of it."""
         missing = max(1, self._used + needed - self._account.borrowed)
-        self._lock.release()
-        try:
+        with Unlocked(self._lock):
             return self._find_room(missing)
-        finally:
-            self._lock.acquire()
 
-    def _in_flight_now(self) -> int:
+    def _is_in_flight(self) -> bool:
         raise NotImplementedError
 
     def _read_head(self, run: Run, budget: int, alone: bool) -> _Moved:
@@ -421,7 +437,7 @@ class Backlog:
     def _backlog_problems(self) -> Iterator[str]:
         """Check the rules of room and of the list. Under the lock."""
         account = self._account
-        resident = self._runs.tally(Place.RESIDENT)[1]
+        resident = sum(charge(list(run.records)) for run in self._runs)
         expected = resident + self._incoming + self._restoring + self._acquired_charge()
         if self._used != expected:
             yield f"{self._used} bytes are charged, a recount gives {expected}"
@@ -433,6 +449,10 @@ class Backlog:
         if account.borrowed > max(account.capacity, self._used):
             yield f"{account.borrowed} bytes are borrowed of a capacity of {account.capacity}, {self._used} are charged"
         yield from self._runs.problems()
+
+    def _visible_charge(self) -> int:
+        """What is charged for messages that wait in memory or are acquired. Under the lock."""
+        return self._used - self._incoming - self._restoring
 
     def _acquired_charge(self) -> int:
         raise NotImplementedError

@@ -25,7 +25,7 @@ from qflow.errors import (
 )
 from qflow.memory.ledger import Account, Ledger
 from qflow.message import OVERHEAD_BYTES, Headers, Message, Record, is_plain, record_of
-from qflow.queues.backlog import RETRY_S, Backlog, Relief
+from qflow.queues.backlog import RETRY_S, Backlog, Relief, Unlocked
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide
 from qflow.storage.block_log import Row
 from qflow.storage.spill import SpillArea
@@ -294,11 +294,8 @@ class Intake(Backlog):
             self._cover()
             excess = self._used + (charged if fits else 0) - account.borrowed
             if excess > 0:
-                self._lock.release()
-                try:
+                with Unlocked(self._lock):
                     moved = self._find_room(excess)
-                finally:
-                    self._lock.acquire()
                 if moved or (fits and self._could_charge(charged)):
                     continue
             if self._spill_error is not None:

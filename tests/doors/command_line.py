@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,10 @@ class CommandLine:
         done = self.run("get", self.spool, "q")
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
+
+    def discard_spool(self) -> None:
+        """Remove a spool that a test damaged."""
+        shutil.rmtree(self.spool)
 
     def end(self) -> None:
         """Kill what still runs."""

@@ -1,0 +1,127 @@
+"""`qflow stats`, `spilled`, `show` and `check`: what lies in a spool, beside an owner or without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from doors.command_line import CommandLine, error_line, numbers, python, text
+
+import qflow
+
+SLEEPING = python("import time\nprint('ready')\ntime.sleep(3600)")
+
+
+def test_stats_tell_what_waits(cli: CommandLine) -> None:
+    """Messages, bytes, sequences and settings of each queue, as text and as JSON."""
+    cli.run("put", cli.spool, "q", stdin=text(numbers(0, 1500)))
+    cli.run("put", cli.spool, "other queue\n", stdin=b"x\n")
+    cli.run("get", cli.spool, "q", "--max", 500)
+    facts = cli.json("stats", cli.spool)
+    assert (facts["clean"], facts["owner_pid"], facts["problems"]) == (True, None, [])
+    first, second = facts["queues"]
+    assert (first["name"], first["messages"], first["floor"], first["next_sequence"]) == ("q", 1000, 500, 1500)
+    assert first["settings"]["durable"] is True
+    assert (second["name"], second["bytes"]) == ("other queue\n", 1)
+    shown = cli.run("stats", cli.spool).stdout.decode().splitlines()
+    assert shown[0] == "no owner; closed cleanly"
+    assert [line.split() for line in shown[2:4]] == [
+        ["queue", "messages", "bytes", "floor", "next"],
+        ["q", "1,000", "3,500", "500", "1,500"],
+    ]
+    assert shown[4].startswith(r"'other queue\n'")
+
+
+def test_a_spool_without_queues(cli: CommandLine) -> None:
+    """Nothing to show is no error."""
+    qflow.open(cli.spool).close()
+    assert cli.json("stats", cli.spool)["queues"] == []
+    assert b"no durable queues" in cli.run("stats", cli.spool).stdout
+    assert cli.run("spilled", cli.spool).returncode == 0
+
+
+def test_everything_can_be_read_beside_a_live_owner(cli: CommandLine) -> None:
+    """Facts come from log, stats.json and spill directory while another process owns the spool."""
+    process = cli.start("pipe", cli.spool, "q", "--capacity", "16KiB", "--", *SLEEPING)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.stdin.write(text(numbers(0, 1000)))
+    cli.wait_until_stored(1000)
+    facts = cli.json("stats", cli.spool)
+    assert facts["owner_pid"] == process.pid
+    assert facts["queues"][0]["messages"] == 1000
+    while not cli.json("stats", cli.spool)["live"]:
+        pass
+    shown = cli.run("stats", cli.spool).stdout.decode()
+    assert f"owned by process {process.pid}" in shown
+    assert "resident bytes" in shown
+    spilled = [json.loads(line) for line in cli.run("spilled", cli.spool, "q", "--json").stdout.splitlines()]
+    assert spilled
+    assert all(found["queue"] == "q" and found["sequence"] < 1000 for found in spilled)
+    assert Path(spilled[0]["file"]).parent.parent == cli.spool / "spill"
+    assert all(line.startswith(b"q  ") for line in cli.run("spilled", cli.spool).stdout.splitlines())
+    assert cli.json("show", cli.spool, "q", 999)["body"] == "999"
+    assert cli.json("check", cli.spool)["problems"] == []
+
+
+def test_a_spool_has_one_owner(cli: CommandLine) -> None:
+    """Commands that need the spool for themselves say so, in one line, and change nothing."""
+    process = cli.start("pipe", cli.spool, "q", "--", *SLEEPING)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    for command in ("put", "get", "pipe"):
+        done = cli.run(command, cli.spool, "q", stdin=b"x\n")
+        assert done.returncode == 3
+        assert str(process.pid) in done.stderr.decode()
+    assert cli.json("stats", cli.spool)["queues"][0]["next_sequence"] == 0
+
+
+def test_show_tells_all_about_a_message(cli: CommandLine) -> None:
+    """Body, headers, time, size; text as text, other bytes as base64 or as they are."""
+    with qflow.open(cli.spool) as broker:
+        queue = broker.declare_queue("q")
+        queue.put("grüße".encode(), headers={"kind": "greeting", "n": 3})
+        queue.put(b"\xff\x00\x1b[2J")
+        queue.put(b"acked")
+        queue.get_many(1).ack()
+    facts = cli.json("show", cli.spool, "q", 1)
+    assert (facts["body_base64"], facts["size_bytes"], facts["settled"]) == ("/wAbWzJK", 6, False)
+    assert facts["put_at"].endswith("+00:00")
+    first = cli.run("show", cli.spool, "q", 0)
+    if first.returncode == 0:  # its block may be gone
+        assert "header    kind = 'greeting'" in first.stdout.decode()
+        assert "(settled)" in first.stdout.decode()
+    assert cli.run("show", cli.spool, "q", 1, "--body").stdout == b"\xff\x00\x1b[2J"
+    assert b"\x1b" not in cli.run("show", cli.spool, "q", 1).stdout
+
+
+def test_what_is_not_there_is_named(cli: CommandLine) -> None:
+    """A message or a queue that does not exist: one line that helps, exit code 2."""
+    cli.run("put", cli.spool, "q", stdin=b"x\n")
+    for arguments, expected in (
+        (("show", cli.spool, "q", 7), "message 7 of queue 'q'"),
+        (("show", cli.spool, "p", 0), "'p'"),
+        (("spilled", cli.spool, "p"), "'p'"),
+        (("get", cli.spool, "p"), "'p'"),
+    ):
+        done = cli.run(*arguments)
+        assert done.returncode == 2
+        assert expected in error_line(done)
+
+
+def test_check_finds_a_flipped_bit(cli: CommandLine) -> None:
+    """Damage in the log is reported and makes the exit code 1."""
+    body = b"a message that is easily found in the log"
+    cli.run("put", cli.spool, "q", stdin=body)
+    done = cli.run("check", cli.spool)
+    assert (done.returncode, done.stdout) == (0, b"no problems found\n")
+    log = cli.spool / "log" / "data.mdb"
+    log.write_bytes(log.read_bytes().replace(b"easily", b"fasily"))  # also in pages that are no longer part of it
+    done = cli.run("check", cli.spool)
+    assert done.returncode == 1
+    assert b"queue 'q'" in done.stdout
+    done = cli.run("check", cli.spool, "--json")
+    assert done.returncode == 1
+    assert len(json.loads(done.stdout)["problems"]) >= 1
+    cli.discard_spool()
