@@ -12,9 +12,6 @@ that one has more than the asker would. `heavier` ranks them; who gives way is t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-
-from sortedcontainers import SortedKeyList
 
 
 class Account:
@@ -28,12 +25,9 @@ class Account:
         self.capacity = capacity
         self.borrowed = 0
 
-    def _rank(self) -> tuple[int, int]:
-        return self.borrowed, self.number
-
 
 class Ledger:
-    """Lends out the broker's capacity. Thread-safe; a call takes about 2 µs plus O(log queues)."""
+    """Lends out the broker's capacity. Thread-safe; borrowing takes about 1 µs."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -41,19 +35,18 @@ class Ledger:
         """What is borrowed at once, at least, where there is room for it."""
         self.borrowed = 0
         self._lock = threading.Lock()
-        self._accounts: SortedKeyList[Account, tuple[int, int]] = SortedKeyList(key=Account._rank)
+        self._accounts: dict[Account, None] = {}  # ranked when memory is short, not at each change
 
     def open(self, number: int, name: str, capacity: int | None) -> Account:
         account = Account(number, name, self.capacity if capacity is None else min(capacity, self.capacity))
         with self._lock:
-            self._accounts.add(account)
+            self._accounts[account] = None
         return account
 
     def close(self, account: Account) -> None:
         with self._lock:
-            self._accounts.remove(account)
-            self.borrowed -= account.borrowed
-            account.borrowed = 0
+            del self._accounts[account]
+            self._change(account, -account.borrowed)
 
     def borrow(self, account: Account, missing: int) -> bool:
         """Lend at least `missing` bytes more, a chunk where possible; nothing, and False, if there are not as many."""
@@ -83,15 +76,14 @@ class Ledger:
         return self.capacity - self.borrowed
 
     def heavier(self, account: Account, missing: int) -> list[Account]:
-        """Return who has more than `account` would have with `missing` more, heaviest first, at most eight."""
-        with self._lock:
-            heaviest: Iterator[Account] = self._accounts.islice(max(0, len(self._accounts) - 8), None, reverse=True)
-            return [other for other in heaviest if other.borrowed > account.borrowed + missing and other is not account]
+        """Return who has more than `account` would have with `missing` more, heaviest first."""
+        return [other for other in self.others(account) if other.borrowed > account.borrowed + missing]
 
     def others(self, account: Account) -> list[Account]:
-        """Return every other account that has borrowed anything, heaviest first."""
+        """Return every other account that has borrowed anything, heaviest first. Cost: O(queues log queues)."""
         with self._lock:
-            return [other for other in reversed(self._accounts) if other is not account and other.borrowed]
+            accounts = [other for other in self._accounts if other.borrowed and other is not account]
+        return sorted(accounts, key=lambda other: other.borrowed, reverse=True)
 
     def problems(self) -> list[str]:
         """Recount; return what is wrong, in words."""
@@ -107,7 +99,5 @@ class Ledger:
             return problems
 
     def _change(self, account: Account, amount: int) -> None:
-        self._accounts.remove(account)
         account.borrowed += amount
         self.borrowed += amount
-        self._accounts.add(account)

@@ -41,16 +41,14 @@ class RunList:
 
     # Filling -----------------------------------------------------------------------------------------------------
 
-    def append(self, first: int, records: list[Record]) -> None:
-        """Append records with sequences from `first` on; ignore those already there (an interrupted caller again)."""
-        if first < self.next:
-            return
-        stop = first + len(records)
-        if first != self.next or len(records) >= OWN_RUN:
+    def tail_for(self, first: int, count: int) -> deque[Record]:
+        """Return where `count` records with sequences from `first` on belong.
+
+        The caller extends it and sets `next`, in one straight line with what else depends on both.
+        """
+        if first != self.next or count >= OWN_RUN:
             self._renew_open(first)
-        tail = self.open
-        self.next = stop
-        tail.records += records
+        return self.open.records
 
     def add(self, run: Run) -> None:
         """Put a run in its place, joined with neighbours where that makes one run of two."""

@@ -185,7 +185,7 @@ class Intake(Backlog):
             with self._lock:
                 self._reserve(len(records), size, charged, config.parse_timeout(timeout_s))
                 first = self._runs.next
-                self._publish(first, records, size, charged)
+                self._publish(first, records, size, charged, 0)
         elif (
             type(records[0]) is Message
             and not records[0].logged
@@ -238,7 +238,7 @@ class Intake(Backlog):
             self._pending_bytes += size
             first = lane.next
             lane.next = first + len(records)
-            self._publish(first, records, size, charged)
+            self._publish(first, records, size, charged, 0)
             return first
 
     def _measure(self, records: list[Record]) -> tuple[int, int]:
@@ -298,7 +298,7 @@ class Intake(Backlog):
                     moved = self._find_room(excess)
                 if moved or (fits and self._could_charge(charged)):
                     continue
-            if self._spill_error is not None:
+            if self._spill_error is not None and excess > 0:
                 self._wait_for_room(deadline, self._spill_error)
             elif self._put_slack or self._spilling:
                 self._wait_for_room(None, None)
@@ -354,36 +354,42 @@ class Intake(Backlog):
     # Called by the leader of a commit -----------------------------------------------------------------------------
 
     def publish(self, first: int, records: list[Record], puts: int) -> None:
-        """Make confirmed messages visible."""
+        """Make confirmed messages visible; a second time is a no-op."""
         size = sum(map(len, records))
         charged = size + OVERHEAD_BYTES * len(records)
         with self._lock:
             if first >= self._runs.next:
-                self._pending -= puts
-                self._publish(first, records, size, charged)
+                self._publish(first, records, size, charged, puts)
 
     def refused(self, put: Put) -> None:
         """Give back the room of a put that was not confirmed."""
         with self._lock:
             self._give_up(put)
 
-    def _publish(self, first: int, records: list[Record], size: int, charged: int) -> None:
+    def _publish(self, first: int, records: list[Record], size: int, charged: int, puts: int) -> None:
         """Append what was reserved. Under the lock."""
         runs = self._runs
-        self._skipped += first - runs.next
+        count = len(records)
+        gap = first - runs.next
+        gone = self._ended is not None
+        tail = runs.tail_for(first, count)
+        # No call from here on, so that an interrupt finds all of it done or nothing.
+        runs.next = first + count
+        if gone:
+            runs.open.first = runs.next
+            self._used -= charged
+            self._gone += count
+        else:
+            tail += records
+        self._append = runs.open.records.append
+        self._pending -= puts
+        self._skipped += gap
         self._incoming -= charged
-        self._pending_messages -= len(records)
+        self._pending_messages -= count
         self._pending_bytes -= size
         self._message_bytes += size
-        if self._ended is not None:
-            self._used -= charged
-            self._gone += len(records)
-            runs.next = first + len(records)
-            return
-        runs.append(first, records)
-        self._append = runs.open.records.append
         if self._getters:
-            self._arrived.notify(len(records))
+            self._arrived.notify(count)
         if self._putters:
             self._room.notify_all()
 

@@ -33,7 +33,7 @@ from qflow.errors import (
 from qflow.memory.ledger import Account
 from qflow.memory.run import Place
 from qflow.message import OVERHEAD_BYTES, Record, charge, is_plain
-from qflow.queues.backlog import READ_AHEAD_BYTES
+from qflow.queues.backlog import READ_AHEAD_BYTES, RETRY_S
 from qflow.queues.intake import Intake, again
 from qflow.stats import QueueStats
 from qflow.storage import block_log
@@ -135,36 +135,18 @@ class Queue(Intake):
         timeout = config.parse_timeout(timeout_s)
         deadline = None if timeout is None else self._monotonic() + timeout
         batch = Deliveries(self, [])
-        segments = batch.segments
         with self._lock:
             self._batches[batch] = None
         try:
             with self._lock:
-                runs = self._runs
-                while batch.total < max_messages:
-                    self._check_open()
-                    over = self._cover()
-                    if over and (batch.total or self._is_in_flight()):  # what passes on slack waits to be spilled
-                        if self._room_for_head(0) or not self._cover():
-                            continue
-                        if batch.total or not self._wait_for_arrival(deadline, starved=True):
-                            break
-                        continue
-                    taken = runs.take(1 if over else max_messages - batch.total, segments)
-                    batch.total += taken
-                    if taken:
-                        if over:
-                            self._get_slack, self._put_slack = over, 0
-                        continue
-                    if runs.settle_head().place is Place.RESIDENT:
-                        if batch.total or not self._wait_for_arrival(deadline, starved=False):
-                            break
-                    elif not self._restore_head() and (
-                        batch.total or not self._wait_for_arrival(deadline, starved=True)
-                    ):
-                        break
+                self._collect(batch, max_messages, deadline)
+                while batch not in self._batches:  # purged while this let go of the lock: what it held is settled
+                    batch.segments.clear()
+                    batch.total = 0
+                    self._batches[batch] = None
+                    self._collect(batch, max_messages, deadline)
                 if not batch.total:
-                    self._batches.pop(batch, None)
+                    del self._batches[batch]
                 self._refresh()
         except BaseException:
             if batch in self._batches:
@@ -172,13 +154,38 @@ class Queue(Intake):
             raise
         return batch
 
+    def _collect(self, batch: Deliveries, most: int, deadline: float | None) -> None:
+        """Move available messages to a batch. Called with the lock held; lets go of it to wait and to restore."""
+        runs = self._runs
+        while batch.total < most and batch in self._batches:
+            self._check_open()
+            over = self._cover()
+            if over and (batch.total or self._is_in_flight()):  # what passes on slack waits to be spilled
+                if self._room_for_head(0) or not self._cover():
+                    continue
+                if batch.total or not self._wait_for_arrival(deadline, starved=True):
+                    return
+                continue
+            taken = runs.take(1 if over else most - batch.total, batch.segments)
+            batch.total += taken
+            if taken:
+                if over:
+                    self._get_slack, self._put_slack = over, 0
+                continue
+            if runs.settle_head().place is Place.RESIDENT:
+                if batch.total or not self._wait_for_arrival(deadline, starved=False):
+                    return
+            elif not self._restore_head() and (batch.total or not self._wait_for_arrival(deadline, starved=True)):
+                return
+
     def _wait_for_arrival(self, deadline: float | None, *, starved: bool) -> bool:
         """Wait for a message or for room; False when the deadline has passed. Called with the lock held."""
-        wait = None
+        wait = RETRY_S if starved else None  # room may come from another queue, which does not know of this one
         if deadline is not None:
-            wait = deadline - self._monotonic()
-            if wait <= 0:
+            left = deadline - self._monotonic()
+            if left <= 0:
                 return False
+            wait = left if wait is None else min(wait, left)
         self._getters += 1
         self._starved += starved
         self._refresh()

@@ -196,6 +196,8 @@ def settle(txn: Any, owner: int, lane: int, row: Row, ranges: Iterable[Settled])
     floor, marks, messages, total = row.floor, row.marks, row.messages, row.bytes
     joined: list[list[int]] = []
     for first, end, count, size in sorted(ranges):
+        if first < end <= row.floor:
+            continue  # a purge was committed before this, and has counted it
         messages -= count
         total -= size
         if joined and first <= joined[-1][1]:

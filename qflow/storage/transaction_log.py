@@ -62,7 +62,7 @@ class Publisher(Protocol):
 class Lane:
     """A queue's lane as the log knows it. Changed by leaders only, except `next`; see `Queue` for who else."""
 
-    __slots__ = ("lane", "leaves_gaps", "next", "owner", "publisher", "remove_at", "removing", "row")
+    __slots__ = ("border", "lane", "leaves_gaps", "next", "owner", "publisher", "remove_at", "removing", "row")
 
     def __init__(self, owner: int, lane: int, row: Row, publisher: Publisher) -> None:
         self.owner = owner
@@ -73,6 +73,8 @@ class Lane:
         self.publisher = publisher
         self.leaves_gaps = False
         """Messages that are not logged pass through it, so `row.next` must run ahead."""
+        self.border = -1
+        """Where the last purge ended: settled ranges on its two sides are counted apart."""
         self.remove_at = 0
         """The floor at which settled blocks can be removed."""
         self.removing = row.floor > 0  # a crash may have left some
@@ -183,7 +185,7 @@ class TransactionLog:
             batch = self._batch(0)
             parts = batch.settled.setdefault(lane, [])
             for first, end, messages, size in ranges:
-                if parts and parts[-1][1] == first:
+                if parts and parts[-1][1] == first != lane.border:
                     last = parts[-1]
                     last[1] = end
                     last[2] += messages
@@ -233,12 +235,16 @@ class TransactionLog:
         while not batch.done:
             leader = batch.leader
             if leader is None or leader is me or not leader.is_alive():
-                with self._lock:
-                    claimed = batch.leader is leader
-                    if claimed:
-                        batch.leader = me
-                if claimed:
-                    self._lead(batch)
+                try:
+                    with self._lock:
+                        if batch.leader is leader:
+                            batch.leader = me
+                    if batch.leader is me:
+                        self._lead(batch)
+                finally:
+                    if batch.leader is me and not batch.done:
+                        batch.leader = None
+                        self.flush(batch)  # nobody may be waiting for it any more
             elif batch.gate.acquire(timeout=LOOK_S):
                 batch.gate.release()
 
@@ -261,24 +267,19 @@ class TransactionLog:
     # Leading -----------------------------------------------------------------------------------------------------
 
     def _lead(self, batch: Batch) -> None:
+        previous = batch.previous
+        if previous is not None:
+            self.wait(previous)
+            batch.previous = None
+        with self._lock:
+            if self._open is batch:
+                self._open = None
         try:
-            previous = batch.previous
-            if previous is not None:
-                self.wait(previous)
-                batch.previous = None
-            with self._lock:
-                if self._open is batch:
-                    self._open = None
-            try:
-                if not batch.committed and batch.error is None:
-                    self._commit(batch)
-            finally:
-                if batch.committed or batch.error is not None:
-                    self._publish(batch)
+            if not batch.committed and batch.error is None:
+                self._commit(batch)
         finally:
-            if not batch.done:
-                batch.leader = None
-                self.flush(batch)  # nobody may be waiting for it any more
+            if batch.committed or batch.error is not None:
+                self._publish(batch)
 
     def _commit(self, batch: Batch) -> None:
         while True:
@@ -303,10 +304,12 @@ class TransactionLog:
                     )
                 else:
                     batch.error = StorageError(f"the log {self._env.path} could not be written: {error}")
+                    self._settle_later(batch)
                 return
             except Exception as error:
                 if not self._was_committed(batch):
                     batch.error = error
+                    self._settle_later(batch)
                     return
                 batch.committed = True
                 raise
@@ -388,6 +391,7 @@ class TransactionLog:
                 if puts:
                     lane.next = following
                 if purged_to is not None:
+                    lane.border = purged_to
                     lane.publisher.purged(purged_to)
                 if puts:
                     lane.publisher.publish(first, records, puts)
@@ -395,14 +399,16 @@ class TransactionLog:
             self.commits += 1
         else:
             self._refuse_puts(batch, batch.error or StorageError("the batch was not written"))
-        batch.done = True
-        batch.gate.release()
         for puts_of_lane in batch.puts.values():
             for put in puts_of_lane:
                 _resolve(put)
+        batch.done = True
+        batch.gate.release()
 
     def _settle_later(self, batch: Batch) -> None:
         """Take what was settled into the next batch: those who did not wait for it must not lose it."""
+        if self._failure is not None:
+            return
         for lane, parts in batch.settled.items():
             self.settle(lane, [Settled(*part) for part in parts])
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import json
 import shutil
 import subprocess
 import sys
+import termios
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from qflow import inspect
 
 WATCHDOG_S = 300
 """Ends a test that hangs; nothing is measured by it."""
-POLLS = 200_000
+POLLS = 1_000_000
 
 
 class CommandLine:
@@ -68,6 +71,15 @@ class CommandLine:
                 if any(queue.name == "q" and queue.next_sequence >= count for queue in queues):
                     return
         raise AssertionError(f"{count} messages never came")
+
+    def wait_until_full(self, pipe: IO[bytes]) -> None:
+        """Return when at least half of what a pipe can hold lies in it."""
+        held = array.array("i", [0])
+        for _ in range(POLLS):
+            fcntl.ioctl(pipe, termios.FIONREAD, held)
+            if held[0] >= fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) // 2:
+                return
+        raise AssertionError(f"the pipe held {held[0]} bytes and no more came")
 
     def waiting(self) -> list[bytes]:
         """Take everything out of queue `q`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from tempfile import TemporaryFile
 
 import pytest
 from hypothesis import given
@@ -17,39 +17,33 @@ from qflow.errors import MessageTooLarge, StorageError
 SETTINGS = QueueSettings()
 
 
-def read(chunks: list[bytes], delimiter: bytes, settings: QueueSettings = SETTINGS) -> list[list[bytes]]:
-    """Return the batches of what a pipe delivers; each chunk is written when the one before was taken."""
-    reading, writing = os.pipe()
-    lines = Lines(reading, "pipe", delimiter, settings, Stop())
+class Torn(Lines):
+    """Lines of a source that gives what it has in pieces."""
 
-    def write() -> None:
-        for chunk in chunks:
-            os.write(writing, chunk)
-        os.close(writing)
+    def __init__(self, pieces: list[bytes], delimiter: bytes, settings: QueueSettings = SETTINGS) -> None:
+        super().__init__(0, "pieces", delimiter, settings, Stop())
+        self._pieces = iter(pieces)
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        return list(lines)
-    finally:
-        os.close(reading)
-        thread.join()
+    def _read(self) -> bytes:
+        return next(filter(None, self._pieces), b"")
 
 
 @given(st.lists(st.text("ab\n\r").map(str.encode), max_size=20), st.sampled_from([b"\n", b"\r\n", b"aab"]))
-def test_lines_are_those_of_split(chunks: list[bytes], delimiter: bytes) -> None:
+def test_lines_are_those_of_split(pieces: list[bytes], delimiter: bytes) -> None:
     """Any data, in any pieces, gives the lines that splitting the whole gives; an empty last one is none."""
-    expected = b"".join(chunks).split(delimiter)
+    expected = b"".join(pieces).split(delimiter)
     if not expected[-1]:
         expected.pop()
-    assert [line for batch in read(chunks, delimiter) for line in batch] == expected
+    assert [line for batch in Torn(pieces, delimiter) for line in batch] == expected
 
 
 def test_a_long_line_comes_whole() -> None:
-    """A line of many reads is one line."""
+    """A line of many reads is one line, and goes alone."""
     line = os.urandom(3_000_000).replace(b"\n", b"")
-    assert read([b"a\n", line, b"\nb"], b"\n")[0][0] == b"a"
-    assert [body for batch in read([b"a\n", line, b"\nb"], b"\n") for body in batch] == [b"a", line, b"b"]
+    with TemporaryFile(buffering=0) as file:
+        os.write(file.fileno(), b"a\n" + line + b"\nb")
+        file.seek(0)
+        assert list(Lines(file.fileno(), "file", b"\n", SETTINGS, Stop())) == [[b"a"], [line], [b"b"]]
 
 
 def test_lines_before_one_that_is_too_long_are_handed_on() -> None:
@@ -75,8 +69,8 @@ def test_an_endless_line_is_not_kept() -> None:
 def test_batches_fit_below_the_limits_of_the_queue() -> None:
     """No batch could be too deep for the queue it is for."""
     data = b"".join(b"%d\n" % number for number in range(100))
-    assert {len(batch) for batch in read([data], b"\n", QueueSettings(limit_messages=7))} == {7, 100 % 7}
-    assert max(sum(map(len, batch)) for batch in read([data], b"\n", QueueSettings(limit_bytes=10))) <= 10
+    assert {len(batch) for batch in Torn([data], b"\n", QueueSettings(limit_messages=7))} == {7, 100 % 7}
+    assert max(sum(map(len, batch)) for batch in Torn([data], b"\n", QueueSettings(limit_bytes=10))) <= 10
 
 
 def test_a_stop_leaves_out_an_unfinished_line(capsys: pytest.CaptureFixture[str]) -> None:

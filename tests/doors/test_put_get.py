@@ -119,7 +119,10 @@ def test_a_reader_that_leaves_loses_nothing_it_did_not_read(cli: CommandLine) ->
     cli.run("put", cli.spool, "q", stdin=text(lines))
     process = cli.start("get", cli.spool, "q")
     assert process.stdout is not None
-    read = b"".join(os.read(process.stdout.fileno(), 10_001) for _ in range(3))
+    read = process.stdout.readline()
+    while len(read) < 30_001:
+        read += os.read(process.stdout.fileno(), 30_001 - len(read))
+    cli.wait_until_full(process.stdout)
     process.stdout.close()
     assert process.wait() == 128 + signal.SIGPIPE
     assert process.stderr is not None
@@ -159,4 +162,5 @@ def test_a_closed_descriptor_is_never_mistaken_for_a_file_of_the_spool(cli: Comm
     shell = f'exec "$@" {closed}{"<" if closed == 0 else ">"}&-'
     done = cli.run("put" if closed == 0 else "get", cli.spool, "q", shell=shell)
     assert done.returncode == 4
+    assert "Bad file descriptor" in error_line(done)
     assert cli.waiting() == [b"a"]
