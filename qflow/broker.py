@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -106,22 +108,21 @@ class Broker:
         self._ledger = Ledger(settings.capacity_bytes)
         self._stop = threading.Event()
         self._spool_lock = self._own(settings.unsafe_filesystem)
-        try:
-            self._open(open_environment)
-        except BaseException:
-            self._spool_lock.release()
-            raise
-        self.recovery = RecoveryReport(
-            clean=self._clean,
-            queues=len(self._queues),
-            messages=sum(len(queue) for queue in self._queues.values()),
-            bytes=sum(record.row.bytes for record in self._found if record.row is not None and not record.deleted),
-            quarantined_blocks=0,
-            problems=tuple(self._problems),
-            seconds=time.perf_counter() - started,
-        )
-        self._maintenance = threading.Thread(target=self._maintain, name="qflow-maintenance", daemon=True)
-        self._maintenance.start()
+        with ExitStack() as undo:
+            undo.callback(self._spool_lock.release)
+            self._open(open_environment, undo)
+            self.recovery = RecoveryReport(
+                clean=self._clean,
+                queues=len(self._queues),
+                messages=sum(len(queue) for queue in self._queues.values()),
+                bytes=sum(record.row.bytes for record in self._found if record.row is not None and not record.deleted),
+                quarantined_blocks=0,
+                problems=tuple(self._problems),
+                seconds=time.perf_counter() - started,
+            )
+            self._maintenance = threading.Thread(target=self._maintain, name="qflow-maintenance", daemon=True)
+            self._maintenance.start()
+            undo.pop_all()
         _brokers.add(self)
 
     @property
@@ -160,7 +161,7 @@ class Broker:
             return
         self._files.sync_directory(parent)
 
-    def _open(self, open_environment: Callable[[str, Files], Environment]) -> None:
+    def _open(self, open_environment: Callable[[str, Files], Environment], undo: ExitStack) -> None:
         path = os.path.join(self.path, "log")
         try:
             if not check_log_directory(path):
@@ -168,20 +169,17 @@ class Broker:
         except OSError as error:
             raise storage_error(error, "create the log", path) from error
         env = open_environment(path, self._files)
+        undo.callback(env.close)
+        txn = env.begin()
         try:
-            txn = env.begin()
-            try:
-                found = recovery.read(txn, path)
-            finally:
-                txn.abort()
-            env.make_room(0, 4, settles_only=True)
-            txn = env.begin(write=True)
-            recovery.set_state(txn, DIRTY)
-            env.commit(txn)
-            wipe_spill(self._files, self.path)
-        except BaseException:
-            env.close()
-            raise
+            found = recovery.read(txn, path)
+        finally:
+            txn.abort()
+        env.make_room(0, 4, settles_only=True)
+        txn = env.begin(write=True)
+        recovery.set_state(txn, DIRTY)
+        env.commit(txn)
+        wipe_spill(self._files, self.path)
         self.uuid = found.uuid
         self._clean = found.clean
         self._found = found.queues
@@ -203,7 +201,12 @@ class Broker:
     def _recover(self, record: QueueRecord, row: Row) -> None:
         if not self._clean:
             row = row._replace(doubtful=row.next)
-        settings = QueueSettings.from_dict(record.settings)
+        try:
+            settings = QueueSettings.from_dict(record.settings)
+        except InvalidArgument as error:  # a setting of a later version
+            self._broken.add(record.name)
+            self._problems.append(f"queue {record.name!r} cannot be served: {error}")
+            return
         self._queues[record.name] = self._make_queue(record.name, settings, record.owner, record.incarnation, row)
 
     def _make_queue(self, name: str, settings: QueueSettings, owner: int, incarnation: int, row: Row | None) -> Queue:
@@ -271,7 +274,7 @@ class Broker:
                 return queue
             if name in self._broken:
                 raise CorruptionError(
-                    f"queue {name!r} is in the log, but its row is damaged: see `qflow check {self.path}`"
+                    f"queue {name!r} is in the log, but its record is damaged: see `qflow check {self.path}`"
                 )
             queue = self._declare_new(name, settings)
             with self._lock:
@@ -345,6 +348,7 @@ class Broker:
             self._log.drain()
             queue.let_go()
             queue.remove_spill()
+            self._incarnations.pop(owner, None)
             if queue.settings.durable:
                 self._deleted.append(owner)
 
@@ -380,7 +384,7 @@ class Broker:
         with self._lock:
             self._check_open()
             queues = list(self._queues.values())
-        found = [f"queue {name!r} has a damaged row and is not served" for name in sorted(self._broken)]
+        found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
         found += self._ledger.problems()
         for queue in queues:
             found += queue.problems()
@@ -418,15 +422,30 @@ class Broker:
 
     def _maintain(self) -> None:
         busy = True
+        written = -math.inf
         while not self._stop.wait(0.01 if busy else MAINTENANCE_S):
             try:
-                busy = self._wiper.step(WIPED_AT_ONCE) | self._remove_settled() | self._remove_deleted()
-                self._write_stats()
+                busy = self._wiper.step(WIPED_AT_ONCE) | self._sweep() | self._remove_settled() | self._remove_deleted()
+                if self._monotonic() - written >= MAINTENANCE_S:
+                    written = self._monotonic()
+                    self._write_stats()
             except QflowError as error:
                 busy = False
-                if self._stop.is_set():
-                    return
-                _logger.warning("%s: maintenance failed and is tried again: %s", self.path, error)
+                if not self._stop.is_set():
+                    _logger.warning("%s: maintenance failed and is tried again: %s", self.path, error)
+            except Exception:
+                busy = False
+                _logger.exception("%s: maintenance failed and is tried again", self.path)
+
+    def _sweep(self) -> bool:
+        """Free spill files of purged messages, and spill what nobody else did."""
+        with self._lock:
+            queues = list(self._queues.values())
+        more = False
+        for queue in queues:
+            more |= queue.sweep(WIPED_AT_ONCE)
+            queue.spill_excess()
+        return more
 
     def _remove_settled(self) -> bool:
         """Remove blocks below floors that one commit was not enough for."""

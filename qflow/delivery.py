@@ -146,7 +146,7 @@ class Deliveries(Sequence[Delivery]):
         if len(self.segments) == 1:
             records = self.segments[0].records
             if set(map(type, records)) == {bytes}:
-                return records  # type: ignore[return-value]
+                return records.copy()  # type: ignore[return-value]
         return [
             record if type(record) is bytes else record.body  # type: ignore[union-attr]
             for segment in self.segments

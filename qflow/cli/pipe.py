@@ -50,8 +50,8 @@ def pipe(
         producer | qflow pipe SPOOL QUEUE -- consumer --its-option
         producer | qflow pipe SPOOL QUEUE --batch 500 -- load-into-database
 
-    The producer never waits for the consumer. What an earlier run left in the queue goes out first. It ends when stdin
-    has ended and the queue is empty; a summary goes to stderr.
+    The producer waits for the consumer only at a limit of the queue or on a full disk. What an earlier run left in the
+    queue goes out first. It ends when stdin has ended and the queue is empty; a summary goes to stderr.
 
     A line is safe once it is synced in QUEUE, which happens as fast as lines arrive, for all that are there at once.
 
@@ -64,9 +64,8 @@ def pipe(
     - with --batch N: when the run of COMMAND that got it on stdin has exited
       with 0. A run gets N lines, fewer at the end of stdin, or as many as fit
       into --capacity. A run that fails is repeated with the same lines,
-      --retries times, after 0.2 s, 0.4 s, 0.8 s and
-      so on; if the last one fails,
-      they go back to their place in the queue.
+      --retries times, after 0.2 s, 0.4 s, 0.8 s and so on; if the last one
+      fails, they go back to their place in the queue.
 
     When COMMAND fails for good, or leaves before it was given everything, the lines read from stdin so far are stored
     and qflow exits with 5; the next run continues with the first line not acked. The first SIGINT, SIGTERM or SIGHUP

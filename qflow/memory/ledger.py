@@ -47,6 +47,7 @@ class Ledger:
         with self._lock:
             del self._accounts[account]
             self._change(account, -account.borrowed)
+            account.capacity = 0
 
     def borrow(self, account: Account, missing: int) -> bool:
         """Lend at least `missing` bytes more, a chunk where possible; nothing, and False, if there are not as many."""

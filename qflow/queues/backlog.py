@@ -123,6 +123,8 @@ class Backlog:
         self._skipped = first - (row.messages if row is not None else 0)
         """Sequences below `next` that were never waiting here: next - skipped - gone = messages."""
         self._gone = 0
+        self._message_bytes = row.bytes if row is not None else 0  # kept where there is a limit in bytes
+        self._trash: list[Slots] = []  # of messages that were purged; freed by maintenance
         self._lost = self._quarantined = self._repaired = 0
         self._lane = Lane(owner, 0, row, self) if row is not None else None  # type: ignore[arg-type]
         if row is not None and row.messages:
@@ -239,6 +241,17 @@ class Backlog:
                 self._area.free(slots)
         return installed
 
+    def sweep(self, most: int) -> bool:
+        """Free at most so many spill files of purged messages; return whether more are left."""
+        with self._lock:
+            if not self._trash:
+                return False
+            slots, rest = self._trash.pop().take(most)
+            if rest:
+                self._trash.append(rest)
+        self._area.free(slots)
+        return True
+
     def give_way(self, wanted: int, spill: bool) -> bool:
         """Return memory to the broker: what is borrowed and not used, else what spilling a chunk frees."""
         if spill and not self._spill_tail(wanted):
@@ -270,33 +283,43 @@ class Backlog:
         run = self._runs.claim_head(claim)
         if run is None:
             return False
+        try:
+            return self._restore(run, claim)
+        finally:
+            if run.claim is claim:
+                run.claim = None
+                self._look_around()
+
+    def _restore(self, run: Run, claim: object) -> bool:
+        """Restore the front of a claimed run; as `_restore_head`."""
         need = run.largest + OVERHEAD_BYTES
         want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8, run.charged))
         alone = False
         if self._borrow_room(need, want) < need:
-            look_again = self._room_for_head(need) or run.claim is not claim
-            if look_again or self._is_in_flight():
-                if run.claim is claim:
-                    run.claim = None
-                return look_again
+            if self._room_for_head(need) or run.claim is not claim:
+                return True
+            if self._is_in_flight():
+                return False
             alone = True
         budget = max(0, min(self._account.borrowed - self._used, want))
         self._used += budget
         self._restoring += budget
         moved: _Moved | None = None
-        slots: Slots | None = None
         try:
             with Unlocked(self._lock):
                 moved = self._read_head(run, budget, alone)
         finally:
             self._used -= budget
             self._restoring -= budget
-            if run.claim is claim:
-                run.claim = None
-                if moved is not None:
-                    slots = self._install(run, moved)
-                    self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+        if run.claim is not claim:
+            return True
+        run.claim = None
+        if moved.purged:
             self._look_around()
+            return False
+        slots = self._install(run, moved)
+        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+        self._look_around()
         if slots:
             with Unlocked(self._lock):
                 self._area.free(slots)
@@ -364,11 +387,15 @@ class Backlog:
         assert self._log is not None
         assert self._lane is not None
         first, lane = run.first, self._lane
-        owner, number, row = lane.owner, lane.lane, lane.row
+        owner, number = lane.owner, lane.lane
         with self._log.read() as txn:
+            row = block_log.read_row(txn, owner, number)._replace(doubtful=lane.row.doubtful)
             replayed = block_log.read(txn, owner, number, row, first, run.end, budget)
             attempts = block_log.attempts(txn, owner, number, first, replayed.position)
         moved = _Moved(replayed.position)
+        moved.purged = row.floor > first
+        if moved.purged:
+            return moved
         size = 0
         following = first
         for start, records in replayed.pieces:
@@ -381,7 +408,7 @@ class Backlog:
                         break
                     room += 1
                 moved.needs = len(records[room]) if room < len(records) else 0
-            if start > following and room:
+            if start > following and (room or moved.pieces):
                 moved.lost.append((following, start))
             for piece in _by_marks(start, records[:room], attempts, row.doubtful):
                 moved.pieces.append(piece)
@@ -420,6 +447,7 @@ class Backlog:
                 f"queue {self._name!r}: the log should hold {left} more messages below {run.end}, {size} bytes", 0
             )
             self._quarantined += max(left, 0)
+            self._message_bytes -= size
             vanished = left
         self._gone += vanished
         if self._log is not None and self._lane is not None:
@@ -429,6 +457,8 @@ class Backlog:
                 self._log.quarantine(moved.damaged)
         if moved.position > run.first:
             self._runs.drop_front(run, moved.position, count if logged else count + vanished, charged)
+            if last and not logged:
+                self._message_bytes -= run.charged - OVERHEAD_BYTES * vanished  # what is left of it was lost
         for first, records, marks in moved.pieces:
             piece = Run(first, marks)
             piece.records += records
@@ -467,7 +497,7 @@ class Backlog:
 class _Moved:
     """What was read for a run's front, to be installed if the claim still stands."""
 
-    __slots__ = ("damaged", "lost", "needs", "pieces", "position", "problems", "repaired")
+    __slots__ = ("damaged", "lost", "needs", "pieces", "position", "problems", "purged", "repaired")
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -481,6 +511,8 @@ class _Moved:
         self.damaged: list[bytes] = []
         self.repaired = 0
         self.needs = 0
+        self.purged = False
+        """A purge is committed, and about to drop the run."""
 
     def add(self, first: int, records: list[Record], marks: int) -> None:
         if self.pieces:

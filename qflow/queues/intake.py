@@ -62,7 +62,6 @@ class Intake(Backlog):
         """Why nothing works any more: BrokerClosed or QueueDeleted."""
         self._pending = 0  # puts that are on their way through the log
         self._pending_messages = self._pending_bytes = 0  # their depth
-        self._message_bytes = row.bytes if row is not None else 0  # kept where there is a limit in bytes
         self._acked = 0
 
     # Put ---------------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Intake(Backlog):
                 raise again(put.error)
             first = put.first
         if self._used > self._account.borrowed:
-            self._spill_excess()
+            self.spill_excess()
         return first
 
     def _send(
@@ -217,7 +216,7 @@ class Intake(Backlog):
             try:
                 return put, log.put(put)
             except BaseException:
-                if put.batch is None:
+                if not put.joined:
                     self._give_up(put)
                 raise
 
@@ -296,6 +295,7 @@ class Intake(Backlog):
             if excess > 0:
                 with Unlocked(self._lock):
                     moved = self._find_room(excess)
+                self._check_open()
                 if moved or (fits and self._could_charge(charged)):
                     continue
             if self._spill_error is not None and excess > 0:
@@ -334,7 +334,7 @@ class Intake(Backlog):
             self._putters -= 1
             self._refresh()
 
-    def _spill_excess(self) -> None:
+    def spill_excess(self) -> None:
         """After messages passed on slack or came back: spill until the queue is within its bounds."""
         while True:
             with self._lock:

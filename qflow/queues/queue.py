@@ -38,7 +38,6 @@ from qflow.queues.intake import Intake, again
 from qflow.stats import QueueStats
 from qflow.storage import block_log
 from qflow.storage.block_log import Row, Settled
-from qflow.storage.spill import Slots
 from qflow.storage.transaction_log import Batch, Lane
 
 
@@ -79,9 +78,7 @@ class Queue(Intake):
     def purged(self, end: int) -> None:
         """Drop everything below `end`: its settling is committed."""
         with self._lock:
-            slots = self._drop_all(end)
-        for freed in slots:
-            self._area.free(freed)
+            self._drop_all(end)
 
     # Get ---------------------------------------------------------------------------------------------------------
 
@@ -254,7 +251,7 @@ class Queue(Intake):
             del self._acquired[sequence]
             self._give_back([Segment(sequence, [delivery.record], delivery._marks)])
         if self._used > self._account.capacity:
-            self._spill_excess()
+            self.spill_excess()
 
     def settle_batch(self, batch: Deliveries, wait: bool) -> None:
         """Ack what is left of a batch."""
@@ -290,7 +287,7 @@ class Queue(Intake):
             self._returned += sum(len(records) for _, records, _ in left)
             self._give_back(left)
         if self._used > self._account.capacity:
-            self._spill_excess()
+            self.spill_excess()
 
     def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
         """Ack one delivery of a batch."""
@@ -367,37 +364,40 @@ class Queue(Intake):
 
         Cost: one commit, whatever the depth; disk is given back in the background.
         """
+        log, lane = self._log, self._lane
         with self._lock:
             self._check_open()
             before = self._purged
-        log, lane = self._log, self._lane
-        if log is None or lane is None:
-            self.purged(self._runs.next)
-        else:
+            if log is None or lane is None:
+                self._drop_all(self._runs.next)
+                return self._purged - before
+            self._pending += 1  # what is not logged waits in line behind it
+        try:
             batch = log.purge(lane)
             log.wait(batch)
-            if batch.error is not None:
-                raise again(batch.error)
+        finally:
+            with self._lock:
+                self._pending -= 1
+        if batch.error is not None:
+            raise again(batch.error)
         return self._purged - before
 
-    def _drop_all(self, end: int) -> list[Slots]:
-        """Forget every message below `end`, acquired ones included; return the slots to free. Under the lock."""
+    def _drop_all(self, end: int) -> None:
+        """Forget every message, acquired ones included, and every number below `end`. Under the lock."""
         dropped = self._messages()
         charged = self._visible_charge()
         self._purged += dropped
         self._gone += dropped
-        self._purged_below = max(self._purged_below, end)
         self._message_bytes = 0
         self._acquired.clear()
         self._batches.clear()
-        slots: list[Slots] = []
         for run in self._runs.drop_all(end):
             run.claim = None
             if run.place is Place.SPILLED:
-                slots.append(run.slots)
+                self._trash.append(run.slots)
+        self._purged_below = self._runs.next
         self._skipped += self._runs.next - self._skipped - self._gone - self._acked
         self._discharge(charged)
-        return slots
 
     def browse(self) -> Iterator[Entry]:
         """Yield every waiting entry in order, as it was when this was called; nothing is promoted or acquired.
@@ -502,6 +502,7 @@ class Queue(Intake):
             if waiting != self._messages():
                 found.append(f"{self._messages()} messages by the counters, {waiting} by the list")
             spilled = sorted(slot for run in runs if run.place is Place.SPILLED for slot in run.slots)
+            spilled += [slot for slots in self._trash for slot in slots]
             found += self._area.problems(spilled)
             row = self._lane.row if self._lane is not None else None
             if (
@@ -583,7 +584,7 @@ class Queue(Intake):
             self.settings = settings
             self._ledger.set_capacity(self._account, settings.capacity_bytes)
             self._look_around()
-        self._spill_excess()
+        self.spill_excess()
 
 
 def _charge_of(held: Iterable[Delivery], batches: Iterable[Deliveries]) -> int:

@@ -217,7 +217,8 @@ def settle(txn: Any, owner: int, lane: int, row: Row, ranges: Iterable[Settled])
                 floor = max(floor, _mark_end(cursor.key(), cursor.value()))
                 found = cursor.delete() and bool(cursor.key())
                 marks -= 1
-    return row._replace(floor=floor, marks=marks, messages=messages, bytes=total)
+    # A count that is off is noticed when the last block is read; one below zero could not be written at all.
+    return row._replace(floor=floor, marks=max(0, marks), messages=max(0, messages), bytes=max(0, total))
 
 
 def _mark(txn: Any, owner: int, lane: int, first: int, end: int) -> int:
@@ -346,7 +347,7 @@ def _delete_below(txn: Any, table: int, owner: int, lane: int, below: int, limit
 def delete_lane(txn: Any, owner: int, lane: int, limit: int = REMOVED_AT_ONCE) -> bool:
     """Remove records of a deleted queue's lane, at most `limit`; return whether more is left."""
     removed = 0
-    for table in (MARKS, ATTEMPTS, BLOCKS):
+    for table in (MARKS, ATTEMPTS, DAMAGED, BLOCKS):
         removed += _delete_below(txn, table, owner, lane, _LAST + 1, limit - removed)
         if removed >= limit:
             return True

@@ -78,11 +78,22 @@ class Environment:
         self._files = files
         self._env = _open(path, read_only=read_only)
         self._page_bytes: int = self._env.stat()["psize"]
+        self._check_length()
         self._data_fd = -1
         self._allocated = 0
         if not read_only:
             self._env.reader_check()
             self._data_fd = os.open(os.path.join(path, "data.mdb"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def _check_length(self) -> None:
+        """Refuse a file that was cut short: reading a map beyond its end would kill the process."""
+        data = os.path.join(self.path, "data.mdb")
+        size, needed = os.stat(data).st_size, (self._env.info()["last_pgno"] + 1) * self._page_bytes
+        if size < needed:
+            self._env.close()
+            raise CorruptionError(
+                f"{data} has {size} bytes, its log needs {needed}: it was cut short. Bring back a whole copy of it"
+            )
 
     @classmethod
     def create(cls, spool: str, files: Files, first: dict[bytes, bytes]) -> None:

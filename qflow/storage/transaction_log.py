@@ -25,9 +25,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from qflow.errors import BrokerFailed, DiskFull, InDoubt, StorageError
@@ -84,7 +85,7 @@ class Lane:
 class Put:
     """Messages of one caller on their way to the log. `first` is their first sequence once confirmed."""
 
-    __slots__ = ("batch", "charged", "error", "first", "future", "lane", "records", "refused", "size")
+    __slots__ = ("charged", "error", "first", "future", "joined", "lane", "records", "refused", "size")
 
     def __init__(self, lane: Lane, records: list[Record], size: int, charged: int) -> None:
         self.lane = lane
@@ -92,7 +93,7 @@ class Put:
         self.size = size
         self.charged = charged
         self.first = -1
-        self.batch: Batch | None = None
+        self.joined = False
         self.error: BaseException | None = None
         self.future: Future[int] | None = None
         self.refused = False
@@ -117,12 +118,15 @@ class Batch:
 
     __slots__ = (
         "committed", "committing", "damaged", "done", "error", "gate", "leader", "plan", "previous", "published",
-        "purges", "puts", "settled", "size", "transaction", "wanted", "writes",
+        "purges", "puts", "resolving", "settled", "size", "transaction", "unresolved", "wanted", "writes",
     )  # fmt: skip
 
     def __init__(self, previous: Batch | None) -> None:
         self.previous = previous
         self.puts: dict[Lane, list[Put]] = {}
+        self.resolving = False
+        self.unresolved: deque[Put] = deque()
+        """Those with a future that waits to be told."""
         self.settled: dict[Lane, list[list[int]]] = {}
         """[first, end, messages, bytes] of each settled range."""
         self.purges: set[Lane] = set()
@@ -166,17 +170,13 @@ class TransactionLog:
     def put(self, put: Put) -> Batch:
         """Add messages to the open batch; wait for it, or leave it to the flusher with `flush`."""
         with self._lock:
-            batch = self._batch(put.size)
-            puts = batch.puts.get(put.lane)
-            if puts is None:
-                fresh = [put]
-                batch.size += put.size
-                put.batch = batch
-                batch.puts[put.lane] = fresh
-            else:
-                batch.size += put.size
-                put.batch = batch
-                puts += (put,)
+            batch = self._batch(put.charged)
+            puts = batch.puts.setdefault(put.lane, [])
+            batch.size += put.charged
+            puts += (put,)
+            if put.future is not None:
+                batch.unresolved += (put,)
+            put.joined = True
             return batch
 
     def settle(self, lane: Lane, ranges: list[Settled]) -> Batch:
@@ -222,10 +222,15 @@ class TransactionLog:
         with self._lock:
             if batch.wanted or batch.done:
                 return
+            batch.wanted = True
+        self._hand_over(batch)
+
+    def _hand_over(self, batch: Batch) -> None:
+        """Give a batch to the flusher, to be led or to have its futures resolved."""
+        with self._lock:
             if self._flusher is None or not self._flusher.is_alive():
                 self._flusher = threading.Thread(target=self._flush_forever, name="qflow-flusher", daemon=True)
                 self._flusher.start()
-            batch.wanted = True
             self._unled.append(batch)
         self._flush_event.set()
 
@@ -245,6 +250,8 @@ class TransactionLog:
                     if batch.leader is me and not batch.done:
                         batch.leader = None
                         self.flush(batch)  # nobody may be waiting for it any more
+                    elif batch.done and batch.unresolved and not batch.resolving:
+                        self._hand_over(batch)
             elif batch.gate.acquire(timeout=LOOK_S):
                 batch.gate.release()
 
@@ -339,7 +346,7 @@ class TransactionLog:
             batch.committing = True
             env.commit(txn)
         finally:
-            if not batch.committing:
+            with suppress(LmdbError):  # raised when it has ended; an interrupt may have come at any point
                 txn.abort()
         batch.committed = True
 
@@ -399,11 +406,10 @@ class TransactionLog:
             self.commits += 1
         else:
             self._refuse_puts(batch, batch.error or StorageError("the batch was not written"))
-        for puts_of_lane in batch.puts.values():
-            for put in puts_of_lane:
-                _resolve(put)
         batch.done = True
         batch.gate.release()
+        batch.puts, batch.plan, batch.settled, batch.writes = {}, [], {}, []  # whoever keeps the batch keeps no bodies
+        self._resolve(batch)
 
     def _settle_later(self, batch: Batch) -> None:
         """Take what was settled into the next batch: those who did not wait for it must not lose it."""
@@ -412,6 +418,28 @@ class TransactionLog:
         for lane, parts in batch.settled.items():
             self.settle(lane, [Settled(*part) for part in parts])
 
+    def _resolve(self, batch: Batch) -> None:
+        """Resolve the futures of a batch that is done; their callbacks may wait for anything but each other."""
+        with self._lock:
+            if batch.resolving:
+                return
+            batch.resolving = True
+        unresolved = batch.unresolved
+        try:
+            while unresolved:
+                put = unresolved[0]
+                future = put.future
+                if future is not None and not future.done():
+                    if put.error is None:
+                        future.set_result(put.first)
+                    else:
+                        future.set_exception(put.error)
+                del unresolved[0]
+        finally:
+            batch.resolving = False
+            if unresolved:
+                self._hand_over(batch)
+
     def _refuse_puts(self, batch: Batch, error: BaseException) -> None:
         for puts in batch.puts.values():
             for put in puts:
@@ -419,8 +447,8 @@ class TransactionLog:
                     put.refused = True
                     put.error = error
                     put.lane.publisher.refused(put)
-                _resolve(put)
         batch.puts = {}
+        batch.size = 0
 
     def _flush_forever(self) -> None:
         while not self._closing:
@@ -432,6 +460,7 @@ class TransactionLog:
                     batch.gate.release()
                 try:
                     self.wait(batch)
+                    self._resolve(batch)
                 except Exception as error:
                     _logger.exception("a commit of %s could not be finished", self._env.path)
                     self._failure = self._failure or error
@@ -472,14 +501,3 @@ class TransactionLog:
             self._flusher.join()
         with self._reading:
             self._env.close()
-
-
-def _resolve(put: Put) -> None:
-    """Resolve the future of a put, once."""
-    future = put.future
-    if future is None or future.done():
-        return
-    if put.error is None:
-        future.set_result(put.first)
-    else:
-        future.set_exception(put.error)

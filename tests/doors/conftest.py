@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from doors.command_line import CommandLine
 
 import qflow
+from doors.command_line import CommandLine
 from qflow import inspect
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from doors.command_line import CommandLine, error_line
 
 import qflow
+from doors.command_line import CommandLine, error_line
 
 
 @pytest.mark.parametrize("size", ["12 parsecs", "-5", "", "64 MiB MiB", "nan"])

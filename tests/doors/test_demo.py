@@ -8,8 +8,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from doors.command_line import CommandLine, error_line
 
+from doors.command_line import CommandLine, error_line
 from qflow.cli.demo import evidence, flights
 
 FLIGHTS = 20

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from doors.command_line import CommandLine, error_line, numbers, python, text
-
 import qflow
+from doors.command_line import CommandLine, error_line, numbers, python, text
 
 SLEEPING = python("import time\nprint('ready')\ntime.sleep(3600)")
 

@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from doors.command_line import CommandLine, numbers, python, text
 
 import qflow
+from doors.command_line import CommandLine, numbers, python, text
 from qflow import inspect
 
 COPY_LINES = "import sys\nfor line in sys.stdin: print(line, end='')"

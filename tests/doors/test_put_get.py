@@ -7,9 +7,9 @@ import os
 import signal
 
 import pytest
-from doors.command_line import CommandLine, error_line, numbers, text
 
 import qflow
+from doors.command_line import CommandLine, error_line, numbers, text
 from qflow import inspect
 
 

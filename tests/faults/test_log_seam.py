@@ -1,0 +1,382 @@
+"""A log whose begin, commit or making of room fails, before or after the real one; leaders that die; nobody after it."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import lmdb
+import pytest
+
+import qflow
+from faults.seams import Faults, open_faulty
+from qflow.storage import environment
+
+PATIENCE_S = 30
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Run something in another thread and return its result; hanging is a failure."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert outcome, "it hangs"
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def drained(queue: qflow.Queue) -> list[bytes]:
+    bodies = []
+    while len(queue):
+        with queue.get(timeout_s=0) as delivery:
+            bodies.append(delivery.body)
+    return bodies
+
+
+@pytest.fixture
+def faults():
+    return Faults()
+
+
+# Before the commit: nothing was done, and the next one works ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["begin", "make_room"])
+@pytest.mark.parametrize(
+    "error",
+    [lmdb.Error("no"), qflow.StorageError("no"), qflow.DiskFull("no"), MemoryError("no"), KeyboardInterrupt(), SystemExit()],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_put_that_fails_before_its_transaction_leaves_no_trace(step, error, spool, faults):
+    """Edge 26: the caller gets an error, depth and room are given back, and the next put works by itself."""
+    with open_faulty(spool, faults, capacity_bytes=1_000) as broker:
+        queue = broker.declare_queue("q", limit_messages=2)
+        queue.put(b"before")
+        faults.fail(step, error, times=1)
+        with pytest.raises(type(error) if not isinstance(error, lmdb.Error) else qflow.StorageError):
+            queue.put(b"maybe")
+        assert in_thread(lambda: broker.check()) == []
+        left = [b"before", b"maybe"] if len(queue) == 2 else [b"before"]
+        if len(queue) == 1:
+            assert in_thread(lambda: queue.put(b"after", timeout_s=0)) >= 1  # the room was given back
+            left.append(b"after")
+        assert drained(queue) == left
+        assert broker.check() == []
+
+
+@pytest.mark.parametrize("step", ["begin", "make_room"])
+@pytest.mark.parametrize("error", [lmdb.Error("no"), MemoryError("no"), qflow.StorageError("no"), qflow.DiskFull("no")])
+def test_an_unwaited_ack_survives_an_error_of_somebody_elses_put(step, error, spool, faults):
+    """Edge 26: an ack that shared a batch with a put that failed rides the next one, and is not forgotten."""
+    with open_faulty(spool, faults) as broker:
+        queue, other = broker.declare_queue("q"), broker.declare_queue("other")
+        queue.put_many([b"a", b"b"])
+        faults.fail(step, error, times=2)
+        queue.get().ack()
+        with pytest.raises((qflow.StorageError, MemoryError)):
+            other.put(b"x")
+        faults.heal()
+        other.put(b"y")
+        assert broker.check() == []
+    with qflow.open(spool) as broker:
+        assert [delivery.body for delivery in broker.queue("q").get_many(9)] == [b"b"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), MemoryError("no")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_a_leader_interrupted_at_its_commit_harms_nobody(error, late, spool, faults):
+    """Edge 26: whether the commit holds is told by its number; the interrupted put is in the queue, or it is not."""
+    with open_faulty(spool, faults) as broker:
+        queue = broker.declare_queue("q")
+        faults.fail("commit", error, times=1, late=late)
+        try:
+            queue.put(b"first")
+        except type(error) as caught:  # as somebody would who looks at the error for a while
+            assert in_thread(lambda: queue.put(b"second")) > 0 or not late
+            del caught
+        else:
+            raise AssertionError("the interrupt was swallowed")
+        assert broker.check() == []
+        bodies = drained(queue)
+        assert bodies in ([b"first", b"second"], [b"second"])
+        if late:
+            assert bodies == [b"first", b"second"]
+        assert broker.check() == []
+    with qflow.open(spool) as broker:
+        assert len(broker.queue("q")) == 0
+
+
+def test_followers_take_over_from_a_leader_thread_that_dies(spool, faults):
+    """Edge 26: a thread killed by SystemExit while it leads leaves its batch to the others, and none of them hangs."""
+    with open_faulty(spool, faults) as broker:
+        queue = broker.declare_queue("q")
+        together = threading.Barrier(9)
+        joined = threading.Semaphore(0)
+        begun = threading.Event()
+
+        def wait_for_followers() -> None:
+            begun.set()
+            for _ in range(8):
+                assert joined.acquire(timeout=PATIENCE_S)
+
+        faults.before["begin"] = lambda: (faults.before.clear(), wait_for_followers())
+        faults.fail("begin", SystemExit(), times=1)
+        results: list[object] = []
+
+        def lead() -> None:
+            try:
+                queue.put(b"leader")
+            except SystemExit:
+                results.append("died")
+
+        def follow(number: int) -> None:
+            together.wait(PATIENCE_S)
+            future = queue.submit(b"%d" % number)
+            joined.release()
+            results.append(future.result(timeout=PATIENCE_S))
+
+        threads = [threading.Thread(target=lead)]
+        threads += [threading.Thread(target=follow, args=(number,)) for number in range(8)]
+        threads[0].start()
+        assert begun.wait(PATIENCE_S)
+        for thread in threads[1:]:
+            thread.start()
+        together.wait(PATIENCE_S)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert "died" in results
+        assert len(results) == 9
+        assert set(drained(queue)) >= {b"%d" % number for number in range(8)}
+        assert broker.check() == []
+
+
+def test_a_thread_that_dies_without_cleaning_up_is_noticed_by_its_followers(spool):
+    """Edge 26: a claim of a thread that no longer lives is taken over."""
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q")
+        log = broker._log
+        dead = threading.Thread(target=lambda: None)
+        dead.start()
+        dead.join()
+        with log._lock:
+            log._batch(0).leader = dead
+        assert in_thread(lambda: queue.put(b"x")) == 0
+        assert drained(queue) == [b"x"]
+
+
+def test_a_lone_submit_is_confirmed_with_nobody_after_it(spool):
+    """Edge 26: the flusher leads a batch nobody waits for."""
+    with qflow.open(spool) as broker:
+        assert broker.declare_queue("q").submit(b"x").result(timeout=PATIENCE_S) == 0
+
+
+def test_a_lone_unwaited_ack_reaches_the_log_with_nobody_after_it(spool):
+    """Edge 26: the same for an ack; it is in the log although nothing follows and nobody closes."""
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q")
+        queue.put(b"x")
+        queue.get().ack()
+        batch = broker._log._last
+        if batch is not None and not batch.done:
+            assert batch.gate.acquire(timeout=PATIENCE_S)
+            batch.gate.release()
+        txn = broker._log._env.begin()
+        try:
+            from qflow.storage.block_log import read_row
+
+            assert read_row(txn, queue.owner, 0).messages == 0
+        finally:
+            txn.abort()
+
+
+def test_a_flusher_that_dies_is_started_again(spool, faults):
+    """Edge 26: an interrupt inside the flusher ends that thread, and the next submit starts another."""
+    with open_faulty(spool, faults) as broker:
+        queue = broker.declare_queue("q")
+        faults.fail("begin", SystemExit(), times=1)
+        first = queue.submit(b"first")
+        second = queue.submit(b"second")
+        assert second.result(timeout=PATIENCE_S) > -1
+        assert first.result(timeout=PATIENCE_S) > -1
+        assert drained(queue) == [b"first", b"second"]
+        assert broker.check() == []
+
+
+# At the commit: in doubt ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["not on disk", "on disk"])
+def test_a_failed_commit_is_in_doubt_and_resolved_by_reopening(late, spool, faults):
+    """Edge 21: the caller and all who rode along get InDoubt, then BrokerFailed; gets go on; reopening tells which."""
+    broker = open_faulty(spool, faults)
+    queue = broker.declare_queue("q")
+    queue.put_many([b"a", b"b"])
+    faults.fail("commit", lmdb.Error("mdb_txn_commit: Input/output error"), times=1, late=late)
+    with pytest.raises(qflow.InDoubt, match="opened again"):
+        queue.put(b"doubtful")
+    for call in (
+        lambda: queue.put(b"x"),
+        lambda: queue.put_many([b"x"]),
+        lambda: queue.submit(b"x"),
+        lambda: broker.declare_queue("new"),
+        lambda: queue.purge(),
+    ):
+        with pytest.raises(qflow.BrokerFailed, match="open the spool again"):
+            in_thread(call)
+    delivery = queue.get(0)
+    assert delivery.body == b"a"
+    with pytest.raises(qflow.BrokerFailed):
+        delivery.ack()
+    stats = queue.stats()
+    assert stats.messages == 2
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(0), queue.get(0)
+    broker.close()
+    with qflow.open(spool) as broker:
+        assert not broker.recovery.clean
+        batch = broker.queue("q").get_many(9)
+        assert batch.bodies == [b"a", b"b", b"doubtful"][: 3 if late else 2]
+        assert all(delivery.redelivered for delivery in batch)
+        batch.ack(wait=True)
+        assert broker.queue("q").put(b"new") >= 2 + late
+        assert broker.check() == []
+
+
+def test_everybody_in_a_batch_in_doubt_is_told(spool, faults):
+    """Edge 21: each of many callers whose puts shared the failed commit gets an error, and none hangs."""
+    broker = open_faulty(spool, faults)
+    queue = broker.declare_queue("q", limit_messages=1000)
+    faults.fail("commit", lmdb.Error("Input/output error"), after=3)
+    outcomes: list[BaseException | int] = []
+
+    def produce() -> None:
+        try:
+            while True:
+                outcomes.append(queue.put(b"x"))
+        except qflow.StorageError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=produce, daemon=True) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "a producer hangs"
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert len(errors) == 16
+    assert any(isinstance(error, qflow.InDoubt) for error in errors)
+    confirmed = len(outcomes) - 16
+    assert queue.stats().messages == confirmed
+    broker.close()
+    with qflow.open(spool) as broker:
+        assert len(broker.queue("q")) >= confirmed
+
+
+def test_submits_and_waited_acks_in_a_batch_in_doubt_are_told(spool, faults):
+    """Edge 21: the future of a submit and `ack(wait=True)` raise InDoubt; the message comes again, or not."""
+    broker = open_faulty(spool, faults)
+    queue = broker.declare_queue("q")
+    queue.put(b"a")
+    delivery = queue.get()
+    faults.fail("commit", lmdb.Error("Input/output error"), times=1)
+    with pytest.raises(qflow.InDoubt):
+        delivery.ack(wait=True)
+    broker.close()
+    faults.heal()
+    broker = open_faulty(spool, faults)
+    faults.fail("commit", lmdb.Error("Input/output error"), times=1)
+    future = broker.queue("q").submit(b"b")
+    assert isinstance(future.exception(timeout=PATIENCE_S), qflow.InDoubt)
+    broker.close()
+    with qflow.open(spool) as broker:
+        assert drained(broker.queue("q")) == [b"a"]
+
+
+# A map that is full ------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_map_is_grown_and_the_put_goes_on(spool, monkeypatch):
+    """Edge 22: with a small map (an address-space limit) puts, acks and reads go on while it doubles."""
+    monkeypatch.setattr(environment, "MAP_BYTES", 2**20)
+    with qflow.open(spool, capacity_bytes=20_000) as broker:
+        queue = broker.declare_queue("q")
+        bodies = [b"%d" % number * 1_000 for number in range(100)]
+        for number in range(20):
+            queue.put_many(bodies)
+            if number % 4 == 0:
+                queue.get().ack(wait=True)
+        assert broker._log._env._env.info()["map_size"] > 2**20
+        assert broker.check() == []
+        assert drained(queue) == (bodies * 20)[5:]
+        assert broker.check() == []
+
+
+@pytest.mark.parametrize("step", ["make_room", "commit", "begin"])
+def test_map_full_raised_at_any_step_is_survived(step, spool, faults):
+    """Edge 22: MapFullError wherever it shows up grows the map, and the batch is done again as a whole."""
+    with open_faulty(spool, faults) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"a", b"b"])
+        faults.fail(step, lmdb.MapFullError("full"), times=1)
+        assert in_thread(lambda: queue.put(b"c")) == 2
+        faults.fail(step, lmdb.MapFullError("full"), times=1)
+        in_thread(lambda: queue.get().ack(wait=True))
+        assert faults.calls["grow_map"] == 2
+        assert drained(queue) == [b"b", b"c"]
+        assert broker.check() == []
+
+
+def test_a_long_reader_does_not_stop_puts(spool):
+    """Edge 22: another process that reads for long pins pages; puts go on and the log grows."""
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q")
+        queue.put(b"a")
+        txn = broker._log._env.begin()
+        try:
+            for _ in range(50):
+                queue.put(b"x" * 1_000)
+        finally:
+            txn.abort()
+        assert len(drained(queue)) == 51
+
+
+# Room in the log ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_no_room_for_the_log_refuses_puts_and_lets_acks_and_gets_go_on(number, spool, faults):
+    """I12: DiskFull says what to do; gets and acks work; puts work again by themselves when there is space."""
+    with open_faulty(spool, faults) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"x" * 1_000] * 10)
+        real = broker._log._env.make_room
+
+        def full(value_bytes: int, values: int, *, settles_only: bool) -> None:
+            if not settles_only:
+                raise qflow.DiskFull("no room: free some space")
+            real(value_bytes, values, settles_only=settles_only)
+
+        broker._log._env.make_room = full
+        with pytest.raises(qflow.DiskFull, match="free some space"):
+            queue.put(b"y")
+        with pytest.raises(qflow.DiskFull):
+            queue.put_many([b"y"] * 3)
+        assert isinstance(queue.submit(b"y").exception(timeout=PATIENCE_S), qflow.DiskFull)
+        queue.get().ack(wait=True)
+        queue.get().ack()
+        assert broker.check() == []
+        broker._log._env.make_room = real
+        queue.put(b"z")
+        assert len(queue) == 9
+        assert broker.check() == []
