@@ -345,12 +345,14 @@ class Broker:
             queue.refuse_calls(QueueDeleted)
             with self._lock:
                 del self._queues[name]
-            self._log.drain()
-            queue.let_go()
-            queue.remove_spill()
-            self._incarnations.pop(owner, None)
-            if queue.settings.durable:
-                self._deleted.append(owner)
+            try:
+                self._log.drain()
+            finally:
+                queue.let_go()
+                queue.remove_spill()
+                self._incarnations.pop(owner, None)
+                if queue.settings.durable:
+                    self._deleted.append(owner)
 
     def _commit(self, batch: Batch) -> None:
         self._log.wait(batch)
@@ -510,17 +512,16 @@ class Broker:
                 queue.refuse_calls(BrokerClosed)
             self._stop.set()
             self._maintenance.join()
-            try:
+            with ExitStack() as ending:  # whatever fails, the spool is released
+                ending.callback(_brokers.discard, self)
+                ending.callback(self._spool_lock.release)
+                ending.callback(self._store.close)
+                ending.callback(self._log.close)
+                for queue in queues:
+                    ending.callback(queue.let_go)
                 self._log.drain()
                 if not self._log.failed:
                     self._commit(self._log.write(partial(_write_ending, queues)))
-            finally:
-                for queue in queues:
-                    queue.let_go()
-                self._log.close()
-                self._store.close()
-                self._spool_lock.release()
-                _brokers.discard(self)
 
     def __enter__(self) -> Broker:
         return self

@@ -32,7 +32,11 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     """Each example does what it says on a fresh spool; its own assertions tell."""
     result = subprocess.run(
-        [sys.executable, str(example), str(tmp_path / "spool")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(example), str(tmp_path / "spool")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout

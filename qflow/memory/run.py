@@ -30,7 +30,20 @@ class Place(enum.Enum):
 class Run:
     """See the module. `first` is the next sequence to deliver; `key` is its rank in the list and stays as it is."""
 
-    __slots__ = ("charged", "claim", "count", "end", "first", "key", "largest", "marks", "place", "records", "slots")
+    __slots__ = (
+        "charged",
+        "claim",
+        "count",
+        "end",
+        "first",
+        "key",
+        "largest",
+        "marks",
+        "needs",
+        "place",
+        "records",
+        "slots",
+    )
 
     def __init__(self, first: int, marks: int = 0, records: deque[Record] | None = None) -> None:
         self.key = self.first = first
@@ -46,6 +59,8 @@ class Run:
         """What its records would cost in memory; of a run that is not resident."""
         self.largest = 0
         """No record of it has more message bytes; of a run that is not resident."""
+        self.needs = 0
+        """Size of its next message, where it was found not to fit; of a run that is not resident."""
         self.slots: Any = None
 
     @classmethod
@@ -65,6 +80,11 @@ class Run:
     def waiting(self) -> int:
         """How many messages it holds."""
         return len(self.records) if self.place is Place.RESIDENT else self.count
+
+    @property
+    def spent(self) -> bool:
+        """It will never hold a message again. (A logged run without any may still have gaps to settle.)"""
+        return not self.waiting and not (self.place is Place.LOGGED and self.first < self.end)
 
     def become_spilled(self, slots: Any) -> int:
         """Drop the records, which now lie at `slots`; return what they were charged."""

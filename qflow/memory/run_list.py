@@ -53,7 +53,7 @@ class RunList:
     def add(self, run: Run) -> None:
         """Put a run in its place, joined with neighbours where that makes one run of two."""
         self._insert(run)
-        if self.head is self.open or run.key < self.head.first or not self.head.waiting:
+        if self.head is self.open or run.key < self.head.first or self.head.spent:
             self.settle_head()
 
     def give_back(self, sequence: int, records: list[Record], marks: int) -> None:
@@ -81,7 +81,7 @@ class RunList:
         runs = self._runs
         while runs:
             run: Run = runs[0]
-            if run.waiting:
+            if not run.spent:
                 self.head = run
                 return run
             del runs[0]
@@ -147,11 +147,10 @@ class RunList:
         cut = run.first + len(records) - count
         right = Run(cut, run.marks)
         right.claim = claim
-        pop = records.pop
-        right.records.extendleft(pop() for _ in range(count))
         if run is self.open:
             self._renew_open(self.next)
         self._insert(right)
+        right.records.extendleft(starmap(records.pop, repeat((), count)))
         return right
 
     def claim_head(self, claim: object) -> Run | None:
@@ -234,7 +233,7 @@ class RunList:
         while place and runs[place - 1].first > sequence:  # consumed past `sequence`: its key is out of date
             stale = runs[place - 1]
             del runs[place - 1]
-            if stale.waiting:
+            if not stale.spent:
                 stale.key = stale.first
                 runs.add(stale)
             place = runs.bisect_key_right(sequence)

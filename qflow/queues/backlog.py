@@ -292,7 +292,7 @@ class Backlog:
 
     def _restore(self, run: Run, claim: object) -> bool:
         """Restore the front of a claimed run; as `_restore_head`."""
-        need = run.largest + OVERHEAD_BYTES
+        need = run.needs + OVERHEAD_BYTES
         want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8, run.charged))
         alone = False
         if self._borrow_room(need, want) < need:
@@ -347,15 +347,18 @@ class Backlog:
     def _read_head(self, run: Run, budget: int, alone: bool) -> _Moved:
         """Read the front of a claimed run, as much as `budget` bytes hold; without the lock."""
         spilled = run.place is Place.SPILLED
-        moved = self._read_spilled(run, budget) if spilled else self._read_logged(run, budget, alone)
+        moved = self._read_spilled(run, budget, alone) if spilled else self._read_logged(run, budget, alone)
         for problem, damaged_blocks in moved.problems:
             self._report(f"queue {self._name!r}: {problem}", damaged_blocks)
         return moved
 
-    def _read_spilled(self, run: Run, budget: int) -> _Moved:
+    def _read_spilled(self, run: Run, budget: int, alone: bool) -> _Moved:
         first = run.first
         records, problems = self._area.read(first, run.slots, budget, run.largest)
         moved = _Moved(first + len(records))
+        if not alone and len(records) == 1 and records[0] is not None and charge([records[0]]) > budget:
+            moved.position, moved.needs = first, len(records[0])  # does not fit; now it is known what does
+            return moved
         if None not in records:
             moved.pieces.append((first, records, run.marks))  # type: ignore[arg-type]
             return moved
@@ -380,7 +383,7 @@ class Backlog:
         try:
             with self._log.read() as txn:
                 return block_log.find(txn, self._lane.owner, self._lane.lane, sequence)[0]
-        except (NotFound, CorruptionError, StorageError):
+        except (NotFound, CorruptionError):
             return None  # reported as lost by the caller
 
     def _read_logged(self, run: Run, budget: int, alone: bool) -> _Moved:
@@ -407,7 +410,7 @@ class Backlog:
                     if total > budget and not (alone and not moved.pieces and not room):
                         break
                     room += 1
-                moved.needs = len(records[room]) if room < len(records) else 0
+                moved.needs = len(records[room]) if room < len(records) and not (moved.pieces or room) else 0
             if start > following and (room or moved.pieces):
                 moved.lost.append((following, start))
             for piece in _by_marks(start, records[:room], attempts, row.doubtful):
@@ -464,8 +467,7 @@ class Backlog:
             piece.records += records
             self._runs.add(piece)
         self._used += charged
-        if not moved.pieces:
-            run.largest = max(run.largest, moved.needs)  # now it is known how much room one message takes
+        run.needs = moved.needs
         return slots
 
     # Looking -----------------------------------------------------------------------------------------------------

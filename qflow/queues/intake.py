@@ -217,7 +217,7 @@ class Intake(Backlog):
                 return put, log.put(put)
             except BaseException:
                 if not put.joined:
-                    self._give_up(put)
+                    self.refused(put)
                 raise
 
     def _put_unlogged(self, records: list[Record]) -> int | None:
@@ -343,14 +343,6 @@ class Intake(Backlog):
             if excess <= 0 or not self._find_room(excess):
                 return
 
-    def _give_up(self, put: Put) -> None:
-        """Give back what `_reserve` took. Under the lock."""
-        self._pending -= 1
-        self._pending_messages -= len(put.records)
-        self._pending_bytes -= put.size
-        self._incoming -= put.charged
-        self._discharge(put.charged)
-
     # Called by the leader of a commit -----------------------------------------------------------------------------
 
     def publish(self, first: int, records: list[Record], puts: int) -> None:
@@ -362,9 +354,18 @@ class Intake(Backlog):
                 self._publish(first, records, size, charged, puts)
 
     def refused(self, put: Put) -> None:
-        """Give back the room of a put that was not confirmed."""
+        """Give back the room of a put that was not confirmed; a second time is a no-op."""
         with self._lock:
-            self._give_up(put)
+            if put.refused:
+                return
+            messages = len(put.records)
+            put.refused = True
+            self._pending -= 1
+            self._pending_messages -= messages
+            self._pending_bytes -= put.size
+            self._incoming -= put.charged
+            self._used -= put.charged
+            self._look_around()
 
     def _publish(self, first: int, records: list[Record], size: int, charged: int, puts: int) -> None:
         """Append what was reserved. Under the lock."""

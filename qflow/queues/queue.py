@@ -107,12 +107,17 @@ class Queue(Intake):
         batch = self.get_many(1, timeout_s)
         if not batch:
             raise QueueEmpty(f"no message in queue {self._name!r} within {timeout_s} s")
-        with self._lock:
-            first, taken, marks = batch.segments[0]
-            delivery = Delivery(taken[0], first, self, marks)
+        try:
+            with self._lock:
+                first, taken, marks = batch.segments[0]
+                delivery = Delivery(taken[0], first, self, marks)
+                if batch in self._batches:
+                    del self._batches[batch]
+                    self._acquired[first] = delivery
+        except BaseException:
             if batch in self._batches:
-                del self._batches[batch]
-                self._acquired[first] = delivery
+                self.return_batch(batch)
+            raise
         return delivery
 
     def get_nowait(self) -> Delivery:
@@ -146,6 +151,8 @@ class Queue(Intake):
                     del self._batches[batch]
                 self._refresh()
         except BaseException:
+            with self._lock:
+                self._arrived.notify()  # the one that woke this caller, perhaps
             if batch in self._batches:
                 self.return_batch(batch)
             raise
@@ -496,6 +503,8 @@ class Queue(Intake):
         """Check every invariant; return what is wrong, in words."""
         with self._lock:
             found = list(self._backlog_problems())
+            if min(self._pending, self._pending_messages, self._incoming, self._restoring) < 0:
+                found.append("something on its way was given back twice")
             runs = self._runs
             waiting = sum(run.waiting for run in runs) + len(self._acquired)
             waiting += sum(len(records) for batch in self._batches for _, records, _ in batch.left())

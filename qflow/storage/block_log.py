@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from qflow.errors import CorruptionError, NotFound
-from qflow.message import Message, Record, charge
+from qflow.message import Message, Record, charge, is_plain
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey
 
@@ -122,7 +122,7 @@ def write_row(txn: Any, owner: int, lane: int, row: Row) -> None:
 def append(txn: Any, owner: int, lane: int, row: Row, first: int, records: Sequence[Record], now_ms: int) -> Row:
     """Write records with sequences from `first` on; those not logged only leave a gap."""
     offsets: Sequence[int] = range(len(records))
-    if any(type(record) is Message and not record.logged for record in records):
+    if not is_plain(records) and any(type(record) is Message and not record.logged for record in records):
         offsets = [index for index, record in enumerate(records) if type(record) is bytes or record.logged]  # type: ignore[union-attr]
         records = [records[index] for index in offsets]
         if not records:
@@ -385,34 +385,49 @@ def read(
     pieces: list[tuple[int, list[Record]]] = []
     problems: list[tuple[int, str, bytes]] = []
     size = 0
-    for key, value in scan(txn, owner, lane, position, end):
-        if pieces and size >= most_bytes:
-            return Replayed(pieces, position, problems, expected)
-        first = int.from_bytes(key[-8:], "big")
-        where = f"block {first} of queue {owner}"
-        try:
-            block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where=where)
-        except CorruptionError as error:
-            problems.append((first, str(error), key))
+    while position < end:
+        position = _after_mark(txn, owner, lane, row, position)
+        for key, value in scan(txn, owner, lane, position, end):
+            if pieces and size >= most_bytes:
+                return Replayed(pieces, position, problems, expected)
+            first = int.from_bytes(key[-8:], "big")
+            where = f"block {first} of queue {owner}"
+            try:
+                block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where=where)
+            except CorruptionError as error:
+                problems.append((first, str(error), key))
+                expected = first
+                position = max(position, first + 1)
+                continue
+            if block.end <= position:
+                expected = first
+                continue
+            previous = block.header.previous
+            if previous != expected and previous != NO_PREVIOUS and previous >= position:
+                problems.append((first, f"{where}: the block before it, {previous}, has vanished", b""))
+            elif expected is not None and previous != expected:
+                problems.append((first, f"{where}: names {previous} as the block before it, found {expected}", b""))
             expected = first
-            position = max(position, first + 1)
-            continue
-        if block.end <= position:
-            expected = first
-            continue
-        previous = block.header.previous
-        if previous != expected and previous != NO_PREVIOUS and previous >= position:
-            problems.append((first, f"{where}: the block before it, {previous}, has vanished", b""))
-        elif expected is not None and previous != expected:
-            problems.append((first, f"{where}: names {previous} as the block before it, found {expected}", b""))
-        expected = first
-        for piece in _unsettled(txn, owner, lane, row, block, position, end):
-            pieces.append(piece)
-            size += charge(piece[1])
-        position = max(position, min(block.end, end))
+            for piece in _unsettled(txn, owner, lane, row, block, position, end):
+                pieces.append(piece)
+                size += charge(piece[1])
+            position = max(position, min(block.end, end))
+            if _after_mark(txn, owner, lane, row, position) > position:
+                expected = None  # what is settled is not read, however much it is
+                break
+        else:
+            break
     if row.tail != NO_PREVIOUS and row.tail >= max(position, row.floor) and row.tail < end and expected != row.tail:
         problems.append((row.tail, f"block {row.tail} of queue {owner}, the last one, has vanished", b""))
     return Replayed(pieces, end, problems, expected)
+
+
+def _after_mark(txn: Any, owner: int, lane: int, row: Row, position: int) -> int:
+    """Return the end of the mark that `position` lies in, else `position`."""
+    if row.marks:
+        for _, high in settled_ranges(txn, owner, lane, position, position + 1):
+            return high
+    return position
 
 
 def _unsettled(

@@ -146,15 +146,15 @@ def encode(
         return b"".join((head, body, _CRC.pack(crc32(body, crc32(head)))))
     columns = 0
     parts: list[bytes] = [_column(map(len, records))]
-    payload: list[bytes]
-    if is_plain(records):
-        payload = records  # type: ignore[assignment]
-    else:
+    payload: list[bytes] = records  # type: ignore[assignment]
+    unlogged: list[bool] = []
+    if not is_plain(records):
         messages = [record if isinstance(record, Message) else Message(record) for record in records]
         if any(message.header_bytes for message in messages):
             columns |= HEADERS
             parts.append(_column(len(message.header_bytes) for message in messages))
         payload = [piece for message in messages for piece in (message.header_bytes, message.body)]
+        unlogged = [not message.logged for message in messages]
     span = len(records)
     if offsets is not None:
         columns |= OFFSETS
@@ -163,9 +163,9 @@ def encode(
     if times is not None:
         columns |= TIMES
         parts.append(_column(times))
-    if any(type(record) is Message and not record.logged for record in records):
+    if any(unlogged):
         columns |= UNLOGGED
-        parts.append(_column(type(record) is Message and not record.logged for record in records))
+        parts.append(_column(unlogged))
     size = sum(map(len, records))
     bare = _HEADER.pack(MAGIC, columns, table, lane, owner, len(records), first, span, size, previous, time_ms)
     body = b"".join((bare, _CRC.pack(crc32(bare)), *parts, *payload))

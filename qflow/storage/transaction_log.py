@@ -57,7 +57,7 @@ class Publisher(Protocol):
         """Drop everything below `end`."""
 
     def refused(self, put: Put) -> None:
-        """Give back the room of a put that was not confirmed."""
+        """Give back the room of a put that was not confirmed; a second time is a no-op."""
 
 
 class Lane:
@@ -118,7 +118,7 @@ class Batch:
 
     __slots__ = (
         "committed", "committing", "damaged", "done", "error", "gate", "leader", "plan", "previous", "published",
-        "purges", "puts", "resolving", "settled", "size", "transaction", "unresolved", "wanted", "writes",
+        "purges", "puts", "refusal", "resolving", "settled", "size", "transaction", "unresolved", "wanted", "writes",
     )  # fmt: skip
 
     def __init__(self, previous: Batch | None) -> None:
@@ -141,6 +141,8 @@ class Batch:
         self.committing = False
         self.committed = False
         self.published = 0
+        self.refusal: BaseException | None = None
+        """Why its puts were given up, if so."""
         self.error: BaseException | None = None
         """Why nothing of it was written, if so."""
         self.done = False
@@ -291,6 +293,8 @@ class TransactionLog:
     def _commit(self, batch: Batch) -> None:
         while True:
             try:
+                if batch.refusal is not None:
+                    self._refuse_puts(batch, batch.refusal)
                 self._transact(batch)
                 return
             except MapFull:
@@ -302,7 +306,7 @@ class TransactionLog:
                     batch.error = error
                     self._settle_later(batch)
                     return
-                self._refuse_puts(batch, error)
+                batch.refusal = error
             except LmdbError as error:
                 if batch.committing:
                     self._failure = error
@@ -443,10 +447,8 @@ class TransactionLog:
     def _refuse_puts(self, batch: Batch, error: BaseException) -> None:
         for puts in batch.puts.values():
             for put in puts:
-                if not put.refused:
-                    put.refused = True
-                    put.error = error
-                    put.lane.publisher.refused(put)
+                put.error = error
+                put.lane.publisher.refused(put)
         batch.puts = {}
         batch.size = 0
 
@@ -473,13 +475,14 @@ class TransactionLog:
     def read(self) -> Iterator[Any]:
         """A short read transaction."""
         with self._reading:
-            txn = self._env.begin()
             try:
-                yield txn
+                txn = self._env.begin()
+                try:
+                    yield txn
+                finally:
+                    txn.abort()
             except LmdbError as error:
                 raise StorageError(f"the log {self._env.path} could not be read: {error}") from error
-            finally:
-                txn.abort()
 
     # Ending ------------------------------------------------------------------------------------------------------
 
@@ -497,7 +500,7 @@ class TransactionLog:
         """Stop the flusher and close the environment; every batch must be done."""
         self._closing = True
         self._flush_event.set()
-        if self._flusher is not None:
+        if self._flusher is not None and self._flusher is not threading.current_thread():
             self._flusher.join()
         with self._reading:
             self._env.close()

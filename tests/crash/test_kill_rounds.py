@@ -84,7 +84,8 @@ class Oracle:
 def live_and_die(spool: Path, seed: int, life: int, chance: random.Random) -> list[list[str]]:
     """Start a worker, kill it somewhere, and return the words of each line it told."""
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", worker.__file__, str(spool), str(seed), str(life)], stdout=subprocess.PIPE
+        [sys.executable, "-X", "faulthandler", worker.__file__, str(spool), str(seed), str(life)],
+        stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
     with process, alarm(process):

@@ -75,7 +75,9 @@ def blocks_in_log(spool: Path) -> int:
     env = Environment(str(spool / "log"), Files(), read_only=True)
     txn = env.begin()
     with txn.cursor() as cursor:
-        count = sum(key[0] == block_log.BLOCKS and key[-8:] != bytes([255]) * 8 for key in cursor.iternext(values=False))
+        count = sum(
+            key[0] == block_log.BLOCKS and key[-8:] != bytes([255]) * 8 for key in cursor.iternext(values=False)
+        )
     txn.abort()
     env.close()
     return count

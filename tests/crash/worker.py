@@ -35,7 +35,9 @@ BROKER_CAPACITY = 8_000
 def body_of(token: str) -> bytes:
     """Return the body that goes with a token; anybody can make it again."""
     shape = random.Random(zlib.crc32(token.encode()))
-    size = shape.choice([0, 10, 100, 100, 300, 600, 600, shape.randrange(2_000), 20_000 if shape.random() < 0.1 else 50])
+    size = shape.choice(
+        [0, 10, 100, 100, 300, 600, 600, shape.randrange(2_000), 20_000 if shape.random() < 0.1 else 50]
+    )
     head = token.encode() + b"|"
     filler = sha256(head).digest() * (size // 32 + 1)
     return head + filler[:size]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import lmdb
+
+import qflow
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
 from qflow.storage.environment import Environment
@@ -14,6 +18,7 @@ from qflow.storage.files import Files
 
 HOT = ("open", "close", "read", "pwrite", "lseek", "ftruncate", "unlink")
 ALWAYS = 2**40
+PATIENCE_S = 4
 
 
 class Failure:
@@ -87,11 +92,19 @@ class FaultyEnvironment(Environment):
         super().__init__(path, files)
         self._plain_begin = super().begin
         self._faulty_begin = faults.wrap("begin", super().begin)
-        for name in ("commit", "make_room", "grow_map", "last_transaction"):
+        self._faulty_commit = faults.wrap("commit", super().commit)
+        for name in ("make_room", "grow_map", "last_transaction"):
             setattr(self, name, faults.wrap(name, getattr(super(), name)))
 
     def begin(self, *, write: bool = False) -> Any:
         return self._faulty_begin(write=True) if write else self._plain_begin(write=False)
+
+    def commit(self, txn: Any) -> None:
+        try:
+            self._faulty_commit(txn)
+        except lmdb.Error:
+            txn.abort()  # a commit of LMDB that fails ends its transaction; an interrupt before it does not
+            raise
 
 
 def open_faulty(path: Any, faults: Faults, **settings: Any) -> Broker:
@@ -104,4 +117,38 @@ def open_faulty(path: Any, faults: Faults, **settings: Any) -> Broker:
     )
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+@contextmanager
+def faulty_broker(path: Any, faults: Faults, **settings: Any) -> Iterator[Broker]:
+    """Open a spool with faults and close it at the end; after a failure it is left alone, for closing might hang."""
+    broker = open_faulty(path, faults, **settings)
+    yield broker
+    faults.heal()
+    in_thread(broker.close)
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Run something in another thread and return its result; hanging is a failure."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert outcome, "it hangs"
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def drained(queue: qflow.Queue) -> list[bytes]:
+    """Get and ack everything; return the bodies."""
+    bodies = []
+    while len(queue):
+        with queue.get(timeout_s=0) as delivery:
+            bodies.append(delivery.body)
+    return bodies

@@ -4,45 +4,13 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
-from typing import Any
-
 import lmdb
 import pytest
 
 import qflow
-from faults.seams import Faults, open_faulty
+from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, open_faulty
 from qflow.storage import environment
-
-PATIENCE_S = 30
-
-
-def in_thread(work: Callable[[], Any]) -> Any:
-    """Run something in another thread and return its result; hanging is a failure."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    assert outcome, "it hangs"
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
-
-
-def drained(queue: qflow.Queue) -> list[bytes]:
-    bodies = []
-    while len(queue):
-        with queue.get(timeout_s=0) as delivery:
-            bodies.append(delivery.body)
-    return bodies
-
+from qflow.storage.block_log import read_row
 
 @pytest.fixture
 def faults():
@@ -55,20 +23,29 @@ def faults():
 @pytest.mark.parametrize("step", ["begin", "make_room"])
 @pytest.mark.parametrize(
     "error",
-    [lmdb.Error("no"), qflow.StorageError("no"), qflow.DiskFull("no"), MemoryError("no"), KeyboardInterrupt(), SystemExit()],
+    [
+        lmdb.Error("no"),
+        qflow.StorageError("no"),
+        qflow.DiskFull("no"),
+        MemoryError("no"),
+        KeyboardInterrupt(),
+        SystemExit(),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_a_put_that_fails_before_its_transaction_leaves_no_trace(step, error, spool, faults):
     """Edge 26: the caller gets an error, depth and room are given back, and the next put works by itself."""
-    with open_faulty(spool, faults, capacity_bytes=1_000) as broker:
+    with faulty_broker(spool, faults, capacity_bytes=1_000) as broker:
         queue = broker.declare_queue("q", limit_messages=2)
         queue.put(b"before")
         faults.fail(step, error, times=1)
         with pytest.raises(type(error) if not isinstance(error, lmdb.Error) else qflow.StorageError):
             queue.put(b"maybe")
-        assert in_thread(lambda: broker.check()) == []
-        left = [b"before", b"maybe"] if len(queue) == 2 else [b"before"]
-        if len(queue) == 1:
+        in_thread(broker._log.drain)  # what was interrupted is handed over, and done or not done
+        assert broker.check() == []
+        left = [b"before", b"maybe"][: len(queue)]
+        assert len(left) == 1 or not isinstance(error, Exception)
+        if len(left) == 1:
             assert in_thread(lambda: queue.put(b"after", timeout_s=0)) >= 1  # the room was given back
             left.append(b"after")
         assert drained(queue) == left
@@ -79,7 +56,7 @@ def test_a_put_that_fails_before_its_transaction_leaves_no_trace(step, error, sp
 @pytest.mark.parametrize("error", [lmdb.Error("no"), MemoryError("no"), qflow.StorageError("no"), qflow.DiskFull("no")])
 def test_an_unwaited_ack_survives_an_error_of_somebody_elses_put(step, error, spool, faults):
     """Edge 26: an ack that shared a batch with a put that failed rides the next one, and is not forgotten."""
-    with open_faulty(spool, faults) as broker:
+    with faulty_broker(spool, faults) as broker:
         queue, other = broker.declare_queue("q"), broker.declare_queue("other")
         queue.put_many([b"a", b"b"])
         faults.fail(step, error, times=2)
@@ -93,11 +70,13 @@ def test_an_unwaited_ack_survives_an_error_of_somebody_elses_put(step, error, sp
         assert [delivery.body for delivery in broker.queue("q").get_many(9)] == [b"b"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), MemoryError("no")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(), MemoryError("no")], ids=lambda e: type(e).__name__
+)
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 def test_a_leader_interrupted_at_its_commit_harms_nobody(error, late, spool, faults):
     """Edge 26: whether the commit holds is told by its number; the interrupted put is in the queue, or it is not."""
-    with open_faulty(spool, faults) as broker:
+    with faulty_broker(spool, faults) as broker:
         queue = broker.declare_queue("q")
         faults.fail("commit", error, times=1, late=late)
         try:
@@ -119,7 +98,7 @@ def test_a_leader_interrupted_at_its_commit_harms_nobody(error, late, spool, fau
 
 def test_followers_take_over_from_a_leader_thread_that_dies(spool, faults):
     """Edge 26: a thread killed by SystemExit while it leads leaves its batch to the others, and none of them hangs."""
-    with open_faulty(spool, faults) as broker:
+    with faulty_broker(spool, faults) as broker:
         queue = broker.declare_queue("q")
         together = threading.Barrier(9)
         joined = threading.Semaphore(0)
@@ -193,8 +172,6 @@ def test_a_lone_unwaited_ack_reaches_the_log_with_nobody_after_it(spool):
             batch.gate.release()
         txn = broker._log._env.begin()
         try:
-            from qflow.storage.block_log import read_row
-
             assert read_row(txn, queue.owner, 0).messages == 0
         finally:
             txn.abort()
@@ -202,7 +179,7 @@ def test_a_lone_unwaited_ack_reaches_the_log_with_nobody_after_it(spool):
 
 def test_a_flusher_that_dies_is_started_again(spool, faults):
     """Edge 26: an interrupt inside the flusher ends that thread, and the next submit starts another."""
-    with open_faulty(spool, faults) as broker:
+    with faulty_broker(spool, faults) as broker:
         queue = broker.declare_queue("q")
         faults.fail("begin", SystemExit(), times=1)
         first = queue.submit(b"first")
@@ -325,7 +302,7 @@ def test_a_full_map_is_grown_and_the_put_goes_on(spool, monkeypatch):
 @pytest.mark.parametrize("step", ["make_room", "commit", "begin"])
 def test_map_full_raised_at_any_step_is_survived(step, spool, faults):
     """Edge 22: MapFullError wherever it shows up grows the map, and the batch is done again as a whole."""
-    with open_faulty(spool, faults) as broker:
+    with faulty_broker(spool, faults) as broker:
         queue = broker.declare_queue("q")
         queue.put_many([b"a", b"b"])
         faults.fail(step, lmdb.MapFullError("full"), times=1)
@@ -357,7 +334,7 @@ def test_a_long_reader_does_not_stop_puts(spool):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_no_room_for_the_log_refuses_puts_and_lets_acks_and_gets_go_on(number, spool, faults):
     """I12: DiskFull says what to do; gets and acks work; puts work again by themselves when there is space."""
-    with open_faulty(spool, faults) as broker:
+    with faulty_broker(spool, faults) as broker:
         queue = broker.declare_queue("q")
         queue.put_many([b"x" * 1_000] * 10)
         real = broker._log._env.make_room
