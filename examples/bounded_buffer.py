@@ -42,10 +42,8 @@ def main(spool: str) -> None:
                 most_resident = max(most_resident, stats.resident_bytes)
                 most_spilled = max(most_spilled, stats.spilled_messages)
         producer.join()
-        print(
-            f"{received:,} flights, {delay / received:.1f} minutes late; at most {most_resident / 2**20:.2f} MiB in memory"
-        )
-        print(f"at most {most_spilled:,} of them on disk")
+        print(f"{received:,} flights, {delay / received:.1f} minutes late on average")
+        print(f"at most {most_resident / 2**20:.2f} MiB in memory, {most_spilled:,} flights on disk")
         assert most_resident <= 2**20
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import qflow
 from doors.command_line import CommandLine, error_line, numbers, python, text
 
-SLEEPING = python("import time\nprint('ready')\ntime.sleep(3600)")
+SLEEPING = python("import signal\nprint('ready', flush=True)\nsignal.pause()")
 
 
 def test_stats_tell_what_waits(cli: CommandLine) -> None:

@@ -141,7 +141,7 @@ def test_a_signal_lets_the_command_finish_and_loses_nothing(cli: CommandLine, nu
 
 def test_a_second_signal_ends_a_command_that_does_not_read(cli: CommandLine) -> None:
     """The first signal waits for the command, the second ends it; nothing it did not read is acked."""
-    command = python("import sys, time\nprint('ready')\ntime.sleep(3600)")
+    command = python("import signal\nprint('ready', flush=True)\nsignal.pause()")
     lines = numbers(0, 1000)
     process = cli.start("pipe", cli.spool, "q", "--", *command)
     assert process.stdin is not None

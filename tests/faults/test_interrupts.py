@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 import threading
 from collections.abc import Callable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+
 import lmdb
 import pytest
 
@@ -11,6 +12,7 @@ import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, open_faulty
 from qflow.storage import environment
 from qflow.storage.block_log import read_row
+
 
 @pytest.fixture
 def faults():
@@ -177,6 +179,7 @@ def test_a_lone_unwaited_ack_reaches_the_log_with_nobody_after_it(spool):
             txn.abort()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_flusher_that_dies_is_started_again(spool, faults):
     """Edge 26: an interrupt inside the flusher ends that thread, and the next submit starts another."""
     with faulty_broker(spool, faults) as broker:

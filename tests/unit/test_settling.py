@@ -1,0 +1,158 @@
+"""Deliveries and batches: who settles first counts, what comes late is told or ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import qflow
+
+Open = Callable[..., qflow.Broker]
+
+
+@pytest.fixture(params=[True, False], ids=["durable", "transient"])
+def queue(open_spool: Open, request: pytest.FixtureRequest) -> qflow.Queue:
+    """A queue with ten messages."""
+    queue = open_spool().declare_queue("q", durable=request.param)
+    queue.put_many([b"%d" % number for number in range(10)])
+    return queue
+
+
+def test_a_second_ack_is_refused(queue: qflow.Queue) -> None:
+    """Edge 17: the first settling counts, the second one says so."""
+    delivery = queue.get()
+    delivery.ack()
+    with pytest.raises(qflow.AlreadySettled, match="settled"):
+        delivery.ack()
+    with pytest.raises(qflow.AlreadySettled):
+        delivery.nack()
+    assert len(queue) == 9
+
+
+def test_an_ack_after_a_nack_cannot_take_the_message_from_who_has_it_now(queue: qflow.Queue) -> None:
+    """Edge 17: a stale delivery settles nothing."""
+    stale = queue.get()
+    stale.nack()
+    again = queue.get()
+    assert (again.sequence, again.delivery_count, again.redelivered) == (stale.sequence, 2, True)
+    with pytest.raises(qflow.AlreadySettled):
+        stale.ack()
+    again.ack()
+    assert len(queue) == 9
+
+
+def test_a_returned_message_comes_back_in_its_place(queue: qflow.Queue) -> None:
+    """Edge 3: the order of sequences holds for what was returned."""
+    held = [queue.get() for _ in range(5)]
+    for index in (3, 0, 4):
+        held[index].nack()
+    assert [queue.get().body for _ in range(4)] == [b"0", b"3", b"4", b"5"]
+
+
+def test_one_delivery_of_a_batch_is_settled_apart(queue: qflow.Queue) -> None:
+    """A batch settles what is left of it, and says when nothing is."""
+    batch = queue.get_many(6)
+    batch[2].ack()
+    batch[4].nack()
+    with pytest.raises(qflow.AlreadySettled):
+        batch[2].ack()
+    batch.ack(wait=True)
+    with pytest.raises(qflow.AlreadySettled):
+        batch.ack()
+    with pytest.raises(qflow.AlreadySettled):
+        batch[0].ack()
+    assert [delivery.body for delivery in queue.get_many(10)] == [b"4", b"6", b"7", b"8", b"9"]
+
+
+def test_a_batch_can_be_read_in_every_way(queue: qflow.Queue) -> None:
+    """Bodies, sequences, indices, slices and iteration agree, also across segments."""
+    queue.get().nack()  # an entry of its own before the others
+    batch = queue.get_many(100)
+    assert len(batch) == 10
+    assert batch.bodies == [delivery.body for delivery in batch] == [b"%d" % number for number in range(10)]
+    assert list(batch.sequences) == [delivery.sequence for delivery in batch]
+    assert batch[-1].body == b"9"
+    assert [delivery.body for delivery in batch[2:4]] == [b"2", b"3"]
+    with pytest.raises(IndexError):
+        batch[10]
+
+
+def test_changing_the_list_of_bodies_changes_nothing_else(queue: qflow.Queue) -> None:
+    """The list is the caller's own."""
+    batch = queue.get_many(3)
+    batch.bodies.reverse()
+    batch.nack()
+    assert queue.get().body == b"0"
+
+
+def test_an_ack_after_a_purge_does_nothing(queue: qflow.Queue) -> None:
+    """Edge 16: late acks of purged messages are no-ops."""
+    single, batch = queue.get(), queue.get_many(3)
+    assert queue.purge() == 10
+    single.ack()
+    batch[0].ack()
+    batch.ack()
+    assert len(queue) == 0
+    assert queue.put(b"next") == 10
+
+
+def test_an_ack_after_a_delete_does_nothing(open_spool: Open) -> None:
+    """Edge 16: neither does one of a queue that is gone, while puts and gets say that it is."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put(b"1")
+    delivery = queue.get()
+    broker.delete_queue("q")
+    delivery.ack()
+    with pytest.raises(qflow.QueueDeleted, match="declare"):
+        queue.put(b"2")
+    with pytest.raises(qflow.QueueDeleted):
+        queue.get(0)
+    assert len(broker.declare_queue("q")) == 0
+
+
+def test_an_ack_after_close_is_refused_and_the_message_comes_back(spool: object, open_spool: Open) -> None:
+    """Edge 17: the broker gave it back when it was closed."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put(b"1")
+    delivery, batch = queue.get(), queue.get_many(1, timeout_s=0)
+    assert len(batch) == 0
+    broker.close()
+    with pytest.raises(qflow.BrokerClosed, match="open the spool again"):
+        delivery.ack()
+    again = open_spool().queue("q").get(0)
+    assert (again.body, again.delivery_count) == (b"1", 2)
+
+
+def test_a_delivery_as_a_context_acks_or_gives_back(queue: qflow.Queue) -> None:
+    """Success acks, an exception returns the message, and settling inside the block is fine."""
+    with queue.get() as delivery:
+        delivery.ack()
+    with pytest.raises(ZeroDivisionError), queue.get():
+        raise ZeroDivisionError
+    again = queue.get()
+    assert (again.body, again.redelivered) == (b"1", True)
+
+
+def test_ack_many_settles_all_others_before_it_complains(queue: qflow.Queue) -> None:
+    """One stale delivery does not keep the others from being settled."""
+    held = [queue.get() for _ in range(4)]
+    held[1].ack()
+    with pytest.raises(qflow.AlreadySettled):
+        queue.ack_many(held, wait=True)
+    assert len(queue) == 6
+
+
+def test_counts_of_deliveries_are_exact_after_a_clean_stop(open_spool: Open) -> None:
+    """Edge 18: what was held at close has been delivered once more than what was not."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put_many([b"a", b"b", b"c"])
+    queue.get().nack()
+    held = queue.get_many(2)
+    assert [delivery.delivery_count for delivery in held] == [2, 1]
+    broker.close()
+    counts = [(delivery.body, delivery.delivery_count) for delivery in open_spool().queue("q").get_many(3)]
+    assert counts == [(b"a", 3), (b"b", 2), (b"c", 1)]
