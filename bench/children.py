@@ -9,6 +9,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +61,16 @@ def run_and_kill(role: str, *arguments: object) -> Any:
     return json.loads(line)
 
 
-def _start(role: str, *arguments: object) -> subprocess.Popen[str]:
+@contextmanager
+def _start(role: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a child; whatever happens, it is gone afterwards."""
     command = [sys.executable, "-m", "bench.children", role, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        except BaseException:
+            child.kill()
+            raise
 
 
 def report(value: object) -> None:

@@ -124,7 +124,7 @@ class Setup:
     @property
     def few_rounds(self) -> int:
         """For workloads whose rounds take seconds."""
-        return self.size(7, 3)
+        return self.size(5, 3)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -10,7 +10,7 @@ import gc
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -19,12 +19,13 @@ from typing import Any
 import qflow
 from bench import children
 from bench.measure import Curve, Row, Series, Setup, Workload, at_most
-from qflow.message import OVERHEAD_BYTES
+from qflow.message import OVERHEAD_BYTES, encode_headers
 
 ALLOWED = 48 * 2**20
 SAMPLE_S = 0.01
 BATCH = 1000
 MIB = 2**20
+HEADERS = {"kind": "flight"}
 
 
 # In the parent -----------------------------------------------------------------------------------------------------
@@ -83,6 +84,7 @@ def overhead(setup: Setup) -> Iterator[Row]:
         for role, what in (
             ("waiting-singles", "waiting, put one by one"),
             ("waiting-batches", "waiting, put in batches of 1,000"),
+            ("waiting-headers", "waiting, with headers"),
             ("acquired-singles", "acquired with get"),
             ("acquired-batches", "acquired with get_many(1000)"),
         ):
@@ -104,11 +106,28 @@ def overhead(setup: Setup) -> Iterator[Row]:
         )
 
 
+def held(setup: Setup) -> Iterator[Row]:
+    count, capacity = setup.size(400_000, 30_000), setup.size(64, 4) * MIB
+    bare = children.bare_interpreter_bytes()
+    with setup.scratch() as path:
+        found = children.run("hold", path, count, 100, capacity)
+    yield Row(
+        name="every 100 B message that fits in 64 MiB held unacked: RssAnon over a bare interpreter",
+        figure=Series("RssAnon over a bare interpreter", "MiB", [(found["held"] - bare) / MIB]),
+        details=[
+            Series("with the same messages waiting", "MiB", [(found["waiting"] - bare) / MIB]),
+            Series("deliveries held", "messages", [found["deliveries"]]),
+        ],
+        notes=["no bound is set; `Delivery` objects are the caller's, the queue's table of them is not"],
+    )
+
+
 WORKLOADS = [
     Workload(
         "memory-batches", "a process with a backlog of 16 times its capacity, put and taken 1,000 at a time", batches
     ),
     Workload("memory-singles", "a process with a million small messages, put and taken one by one", singles),
+    Workload("memory-held", "a consumer that takes every message it can get, one by one, and settles none", held),
     Workload("memory-overhead", "what one message takes beyond its bytes, against what it is charged", overhead),
 ]
 
@@ -195,6 +214,20 @@ def _take_in_batches(queue: qflow.Queue, count: int) -> None:
         batch.ack()
 
 
+def _hold(path: str, count_text: str, size_text: str, capacity: str) -> None:
+    with qflow.open(Path(path) / "spool", capacity_bytes=int(capacity)) as broker:
+        queue = broker.declare_queue("bench", durable=False)
+        _put_one_by_one(queue, int(count_text), int(size_text))
+        waiting = children.memory_now()[0]
+        deliveries: list[qflow.Delivery] = []
+        with suppress(qflow.QueueEmpty):
+            while True:
+                deliveries.append(queue.get(timeout_s=0))
+        held_bytes = children.memory_now()[0]
+        queue.ack_many(deliveries)
+    children.report({"waiting": waiting, "held": held_bytes, "deliveries": len(deliveries)})
+
+
 def _overhead(path: str, role: str, count_text: str, size_text: str) -> None:
     count, size = int(count_text), int(size_text)
     with qflow.open(Path(path) / "spool", capacity_bytes=2**30) as broker:
@@ -206,11 +239,16 @@ def _overhead(path: str, role: str, count_text: str, size_text: str) -> None:
 
 
 def _grown(broker: qflow.Broker, role: str, count: int, size: int, measure: Callable[[], int]) -> float:
-    """Return by how much memory grows for each message, less its body."""
+    """Return by how much memory grows for each message, less its bytes."""
     queue = broker.declare_queue(f"{role}-{id(measure)}", durable=False)
     held: list[Any] = [None] * count  # grown beforehand: the list is not the queue's
     before = measure()
-    (_put_in_batches if "batches" in role else _put_one_by_one)(queue, count, size)
+    if role == "waiting-headers":
+        for body in _bodies(count, size):
+            queue.put(body, headers=HEADERS)
+        size += len(encode_headers(HEADERS))
+    else:
+        (_put_in_batches if "batches" in role else _put_one_by_one)(queue, count, size)
     if role == "acquired-singles":
         for position in range(count):
             held[position] = queue.get()
@@ -227,5 +265,6 @@ def _grown(broker: qflow.Broker, role: str, count: int, size: int, measure: Call
 ROLES: dict[str, Callable[..., None]] = {
     "fill-in-batches": partial(_fill_and_drain, False),
     "fill-one-by-one": partial(_fill_and_drain, True),
+    "hold": _hold,
     "overhead": _overhead,
 }

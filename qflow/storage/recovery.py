@@ -35,10 +35,8 @@ class Recovery(NamedTuple):
     clean: bool
     queues: list[QueueRecord]
     problems: list[str]
-
-    @property
-    def next_owner(self) -> int:
-        return max((record.owner for record in self.queues), default=0) + 1
+    next_owner: int
+    """Above the number of every queue, damaged records included."""
 
 
 def first_records(uuid: UUID) -> dict[bytes, bytes]:
@@ -79,11 +77,12 @@ def read(txn: Any, path: str) -> Recovery:
         )
     queues: list[QueueRecord] = []
     problems: list[str] = []
+    highest = 0
     prefix = queue_key(0)[:1]
     with txn.cursor() as cursor:
         found = cursor.set_range(prefix)
         while found and cursor.key().startswith(prefix):
-            owner = int.from_bytes(cursor.key()[1:], "big")
+            owner = highest = int.from_bytes(cursor.key()[1:], "big")
             try:
                 fields = json.loads(unseal(cursor.value(), f"the record of queue {owner}"))
             except CorruptionError as error:
@@ -91,7 +90,7 @@ def read(txn: Any, path: str) -> Recovery:
             else:
                 queues.append(_queue(txn, owner, fields, problems))
             found = cursor.next()
-    return Recovery(UUID(bytes=values["uuid"]), values["state"] == CLEAN, queues, problems)
+    return Recovery(UUID(bytes=values["uuid"]), values["state"] == CLEAN, queues, problems, highest + 1)
 
 
 def _queue(txn: Any, owner: int, fields: dict[str, Any], problems: list[str]) -> QueueRecord:

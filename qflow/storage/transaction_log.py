@@ -251,7 +251,7 @@ class TransactionLog:
                 finally:
                     if batch.leader is me and not batch.done:
                         batch.leader = None
-                        self.flush(batch)  # nobody may be waiting for it any more
+                        self._hand_over(batch)  # nobody may be waiting for it any more
                     elif batch.done and batch.unresolved and not batch.resolving:
                         self._hand_over(batch)
             elif batch.gate.acquire(timeout=LOOK_S):
@@ -466,6 +466,8 @@ class TransactionLog:
                 except Exception as error:
                     _logger.exception("a commit of %s could not be finished", self._env.path)
                     self._failure = self._failure or error
+                except BaseException:
+                    continue  # struck from outside: the same batch once more
                 with self._lock:
                     del self._unled[0]
 

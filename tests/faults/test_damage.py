@@ -1,0 +1,311 @@
+"""A log that is not what was written: flipped bits, vanished blocks, rows that disagree. Reported, the rest is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+import qflow
+from faults.seams import in_thread
+from qflow import inspect
+from qflow.storage import block_log, recovery
+from qflow.storage.block_log import Row, key_of
+
+OWNER = 1
+BIG = 20_000  # three make a block
+
+
+def body(number: int) -> bytes:
+    return b"%04d" % number * (BIG // 4)
+
+
+@pytest.fixture
+def written(spool: Path) -> Path:
+    """A spool with queue `q` of 30 messages in ten blocks, and a queue `other`."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q").put_many([body(number) for number in range(30)])
+        broker.declare_queue("other").put_many([b"o1", b"o2"])
+    return spool
+
+
+def edit(spool: Path, change: Callable[[Any], None]) -> None:
+    """Change a closed log with plain LMDB."""
+    env = lmdb.open(str(spool / "log"), map_size=2**30, lib_version=0)
+    with env.begin(write=True) as txn:
+        change(txn)
+    env.close()
+
+
+def block_keys(spool: Path) -> list[bytes]:
+    keys: list[bytes] = []
+    edit(spool, lambda txn: keys.extend(key for key, _ in txn.cursor()))
+    return [key for key in keys if key[:5] == key_of(1, OWNER, 0, 0)[:5] and key[-8:] != b"\xff" * 8]
+
+
+def flip(spool: Path, key: bytes, position: int) -> None:
+    def change(txn: Any) -> None:
+        value = bytearray(txn.get(key))
+        value[position] ^= 0x10
+        txn.put(key, bytes(value))
+
+    edit(spool, change)
+
+
+def take(queue: qflow.Queue) -> dict[int, bytes]:
+    came: dict[int, bytes] = {}
+    while batch := queue.get_many(1, timeout_s=0):
+        assert batch[0].sequence not in came
+        came[batch[0].sequence] = batch[0].body
+        batch.ack()
+    return came
+
+
+def expect(spool: Path, gone: range, *words: str, capacity: int | str = "64MiB") -> None:
+    """Check that the inspector and the broker name the range, and that all else is served in order, and for good."""
+    found = inspect.check_spool(spool)
+    assert found, "the inspector saw nothing"
+    assert any("'q'" in problem and all(word in problem for word in words) for problem in found), found
+    broker = qflow.open(spool, capacity_bytes=capacity)
+    queue = broker.queue("q")
+    came = in_thread(lambda: take(queue))
+    assert came == {number: body(number) for number in range(30) if number not in gone}
+    assert list(came) == sorted(came)
+    assert queue.stats().quarantined_total == len(gone)
+    assert any("'q'" in problem for problem in broker.recovery.problems)
+    assert queue.put(b"new") == 30
+    assert [*take(broker.queue("other")).values()] == [b"o1", b"o2"]
+    assert take(queue) == {30: b"new"}
+    broker._problems.clear()
+    assert broker.check() == []
+    broker.close()
+    with qflow.open(spool) as broker:
+        assert len(broker.queue("q")) == 0
+        assert broker.recovery.problems == ()
+
+
+@pytest.mark.parametrize("where", [8, 30, 45, 60, 5_000, -1], ids=lambda position: f"byte {position}")
+@pytest.mark.parametrize("index", [0, 4, 9])
+def test_a_flipped_bit_in_a_block_costs_its_messages_and_is_reported(index, where, written):
+    """Edge 28, I10: header (count, span), columns, payload or checksum: the block is set aside, the rest is served."""
+    keys = block_keys(written)
+    assert len(keys) == 10
+    flip(written, keys[index], where)
+    first = int.from_bytes(keys[index][-8:], "big")
+    expect(written, range(first, first + 3), f"block {first} ", capacity=200_000)
+    with qflow.open(written) as broker:
+        assert broker.recovery.quarantined_blocks == 0
+
+
+def test_a_damaged_block_is_kept_as_it_was_found(written):
+    """I10: quarantine keeps the bytes, and the inspector goes on naming them after all else is settled."""
+    key = block_keys(written)[4]
+    flip(written, key, 5_000)
+    with qflow.open(written) as broker:
+        take(broker.queue("q"))
+        assert broker.recovery.quarantined_blocks >= 1
+    assert any("block 12 was set aside" in problem for problem in inspect.check_spool(written))
+
+
+@pytest.mark.parametrize("index", [0, 4, 9])
+def test_a_vanished_block_is_reported_with_its_range(index, written):
+    """Edge 28: a block that is gone, first, middle or last, is named; the rest is served."""
+    key = block_keys(written)[index]
+    edit(written, lambda txn: txn.delete(key))
+    first = int.from_bytes(key[-8:], "big")
+    expect(written, range(first, first + 3))
+
+
+def test_the_report_of_a_vanished_block_names_its_first_sequence(written):
+    """Edge 28: the block that named the vanished one as its predecessor tells which it was."""
+    edit(written, lambda txn: txn.delete(key_of(1, OWNER, 0, 12)))
+    assert any("12" in problem and "vanished" in problem for problem in inspect.check_spool(written))
+    with qflow.open(written) as broker:
+        take(broker.queue("q"))
+        assert any("12" in problem and "vanished" in problem for problem in broker.recovery.problems)
+
+
+def test_a_block_swapped_with_another_queues_is_noticed(written):
+    """I10: a block echoes its key, so one that lies under another key is not believed."""
+
+    def change(txn: Any) -> None:
+        txn.put(key_of(1, OWNER, 0, 12), txn.get(key_of(1, OWNER, 0, 15)))
+
+    edit(written, change)
+    expect(written, range(12, 15), "block 12")
+
+
+def write_row(spool: Path, **fields: int) -> None:
+    def change(txn: Any) -> None:
+        block_log.write_row(txn, OWNER, 0, block_log.read_row(txn, OWNER, 0)._replace(**fields))
+
+    edit(spool, change)
+
+
+@pytest.mark.parametrize("messages", [29, 31, 1_000])
+def test_a_row_that_counts_wrong_is_reported_and_served(messages, written):
+    """Edge 28: counts of the row are not believed where blocks say otherwise; `next` is."""
+    write_row(written, messages=messages)
+    assert any("the row says" in problem for problem in inspect.check_spool(written))
+    broker = qflow.open(written)
+    queue = broker.queue("q")
+    came = {}
+    for _ in range(30):
+        delivery = in_thread(lambda: queue.get(0))
+        came[delivery.sequence] = delivery.body
+        delivery.ack()
+    assert came == {number: body(number) for number in range(30)}
+    with pytest.raises(qflow.QueueEmpty):
+        in_thread(lambda: queue.get(0))
+    assert len(queue) == 0
+    assert any("'q'" in problem for problem in broker.recovery.problems)
+    assert queue.put(b"new") == 30
+    assert take(queue) == {30: b"new"}
+    broker._problems.clear()
+    assert broker.check() == []
+    broker.close()
+
+
+def test_next_comes_from_the_row_although_no_block_reaches_there(written):
+    """Edge 28, I13: a row whose `next` is far ahead is believed: numbers are never used twice."""
+    write_row(written, next=5_000)
+    with qflow.open(written) as broker:
+        queue = broker.queue("q")
+        assert queue.put(b"new") == 5_000
+        came = in_thread(lambda: take(queue))
+        assert came == {**{number: body(number) for number in range(30)}, 5_000: b"new"}
+        broker._problems.clear()
+        assert broker.check() == []
+
+
+def test_a_damaged_row_stops_its_queue_and_no_other(written):
+    """Edge 28, I10: a queue whose row is damaged is not served and not overwritten; the others are."""
+    flip(written, key_of(1, OWNER, 0, 2**64 - 1), 3)
+    assert any("row" in problem for problem in inspect.check_spool(written))
+    with qflow.open(written) as broker:
+        assert broker.queues() == ["other"]
+        assert any("'q'" in problem and "row" in problem for problem in broker.recovery.problems)
+        with pytest.raises(qflow.CorruptionError, match="qflow check"):
+            broker.declare_queue("q")
+        with pytest.raises(qflow.NotFound):
+            broker.queue("q")
+        assert [*take(broker.queue("other")).values()] == [b"o1", b"o2"]
+        assert broker.declare_queue("third").put(b"x") == 0
+    assert len(block_keys(written)) == 10
+
+
+def test_a_missing_row_stops_its_queue_and_no_other(written):
+    """Edge 28: the same where the row is gone."""
+    edit(written, lambda txn: txn.delete(key_of(1, OWNER, 0, 2**64 - 1)))
+    with qflow.open(written) as broker:
+        assert broker.queues() == ["other"]
+        with pytest.raises(qflow.CorruptionError):
+            broker.declare_queue("q")
+
+
+def test_a_damaged_record_of_a_queue_is_reported_and_its_number_is_not_given_again(written):
+    """I10: a queue whose registry record is damaged is named by its number; a new queue gets another number."""
+    flip(written, block_log.queue_key(OWNER), 3)
+    assert inspect.check_spool(written)
+    with qflow.open(written) as broker:
+        assert broker.queues() == ["other"]
+        assert any("queue 1" in problem for problem in broker.recovery.problems)
+        new = broker.declare_queue("new")
+        assert new.owner not in (OWNER, broker.queue("other").owner)
+        new.put(b"x")
+    assert len(block_keys(written)) == 10
+
+
+def test_the_highest_numbered_queue_with_a_damaged_record_keeps_its_number(written):
+    """I10: nobody is given the number, and so the blocks, of a queue whose record cannot be read."""
+    flip(written, block_log.queue_key(2), 3)
+    with qflow.open(written) as broker:
+        assert broker.declare_queue("new").owner > 2
+
+
+def test_a_damaged_mark_brings_messages_again_and_never_loses_any(written):
+    """I1: a mark that does not match its checksum settles nothing: at least once."""
+    with qflow.open(written) as broker:
+        batch = broker.queue("q").get_many(30)
+        batch[10].ack(wait=True)
+        batch[11].ack(wait=True)
+    flip(written, key_of(block_log.MARKS, OWNER, 0, 10), 0)
+    with qflow.open(written) as broker:
+        came = in_thread(lambda: take(broker.queue("q")))
+        assert set(came) >= set(range(30)) - {10, 11}
+        assert came == {number: body(number) for number in came}
+
+
+def test_a_log_whose_data_file_is_gone_is_refused_and_left_alone(written):
+    """I10: a `log/` that cannot be opened is never deleted or made anew."""
+    (written / "log" / "data.mdb").unlink()
+    with pytest.raises(qflow.CorruptionError, match="snapshot"):
+        qflow.open(written)
+    assert (written / "log").is_dir()
+
+
+def test_a_log_of_zeros_is_refused_and_left_alone(written):
+    """I10: the same for one that is no log any more."""
+    (written / "log" / "data.mdb").write_bytes(bytes(65_536))
+    with pytest.raises((qflow.StorageError, qflow.CorruptionError), match="left as it is"):
+        qflow.open(written)
+    assert (written / "log" / "data.mdb").read_bytes() == bytes(65_536)
+
+
+@pytest.mark.parametrize("name", ["format", "uuid", "state"])
+def test_damaged_first_records_are_refused_and_left_alone(name, written):
+    """I10: a log whose first records are damaged is not guessed at."""
+    flip(written, block_log.meta_key(name), 0)
+    with pytest.raises(qflow.CorruptionError, match=name):
+        qflow.open(written)
+    with pytest.raises(qflow.CorruptionError):
+        inspect.check_spool(written)
+
+
+def test_a_spool_of_a_newer_format_is_refused_before_anything_is_touched(written):
+    """Edge 13: FormatTooNew names both versions, and neither log nor spill files change."""
+
+    def change(txn: Any) -> None:
+        txn.put(block_log.meta_key("format"), block_log.seal((block_log.FORMAT + 1).to_bytes(4, "little")))
+
+    edit(written, change)
+    (written / "spill" / ("q.00000001-" + "0" * 16)).mkdir()
+    with pytest.raises(qflow.FormatTooNew, match=r"format 2.*up to 1"):
+        qflow.open(written)
+    with pytest.raises(qflow.FormatTooNew):
+        inspect.check_spool(written)
+    assert (written / "spill" / ("q.00000001-" + "0" * 16)).is_dir()
+    edit(written, lambda txn: txn.put(block_log.meta_key("format"), block_log.seal((1).to_bytes(4, "little"))))
+    with qflow.open(written) as broker:
+        assert broker.recovery.clean
+
+
+def test_another_capacity_than_last_time_is_applied(written):
+    """Edge 13: config drift: capacity changed in code opens and applies; a behaviour that changed is a conflict."""
+    with qflow.open(written, capacity_bytes=100_000) as broker:
+        queue = broker.declare_queue("q", capacity_bytes=30_000)
+        assert queue.stats().capacity_bytes == 30_000
+        with pytest.raises(qflow.SettingsConflict, match=r"limit_messages=None.*limit_messages=5"):
+            broker.declare_queue("q", limit_messages=5)
+    with qflow.open(written) as broker:
+        assert broker.queue("q").stats().capacity_bytes == 30_000
+
+
+def test_settings_of_a_later_version_are_ignored(written):
+    """Edge 13: a field this version does not know does not keep a queue from being served."""
+
+    def change(txn: Any) -> None:
+        settings = {"durable": True, "novelty": 7}
+        txn.put(block_log.queue_key(OWNER), recovery.queue_value("q", 5, settings))
+
+    edit(written, change)
+    with qflow.open(written) as broker:
+        assert len(broker.queue("q")) == 30
+
+
+def test_a_row_is_what_it_says():
+    """A row that was never written counts nothing."""
+    assert Row().next == Row().floor == Row().messages == 0

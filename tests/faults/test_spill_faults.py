@@ -1,0 +1,314 @@
+"""Spilling on a disk that fails or is full, a spill directory that is removed, spill files that are not what was written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import qflow
+from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
+
+BODIES = [b"%03d" % number * 100 for number in range(60)]
+CAPACITY = 4_000
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def faults():
+    return Faults()
+
+
+def spill_files(spool: Path) -> list[Path]:
+    return sorted(
+        (path for path in (spool / "spill").rglob("*") if path.is_file()), key=lambda path: int(path.name, 16)
+    )
+
+
+def files_in_use(queue: qflow.Queue) -> list[Path]:
+    """Return the spill files that hold a message, in the order of the messages."""
+    return [Path(queue._area._path(slot)) for run in queue._runs if run.slots is not None for slot in run.slots]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EMFILE", "EIO", "EROFS"])
+@pytest.mark.parametrize("operation", ["open", "pwrite"])
+def test_a_spill_that_fails_holds_producers_and_heals_by_itself(operation, name, durable, spool, faults):
+    """Edge 9: the messages stay in memory and in order, producers get DiskFull in time, and go on when it is over."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
+        queue = broker.declare_queue("q", durable=durable)
+        queue.put_many(BODIES[:10])
+        faults.fail(operation, getattr(errno, name))
+        put = 10
+        with pytest.raises(qflow.DiskFull, match="spill"):
+            while True:
+                queue.put(BODIES[put], timeout_s=0)
+                put += 1
+        assert queue.stats().resident_bytes <= CAPACITY + 400
+        assert broker.check() == []
+        with queue.get(0) as delivery:  # gets and acks go on
+            assert delivery.body == BODIES[0]
+        faults.heal()
+        for body in BODIES[put:]:
+            queue.put(body, timeout_s=PATIENCE_S)
+        assert queue.stats().spilled_messages > 0
+        assert broker.check() == []
+        assert drained(queue) == BODIES[1:]
+        assert broker.check() == []
+        assert queue.stats().lost_total == 0
+
+
+def test_a_producer_waits_for_a_full_disk_until_a_consumer_makes_room(spool, faults):
+    """Edge 9: under BLOCK a put waits while nothing can be spilled, and passes when something was acked."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        faults.fail("open", errno.ENOSPC)
+        done = threading.Event()
+
+        def produce() -> None:
+            for body in BODIES:
+                queue.put(body)
+            done.set()
+
+        producer = threading.Thread(target=produce, daemon=True)
+        producer.start()
+        came = []
+        while len(came) < len(BODIES):
+            with queue.get(timeout_s=PATIENCE_S) as delivery:
+                came.append(delivery.body)
+        assert done.wait(PATIENCE_S)
+        assert came == BODIES
+        assert broker.check() == []
+
+
+def test_a_rejecting_queue_says_at_once_that_the_disk_is_full(spool, faults):
+    """Edge 9: under REJECT a put does not wait for a disk."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
+        queue = broker.declare_queue("q", durable=False, on_overflow=qflow.Overflow.REJECT)
+        faults.fail("open", errno.ENOSPC)
+        with pytest.raises(qflow.DiskFull):
+            for body in BODIES:
+                in_thread(lambda body=body: queue.put(body))
+        assert broker.check() == []
+
+
+def test_half_a_spilled_chunk_is_taken_back(spool, faults):
+    """Edge 9: a write that fails in the middle of a chunk leaves no file behind and every message in memory."""
+    with faulty_broker(spool, faults, capacity_bytes=64_000) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        faults.fail("pwrite", errno.ENOSPC, after=2)
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(b"x" * 300, timeout_s=0)
+        assert spill_files(spool) == []
+        assert broker.check() == []
+
+
+# Directories and files that are gone or wrong -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["spill", "the queue's own"])
+def test_a_spill_directory_removed_underneath_costs_a_durable_queue_nothing(whole, spool, open_spool):
+    """Edge 10: spilled messages are read from the log instead, in order; new ones are spilled again."""
+    broker = open_spool(capacity_bytes=CAPACITY)
+    queue = broker.declare_queue("q")
+    queue.put_many(BODIES)
+    for body in BODIES:
+        queue.put(body)
+    spilled = queue.stats().spilled_messages
+    assert spilled > 50
+    shutil.rmtree(spool / "spill" if whole else next((spool / "spill").iterdir()))
+    came = []
+    for _ in range(100):
+        with queue.get(0) as delivery:
+            came.append(delivery.body)
+    for body in BODIES:
+        queue.put(body)
+    came += drained(queue)
+    assert came == BODIES * 3
+    stats = queue.stats()
+    assert stats.lost_total == 0
+    assert stats.spill_repaired_total == spilled
+    assert "read from the log" in broker.recovery.problems[0]
+    broker._problems.clear()  # they were looked at; the rest must be clean
+    assert broker.check() == []
+
+
+def test_a_spill_directory_removed_underneath_loses_transient_messages_and_says_so(spool, open_spool):
+    """Edge 10, I9: those that were spilled are counted as lost and reported; the others are served; no loop."""
+    broker = open_spool(capacity_bytes=CAPACITY)
+    queue = broker.declare_queue("q", durable=False)
+    for body in BODIES:
+        queue.put(body)
+    resident = {entry.sequence for entry in queue.browse() if not entry.spilled}
+    shutil.rmtree(spool / "spill")
+    came = {}
+    while len(queue):
+        with in_thread(lambda: queue.get(0)) as delivery:
+            came[delivery.sequence] = delivery.body
+    assert came == {sequence: BODIES[sequence] for sequence in sorted(resident)}
+    assert queue.stats().lost_total == len(BODIES) - len(resident)
+    assert len(broker.recovery.problems) == len(BODIES) - len(resident)
+    assert queue.put(b"x") == len(BODIES)
+    broker._problems.clear()
+    assert broker.check() == []
+
+
+def harm(kind: str, path: Path, other: Path) -> None:
+    data = path.read_bytes()
+    if kind == "flipped bit":
+        path.write_bytes(data[:-20] + bytes([data[-20] ^ 4]) + data[-19:])
+    elif kind == "truncated":
+        path.write_bytes(data[:-7])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "longer":
+        path.write_bytes(data + b"!")
+    elif kind == "swapped":
+        path.write_bytes(other.read_bytes())
+    elif kind == "removed":
+        path.unlink()
+    elif kind == "a directory":
+        path.unlink()
+        path.mkdir()
+    elif kind == "a link":
+        path.unlink()
+        path.symlink_to(other)
+    elif kind == "a FIFO":
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        raise AssertionError(kind)
+
+
+KINDS = ["flipped bit", "truncated", "empty", "longer", "swapped", "removed", "a directory", "a link", "a FIFO"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_spill_file_of_a_durable_message_is_read_from_the_log(kind, spool, open_spool):
+    """Edge 10, I9: whatever a spill file became, the message comes with its own bytes, in its place."""
+    broker = open_spool(capacity_bytes=CAPACITY)
+    queue = broker.declare_queue("q")
+    for body in BODIES:
+        queue.put(body)
+    files = files_in_use(queue)
+    harm(kind, files[3], files[5])
+    harm(kind, files[-1], files[6])
+    assert in_thread(lambda: drained(queue)) == BODIES
+    assert queue.stats().spill_repaired_total == 2
+    assert queue.stats().lost_total == 0
+    assert len(broker.recovery.problems) == 2
+    broker._problems.clear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_spill_file_of_a_transient_message_is_counted_as_lost(kind, spool, open_spool):
+    """Edge 10, I9: the message is lost, counted and named; the next is served; wrong bytes never come."""
+    broker = open_spool(capacity_bytes=CAPACITY)
+    queue = broker.declare_queue("q", durable=False)
+    for body in BODIES:
+        queue.put(body)
+    files = files_in_use(queue)
+    sequences = [entry.sequence for entry in queue.browse() if entry.spilled]
+    harm(kind, files[3], files[5])
+    expected = [body for number, body in enumerate(BODIES) if number != sequences[3]]
+    assert in_thread(lambda: drained(queue)) == expected
+    assert queue.stats().lost_total == 1
+    assert str(sequences[3]) in broker.recovery.problems[0]
+    broker._problems.clear()
+
+
+def test_transient_messages_of_a_durable_queue_are_lost_with_their_file_and_the_others_are_not(spool, open_spool):
+    """Edge 10: on one queue, what is in the log is repaired and what is not is lost, in order."""
+    broker = open_spool(capacity_bytes=CAPACITY)
+    queue = broker.declare_queue("q")
+    for number, body in enumerate(BODIES):
+        queue.put(body, durable=bool(number % 2))
+    spilled = {entry.sequence for entry in queue.browse() if entry.spilled}
+    shutil.rmtree(spool / "spill")
+    expected = [body for number, body in enumerate(BODIES) if number % 2 or number not in spilled]
+    assert in_thread(lambda: drained(queue)) == expected
+    assert queue.stats().lost_total == len(BODIES) - len(expected)
+    broker._problems.clear()
+    assert broker.check() == []
+
+
+def test_an_unlink_that_fails_is_counted_and_harms_nothing(spool, faults, monkeypatch):
+    """Edge 10: files that cannot be removed stay, and the queue goes on."""
+    monkeypatch.setattr("qflow.storage.spill_files.MAX_KEPT_BYTES", 0)
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        faults.fail("unlink", errno.EIO)
+        for _ in range(3):
+            for body in BODIES:
+                queue.put(body)
+            assert drained(queue) == BODIES
+        assert broker.check() == []
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_read_that_finds_no_descriptor_is_tried_again_and_loses_nothing(error, spool, faults):
+    """Edge 9: out of descriptors while restoring is an error of the moment: the get says so, a later one has it."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        for body in BODIES:
+            queue.put(body)
+        came = []
+        while next(iter(queue.browse())).state == "resident":
+            with queue.get(0) as delivery:
+                came.append(delivery.body)
+        faults.fail("open", error)
+        with pytest.raises(qflow.StorageError, match="open files|memory|look at"):
+            in_thread(lambda: queue.get(0))
+        faults.heal()
+        assert came + drained(queue) == BODIES
+        assert queue.stats().lost_total == 0
+        assert broker.check() == []
+
+
+def test_settling_while_a_run_is_spilled_or_restored_leaves_no_orphan_and_no_double_credit(spool, faults):
+    """Edge 1: the head is taken, acked or purged in the middle of its spill; of its restore, purged or deleted."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
+        for durable in (True, False):
+            for move, interfere in (("pwrite", "take"), ("pwrite", "purge"), ("read", "purge"), ("read", "delete")):
+                queue = broker.declare_queue(f"{durable}-{move}-{interfere}", durable=durable)
+                for body in BODIES[: 30 if move == "read" else 10]:
+                    queue.put(body)
+                while move == "read" and next(iter(queue.browse())).state == "resident":
+                    queue.get(0).ack()
+                inside, leave = threading.Event(), threading.Event()
+
+                def pause(inside: threading.Event = inside, leave: threading.Event = leave) -> None:
+                    if threading.current_thread().name == "mover":
+                        inside.set()
+                        assert leave.wait(PATIENCE_S)
+
+                def work(queue: qflow.Queue = queue, move: str = move) -> None:
+                    try:
+                        queue.get(0).ack() if move == "read" else [queue.put(b"p" * 300) for _ in range(3)]
+                    except (qflow.QueueDeleted, qflow.QueueEmpty):
+                        pass
+
+                faults.before[move] = pause
+                mover = threading.Thread(target=work, name="mover", daemon=True)
+                mover.start()
+                assert inside.wait(PATIENCE_S)
+                if interfere == "take":
+                    for delivery in queue.get_many(100, timeout_s=0):
+                        delivery.ack()
+                elif interfere == "purge":
+                    queue.purge()
+                else:
+                    broker.delete_queue(queue.name)
+                leave.set()
+                mover.join(PATIENCE_S)
+                assert not mover.is_alive()
+                faults.before.clear()
+                if interfere != "delete":
+                    drained(queue)
+                    assert queue.stats().resident_bytes == 0
+                assert broker.check() == []
