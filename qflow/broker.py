@@ -101,6 +101,7 @@ class Broker:
         self._quarantined_blocks = 0
         self._closed = False
         self._declaring = threading.Lock()  # held while a queue is declared or deleted
+        self._upkeep = threading.Lock()  # held by maintenance while it moves things, and by `check`
         self._lock = threading.Lock()  # guards the names below
         self._queues: dict[str, Queue] = {}
         self._incarnations: dict[int, int] = {}
@@ -388,8 +389,9 @@ class Broker:
             queues = list(self._queues.values())
         found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
         found += self._ledger.problems()
-        for queue in queues:
-            found += queue.problems()
+        with self._upkeep:
+            for queue in queues:
+                found += queue.problems()
         return found
 
     def _report(self, problem: str, damaged_blocks: int) -> None:
@@ -427,7 +429,9 @@ class Broker:
         written = -math.inf
         while not self._stop.wait(0.01 if busy else MAINTENANCE_S):
             try:
-                busy = self._wiper.step(WIPED_AT_ONCE) | self._sweep() | self._remove_settled() | self._remove_deleted()
+                with self._upkeep:
+                    busy = self._wiper.step(WIPED_AT_ONCE) | self._sweep()
+                    busy |= self._remove_settled() | self._remove_deleted()
                 if self._monotonic() - written >= MAINTENANCE_S:
                     written = self._monotonic()
                     self._write_stats()
