@@ -33,6 +33,9 @@ MAX_BYTES = 64 * 1024
 """No block is larger, unless it holds a single message."""
 MAX_MESSAGES = 1024
 
+_LARGE = 4096
+"""From this mean size on it pays not to copy bodies once more."""
+
 HEADERS, OFFSETS, TIMES, UNLOGGED = 1, 2, 4, 8
 """Optional columns: header lengths · sequence minus first · milliseconds after the block's time · 1 = not logged."""
 _COLUMNS = (HEADERS, OFFSETS, TIMES, UNLOGGED)
@@ -172,6 +175,21 @@ def encode(
     return body + _CRC.pack(crc32(body))
 
 
+def pieces(key: BlockKey, records: list[Record], offsets: Sequence[int] | None = None) -> list[bytes]:
+    """Return what `encode` gives, in pieces to be written one after the other; large bodies are not copied."""
+    count = len(records)
+    size = sum(map(len, records))
+    if offsets is not None or size < _LARGE * count or not is_plain(records):
+        return [encode(key, records, offsets=offsets)]
+    table, owner, lane, first = key
+    bare = _HEADER.pack(MAGIC, 0, table, lane, owner, count, first, count, size, NO_PREVIOUS, 0)
+    head = b"".join((bare, _CRC.pack(crc32(bare)), _column(map(len, records))))
+    crc = crc32(head)
+    for record in records:
+        crc = crc32(record, crc)  # type: ignore[arg-type]
+    return [head, *records, _CRC.pack(crc)]  # type: ignore[list-item]
+
+
 def read_header(data: bytes | memoryview, *, where: str) -> Header:
     """Return the header of a block after checking its own CRC; the rest of the block is not looked at."""
     if len(data) < HEADER_BYTES:
@@ -271,9 +289,15 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     position += width
     if sum(lengths) != header.payload_bytes:
         raise CorruptionError(f"{where}: the lengths of the messages do not add up")
-    payload = bytes(view[position : -_CRC.size])
+    payload: bytes | memoryview = view[position : -_CRC.size]
     ends = list(accumulate(lengths))
-    records: list[Record] = list(map(payload.__getitem__, map(slice, chain((0,), ends), ends)))
+    cuts = map(slice, chain((0,), ends), ends)
+    records: list[Record]
+    if header.payload_bytes < _LARGE * count:
+        payload = bytes(payload)  # cheaper than a view of each message
+        records = list(map(payload.__getitem__, cuts))
+    else:
+        records = list(map(bytes, map(payload.__getitem__, cuts)))
     if HEADERS in optional or UNLOGGED in optional:
         zeros = array("I", bytes(width))
         header_lengths = optional.get(HEADERS, zeros)
@@ -291,16 +315,24 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     )
 
 
+def room_needed(sizes: Iterable[int]) -> list[int]:
+    """Return the bytes that the first 1, 2, 3, … messages of these sizes take in a block at most, but for its frame."""
+    return list(accumulate(map(_COLUMN_ROOM.__add__, sizes)))
+
+
+def reach(needed: list[int], start: int, room: int) -> int:
+    """Return where a block ends that begins with message `start` and has at most `room` bytes, frame included."""
+    used = needed[start - 1] if start else 0
+    return bisect_right(needed, used + room - SINGLE_BYTES, start, min(len(needed), start + MAX_MESSAGES))
+
+
 def split(sizes: Iterable[int]) -> list[slice]:
     """Cut messages of these sizes into blocks of at most `MAX_BYTES` and `MAX_MESSAGES`; a larger message is alone."""
-    ends = list(accumulate(map(_COLUMN_ROOM.__add__, sizes)))
-    count = len(ends)
-    room = MAX_BYTES - SINGLE_BYTES
-    pieces: list[slice] = []
-    start = used = 0
-    while start < count:
-        stop = bisect_right(ends, used + room, start, min(count, start + MAX_MESSAGES))
-        stop = max(stop, start + 1)
-        pieces.append(slice(start, stop))
-        start, used = stop, ends[stop - 1]
-    return pieces
+    needed = room_needed(sizes)
+    cuts: list[slice] = []
+    start = 0
+    while start < len(needed):
+        stop = max(start + 1, reach(needed, start, MAX_BYTES))
+        cuts.append(slice(start, stop))
+        start = stop
+    return cuts
