@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Protocol
 
 from qflow.errors import CorruptionError
-from qflow.storage.blocks import MAX_BYTES
 from qflow.storage.files import READ, Files
 
 
@@ -188,7 +187,7 @@ class Reading:
         self._enter(segment)
         size = stop - start
         if size > len(self._buffer):
-            self._buffer = bytearray(max(size, MAX_BYTES))
+            self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size]
         done = 0
         while done < size:

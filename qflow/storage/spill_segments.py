@@ -1,7 +1,8 @@
 """The spill store of fixed-size files that are appended to (`spill="segments"`).
 
 An area is a directory of *segments*: files of one size, each filled from its start with blocks of many messages. A slot
-is a number that only grows, one a message; an index of 14 bytes a block tells where it is. (After the mmap-queue of Apache SkyWalking Satellite.) Rules:
+is a number that only grows, one a message; an index of 14 bytes a block tells where it is. (The idea is that of the
+mmap-queue of Apache SkyWalking Satellite.) Rules:
 
 - Only the *tail*, the segment written last, is appended to. When all its messages are freed it begins anew.
 - A segment whose last message is freed, in whatever order, is kept and filled again; over a bound it is unlinked.
@@ -29,7 +30,7 @@ from sortedcontainers import SortedDict
 from qflow.errors import CorruptionError, StorageError
 from qflow.message import OVERHEAD_BYTES, Record, charge
 from qflow.storage import blocks
-from qflow.storage.blocks import MAX_BYTES, SINGLE_BYTES, SINGLE_HEAD_BYTES, BlockKey, Singles
+from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, BlockKey, Singles
 from qflow.storage.files import OVERWRITE, Files, storage_error, write_all
 from qflow.storage.segments import Maps, Reading, Segment
 from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
@@ -37,6 +38,8 @@ from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, S
 SEGMENT_BYTES = 2**20
 MAX_KEPT_BYTES = 256 * 2**20
 """Free segments an area keeps to be filled again."""
+BLOCK_BYTES = 128 * 1024
+"""No block is larger, unless it holds a single message."""
 WRITE_BYTES = 256 * 1024
 """Encoded and written at once."""
 COMPACTED_AT_ONCE = 8
@@ -74,11 +77,12 @@ class SpillSegments:
         self._maps.clear()
 
 
-class _Unreadable(NamedTuple):
-    """So many messages cannot be had."""
+class _Found(NamedTuple):
+    """So many messages of a block, or why they cannot be had."""
 
-    number: int
-    reason: str
+    count: int  # type: ignore[assignment]
+    records: list[Record] | None
+    reason: str = ""
 
 
 class _Move(NamedTuple):
@@ -217,7 +221,7 @@ class SegmentsArea:
         needed = blocks.room_needed(map(len, records))
         start, count = 0, len(records)
         while start < count:
-            stop = blocks.reach(needed, start, min(MAX_BYTES, call.room))
+            stop = blocks.reach(needed, start, min(BLOCK_BYTES, call.room))
             if stop == start:
                 alone = needed[start] - (needed[start - 1] if start else 0) + SINGLE_BYTES
                 if alone > call.room:
@@ -378,51 +382,48 @@ class SegmentsArea:
         """Read messages from the first slot on; see `SpillArea.read`. Cost, 1 KiB: 0.5 µs a message."""
         records: list[Record | None] = []
         problems: list[tuple[int, str]] = []
+        room = max_bytes
         with Reading(self._files, self._maps) as reading:
-            self._read_slots(reading, first, slots, max_bytes, records, problems)
+            blocks_read = self._read_blocks(reading, first, slots)
+            while not records or room >= OVERHEAD_BYTES:
+                try:
+                    found = next(blocks_read, None)
+                except OSError as error:  # no file can be opened now
+                    if records:
+                        break
+                    raise storage_error(error, "read a spill segment", self._directory.prefix) from error
+                if found is None:
+                    break
+                if found.records is None:
+                    problems += ((first + len(records) + place, found.reason) for place in range(found.count))
+                    records += repeat(None, found.count)
+                    continue
+                cost = charge(found.records)
+                if cost > room:
+                    costs = accumulate(len(record) + OVERHEAD_BYTES for record in found.records)
+                    fitting = bisect_right(list(costs), room)
+                    records += found.records[: fitting if records else max(1, fitting)]
+                    break
+                records += found.records
+                room -= cost
         return records, problems
 
-    def _read_slots(
-        self,
-        reading: Reading,
-        first: int,
-        slots: Slots,
-        room: int,
-        records: list[Record | None],
-        problems: list[tuple[int, str]],
-    ) -> None:
+    def _read_blocks(self, reading: Reading, first: int, slots: Slots) -> Iterator[_Found]:
+        """Yield what each block has of some slots; raises OSError if no file can be opened now."""
+        sequence = first
         for piece in slots.ranges():
             slot = piece.start
             while slot < piece.stop:
-                if records and room < OVERHEAD_BYTES:
-                    return
-                sequence = first + len(records)
-                try:
-                    found = self._read_block(reading, slot, piece.stop, sequence)
-                except OSError as error:  # no file can be opened now
-                    if records:
-                        return
-                    raise storage_error(error, "read a spill segment", self._directory.prefix) from error
-                if isinstance(found, _Unreadable):
-                    problems += ((sequence + place, found.reason) for place in range(found.number))
-                    records += repeat(None, found.number)
-                    slot += found.number
-                    continue
-                cost = charge(found)
-                if cost > room:
-                    fitting = bisect_right(list(accumulate(len(record) + OVERHEAD_BYTES for record in found)), room)
-                    records += found[: fitting if records else max(1, fitting)]
-                    return
-                records += found
-                room -= cost
-                slot += len(found)
-        return
+                found = self._read_block(reading, slot, piece.stop, sequence)
+                yield found
+                slot += found.count
+                sequence += found.count
 
-    def _read_block(self, reading: Reading, slot: int, stop: int, sequence: int) -> list[Record] | _Unreadable:
-        """Return the messages of [slot, stop) in the block of `slot`; raises OSError if no file can be opened now."""
+    def _read_block(self, reading: Reading, slot: int, stop: int, sequence: int) -> _Found:
+        """Return the messages of [slot, stop) in the block of `slot`."""
         with self._lock:
             if self._directory.removed:
-                return _Unreadable(stop - slot, f"{self._directory.prefix}: removed with its queue")
+                return _Found(stop - slot, None, f"{self._directory.prefix}: removed with its queue")
             segment, block = self._find(slot)
             first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
             stop = min(stop, first + segment.spans[block])
@@ -430,26 +431,26 @@ class SegmentsArea:
             self._read += 1
         where = f"{segment.path}, byte {start}"
         try:
-            if end - start > MAX_BYTES:  # one message, which is not copied again
+            if end - start > BLOCK_BYTES:  # one message, which is not copied again
                 head, body, tail = reading.pieces(
                     segment, start, end, SINGLE_HEAD_BYTES, SINGLE_HEAD_BYTES - SINGLE_BYTES
                 )
-                return [self._singles.unframe(head, body, tail, sequence, where)]
+                return _Found(1, [self._singles.unframe(head, body, tail, sequence, where)])
             found = blocks.decode(
                 reading.view(segment, start, end),
                 BlockKey(SPILL_TABLE, self._owner, SPILL_LANE, sequence - (slot - first)),
                 where=where,
             )
             low, high = bisect_left(found.offsets, slot - first), bisect_left(found.offsets, stop - first)
-            if high - low == stop - slot:
-                return found.records[low:high]
-            return _Unreadable(stop - slot, f"{where}: not all messages are there")
+            if high - low < stop - slot:
+                raise CorruptionError(f"{where}: not all messages are there")
+            return _Found(stop - slot, found.records[low:high])
         except CorruptionError as error:
-            return _Unreadable(stop - slot, str(error))
+            return _Found(stop - slot, None, str(error))
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 raise
-            return _Unreadable(stop - slot, f"{where}: {error.strerror}")
+            return _Found(stop - slot, None, f"{where}: {error.strerror}")
         finally:
             self._unpin(segment)
 
