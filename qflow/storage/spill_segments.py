@@ -640,7 +640,8 @@ class SegmentsArea:
         there = self._directory.numbers()
         with self._lock:
             known = Counter(chain.from_iterable(map(_live_slots, set(self._index.values()))))
-            used = {segment.number for segment in self._index.values()} | {self.tail.number if self.tail else -1}
+            used = {segment.number for segment in self._index.values() if segment.live}
+            tail = {self.tail.number} if self.tail else set()
             kept = {segment.number for segment in self._kept}
             tallies = {"live": self._live, "held": self._held, "used": self._used}
             sums = {name: sum(getattr(one, name) for one in set(self._index.values())) for name in tallies}
@@ -652,11 +653,11 @@ class SegmentsArea:
         found += [f"slot {slot} of {prefix} is in use and free" for slot in sorted(set(slots) - known.keys())]
         found += [f"slot {slot} of {prefix} belongs to no message" for slot in sorted(known.keys() - set(slots))]
         found += [f"slot {slot} of {prefix} is held {times} times" for slot, times in known.items() if times > 1]
-        found += [f"{self._directory.path(number)} is missing" for number in sorted(used - {-1} - there)]
+        found += [f"{self._directory.path(number)} is missing" for number in sorted(used - there)]
         found += [f"{self._directory.path(number)} is in use and free" for number in sorted(used & kept)]
         if tallies != sums:
             found.append(f"{prefix} counts {tallies}, a recount gives {sums}")
-        nobodys = there - kept - used
+        nobodys = there - kept - used - tail
         if len(nobodys) > excused:
             found.append(f"{len(nobodys)} segments belong to no message, such as {self._directory.path(min(nobodys))}")
         return found
