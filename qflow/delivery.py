@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, overload
 
 from qflow.errors import AlreadySettled
-from qflow.message import HeaderValue, Message, Record, decode_headers
+from qflow.message import HeaderValue, Message, Record, decode_headers, is_plain
 
 MAY_BE_REPEATED = 1
 """The low bit of a delivery's *marks*; the rest count its earlier deliveries."""
@@ -147,7 +147,7 @@ class Deliveries(Sequence[Delivery]):
         """All bodies, in order."""
         if len(self.segments) == 1:
             records = self.segments[0].records
-            if set(map(type, records)) == {bytes}:
+            if is_plain(records):
                 return records.copy()  # type: ignore[return-value]
         return [
             record if type(record) is bytes else record.body  # type: ignore[union-attr]

@@ -126,6 +126,8 @@ def encode(
     time_ms: int = 0,
     offsets: Sequence[int] | None = None,
     times: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,
+    plain: bool | None = None,
 ) -> bytes:
     """Encode records into one block.
 
@@ -136,6 +138,7 @@ def encode(
         time_ms: wall clock, milliseconds since the epoch.
         offsets: sequence minus `key.first` of each record; None for 0, 1, 2, …
         times: milliseconds after `time_ms` of each record; None for 0.
+        sizes, plain: `len` of each record, and `is_plain` of them, where the caller knows.
     """
     table, owner, lane, first = key
     if len(records) == 1 and type(records[0]) is bytes and offsets is None and times is None:
@@ -144,11 +147,13 @@ def encode(
         bare = _HEADER.pack(MAGIC, 0, table, lane, owner, 1, first, 1, size, previous, time_ms)
         head = bare + _CRC.pack(crc32(bare)) + _CRC.pack(size)
         return b"".join((head, body, _CRC.pack(crc32(body, crc32(head)))))
+    if sizes is None:
+        sizes = list(map(len, records))
     columns = 0
-    parts: list[bytes] = [_column(map(len, records))]
+    parts: list[bytes] = [_column(sizes)]
     payload: list[bytes] = records  # type: ignore[assignment]
     unlogged: list[bool] = []
-    if not is_plain(records):
+    if not (is_plain(records) if plain is None else plain):
         messages = [record if isinstance(record, Message) else Message(record) for record in records]
         if any(message.header_bytes for message in messages):
             columns |= HEADERS
@@ -166,9 +171,61 @@ def encode(
     if any(unlogged):
         columns |= UNLOGGED
         parts.append(_column(unlogged))
-    size = sum(map(len, records))
+    size = sum(sizes)
     bare = _HEADER.pack(MAGIC, columns, table, lane, owner, len(records), first, span, size, previous, time_ms)
     body = b"".join((bare, _CRC.pack(crc32(bare)), *parts, *payload))
+    return body + _CRC.pack(crc32(body))
+
+
+def grow(
+    block: bytes,
+    key: BlockKey,
+    sequence: int,
+    records: Sequence[bytes],
+    sizes: Sequence[int],
+    *,
+    settled: int,
+    time_ms: int,
+) -> bytes | None:
+    """Return a block with plain records from `sequence` on at its end, without the bytes of the first `settled` ones.
+
+    The same as to decode, change and encode it, for the shape nearly all blocks have: plain bodies without gaps. It is
+    done in bytes, so its cost does not grow with the messages: 8 µs for a block of 16 KiB, where the long way takes 20.
+
+    Returns:
+        None where the block has another shape, is damaged, or would hold too many messages: take the long way.
+    """
+    if len(block) < SINGLE_BYTES or crc32(block) != _RESIDUE:
+        return None
+    magic, columns, table, lane, owner, count, first, span, size, previous, start_ms = _HEADER.unpack_from(block)
+    total = count + len(records)
+    late_ms = time_ms - start_ms
+    if (
+        (magic, table, owner, lane, first) != (MAGIC, *key)
+        or columns & ~TIMES
+        or span != count
+        or sequence != first + count
+        or not settled <= count < total <= MAX_MESSAGES
+        or not 0 <= late_ms < 2**32
+    ):
+        return None
+    view = memoryview(block)
+    width = 4 * count
+    position = HEADER_BYTES + width
+    lengths: bytes | memoryview = view[HEADER_BYTES:position]
+    times: bytes | memoryview = bytes(width)
+    if columns & TIMES:
+        times = view[position : position + width]
+        position += width
+    if settled:
+        dropped = sum(_values(lengths[: 4 * settled]))
+        lengths = bytes(4 * settled) + lengths[4 * settled :]
+        size -= dropped
+        position += dropped
+    size += sum(sizes)
+    bare = _HEADER.pack(MAGIC, TIMES, table, lane, owner, total, first, total, size, previous, start_ms)
+    late = _CRC.pack(late_ms) * len(records)
+    body = _join((bare, _CRC.pack(crc32(bare)), lengths, _column(sizes), times, late, view[position:-4], *records))
     return body + _CRC.pack(crc32(body))
 
 
@@ -291,16 +348,22 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     )
 
 
-def split(sizes: Iterable[int]) -> list[slice]:
-    """Cut messages of these sizes into blocks of at most `MAX_BYTES` and `MAX_MESSAGES`; a larger message is alone."""
-    ends = list(accumulate(map(_COLUMN_ROOM.__add__, sizes)))
-    count = len(ends)
+def split(sizes: Sequence[int]) -> list[slice]:
+    """Cut messages of these sizes into blocks of at most `MAX_BYTES` and `MAX_MESSAGES`; a larger message is alone.
+
+    Cost: 0.02 µs a message.
+    """
+    count = len(sizes)
     room = MAX_BYTES - SINGLE_BYTES
+    if count <= 1:
+        return [slice(0, 1)][:count]
+    ends = list(accumulate(sizes))
     pieces: list[slice] = []
     start = used = 0
     while start < count:
-        stop = bisect_right(ends, used + room, start, min(count, start + MAX_MESSAGES))
-        stop = max(stop, start + 1)
+        most = range(start, min(count, start + MAX_MESSAGES))
+        taken = bisect_right(most, room, key=lambda last: ends[last] - used + _COLUMN_ROOM * (last - start + 1))
+        stop = start + max(taken, 1)
         pieces.append(slice(start, stop))
         start, used = stop, ends[stop - 1]
     return pieces
