@@ -311,6 +311,14 @@ def test_reading_without_descriptors_loses_nothing(area, files, number):
     assert good(area, 0, slots, records)
 
 
+def test_a_file_of_another_owner_is_read_all_the_same(area, files):
+    """To leave a file's time of access alone is for its owner; others read it in the common way."""
+    records = bodies(2)
+    slots = area.write(0, records)
+    files.fail("open", errno.EPERM, times=1)
+    assert good(area, 0, slots, records)
+
+
 def test_an_unreadable_message_is_reported_and_the_next_one_served(area, files):
     """A message the disk does not give back is None, with its sequence and the reason."""
     records = bodies(3)
