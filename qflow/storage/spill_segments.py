@@ -30,7 +30,7 @@ from sortedcontainers import SortedDict
 from qflow.errors import CorruptionError, StorageError
 from qflow.message import OVERHEAD_BYTES, Record, charge
 from qflow.storage import blocks
-from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, BlockKey, Singles
+from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey, Singles
 from qflow.storage.files import OVERWRITE, Files, storage_error, write_all
 from qflow.storage.segments import Maps, Reading, Segment
 from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
@@ -218,12 +218,12 @@ class SegmentsArea:
             self._files.close(fd)
 
     def _write_blocks(self, call: _WriteCall, first: int, records: list[Record]) -> None:
-        needed = blocks.room_needed(map(len, records))
+        ends = list(accumulate(map(len, records)))
         start, count = 0, len(records)
         while start < count:
-            stop = blocks.reach(needed, start, min(BLOCK_BYTES, call.room))
+            stop = blocks.reach(ends, start, min(BLOCK_BYTES, call.room))
             if stop == start:
-                alone = needed[start] - (needed[start - 1] if start else 0) + SINGLE_BYTES
+                alone = len(records[start]) + SINGLE_ROOM
                 if alone > call.room:
                     self._next_segment(call, alone)
                     continue

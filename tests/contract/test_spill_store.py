@@ -790,6 +790,14 @@ def test_a_bad_file_does_not_fail_every_later_write(file_area, files, path_of):
     assert not os.path.exists(path_of(0))
 
 
+def test_a_file_of_another_owner_is_read_all_the_same(file_area, files):
+    """To leave a file's time of access alone is for its owner; others read it in the common way."""
+    records = bodies(2)
+    slots = file_area.write(0, records)
+    files.fail("open", errno.EPERM, times=1)
+    assert good(file_area, 0, slots, records)
+
+
 def test_directory_names_are_safe_and_told_apart_by_the_numbers(spool):
     """Names are plain ASCII below the limit of any file system, and unique without regard to case."""
     names = [directory_name(name, owner, 5) for owner, name in enumerate([*HOSTILE, "Ab", "aB", "x" * 301])]

@@ -129,6 +129,8 @@ def test_recovery_and_wipe_can_be_killed_anywhere(spill, tmp_path):
 
     def recover(steps: Steps, path: Path) -> None:
         broker = open_stepped(path, steps, capacity_bytes=1_000)
+        broker._stop.set()  # the wiper is for one thread
+        broker._maintenance.join()
         while broker._wiper.step(1000):
             pass
         steps.take("open")
