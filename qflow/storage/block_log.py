@@ -30,7 +30,7 @@ from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey
 
 BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META = 1, 2, 3, 4, 5, 6
-FORMAT = 1
+FORMAT = 2
 TAIL_BYTES = 16 * 1024
 """The tail block grows under its key up to so many bytes."""
 REMOVED_AT_ONCE = 256
