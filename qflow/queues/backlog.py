@@ -165,7 +165,7 @@ class Backlog:
         over = max(0, self._used - self._account.borrowed)
         self._get_slack = min(self._get_slack, over)
         self._put_slack = min(self._put_slack, over - self._get_slack)
-        if self._putters and (not self._put_slack or self._counts_bytes()):  # else they would wake for nothing
+        if self._putters and (not self._put_slack or self._has_limit()):  # else they would wake for nothing
             self._room.notify_all()
         self._refresh()
         return over
@@ -196,7 +196,7 @@ class Backlog:
         slack = self._put_slack or self._get_slack
         if slack:
             self._runs.hide_head()  # getters go the long way
-        if slack or self._putters or self._starved or self._counts_bytes() or account.borrowed > account.capacity:
+        if slack or self._putters or self._starved or self._has_limit() or account.borrowed > account.capacity:
             self._give_back_below = ALWAYS
         else:
             self._give_back_below = account.borrowed - 2 * self._ledger.chunk
@@ -204,7 +204,7 @@ class Backlog:
     def _plain_puts_pass(self) -> bool:
         raise NotImplementedError
 
-    def _counts_bytes(self) -> bool:
+    def _has_limit(self) -> bool:
         raise NotImplementedError
 
     # Spilling ----------------------------------------------------------------------------------------------------

@@ -268,12 +268,15 @@ class Intake(Backlog):
                 f"{len(records)} messages of {size} bytes together are more than max_transaction_bytes="
                 f"{self._max_transaction_bytes}: put them in smaller batches"
             )
-        check_can_ever_fit(self._name, settings, Depth(len(records), size))
+        if self._has_limit():
+            check_can_ever_fit(self._name, settings, Depth(len(records), size))
         return size + OVERHEAD_BYTES * len(records)
 
     # Room --------------------------------------------------------------------------------------------------------
 
     def _admits(self, messages: int, size: int) -> bool:
+        if not self._has_limit():
+            return True
         depth = Depth(self._messages() + self._pending_messages, self._message_bytes + self._pending_bytes)
         decision = decide(self.settings, depth, Depth(messages, size))
         if decision is Decision.REFUSE:
@@ -411,16 +414,9 @@ class Intake(Backlog):
         return self._runs.next - self._skipped - self._gone - self._acked
 
     def _plain_puts_pass(self) -> bool:
-        settings = self.settings
-        return (
-            self._ended is None
-            and self._log is None
-            and settings.limit_messages is None
-            and settings.limit_bytes is None
-            and not self._putters
-        )
+        return self._ended is None and self._log is None and not self._putters and not self._has_limit()
 
-    def _counts_bytes(self) -> bool:
+    def _has_limit(self) -> bool:
         return self.settings.limit_bytes is not None or self.settings.limit_messages is not None
 
     def _check_open(self) -> None:

@@ -239,7 +239,7 @@ class Queue(Intake):
                 return
             if log is not None:
                 self._check_settles()
-                batch = log.settle(self._lane, [_settled(delivery.sequence, [delivery.record])])  # type: ignore[arg-type]
+                batch = log.settle(self._lane, [_settled(delivery.sequence, [delivery.record], size)])  # type: ignore[arg-type]
             self._acked += 1
             self._used = used = self._used - size - OVERHEAD_BYTES
             del acquired[delivery]
@@ -271,10 +271,12 @@ class Queue(Intake):
                 return
             left = batch.left()
             count = sum(len(records) for _, records, _ in left)
-            size = sum(sum(map(len, records)) for _, records, _ in left)
+            sizes = [sum(map(len, records)) for _, records, _ in left]
+            size = sum(sizes)
             if log is not None:
                 self._check_settles()
-                joined = log.settle(self._lane, [_settled(first, records) for first, records, _ in left])  # type: ignore[arg-type]
+                parts = [_settled(first, records, part) for (first, records, _), part in zip(left, sizes, strict=True)]
+                joined = log.settle(self._lane, parts)  # type: ignore[arg-type]
             batch.settled = None
             del self._batches[batch]
             self._acked += count
@@ -603,9 +605,10 @@ def _charge_of(held: Iterable[Delivery], batches: Iterable[Deliveries]) -> int:
     return charged + sum(charge(records) for batch in batches for _, records, _ in batch.left())
 
 
-def _settled(first: int, records: list[Record]) -> Settled:
-    """Return the range as the log counts it: messages that were not logged count nothing."""
+def _settled(first: int, records: list[Record], size: int) -> Settled:
+    """Return the range of `size` bytes as the log counts it: messages that were not logged count nothing."""
     end = first + len(records)
     if not is_plain(records):
         records = [record for record in records if type(record) is bytes or record.logged]  # type: ignore[union-attr]
-    return Settled(first, end, len(records), sum(map(len, records)))
+        size = sum(map(len, records))
+    return Settled(first, end, len(records), size)

@@ -168,7 +168,8 @@ def append(
                 ),
             )
             tail = key.first
-    return row._replace(tail=tail, messages=row.messages + len(records), bytes=row.bytes + total)
+    # Not `_replace`, which takes 1 µs more for each put.
+    return Row(row.next, row.floor, row.messages + len(records), row.bytes + total, tail, row.marks, row.doubtful)
 
 
 def _grow_tail(

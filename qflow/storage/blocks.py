@@ -212,7 +212,7 @@ def grow(
     """Return a block with plain records from `sequence` on at its end, without the bytes of the first `settled` ones.
 
     The same as to decode, change and encode it, for the shape nearly all blocks have: plain bodies without gaps. It is
-    done in bytes, so its cost does not grow with the messages: 8 µs for a block of 16 KiB, where the long way takes 20.
+    done in bytes, so its cost does not grow with the messages: 7 µs for a block of 8 KiB, most of it for checksums.
 
     Returns:
         None where the block has another shape, is damaged, or would hold too many messages: take the long way.

@@ -400,7 +400,7 @@ class TransactionLog:
                 size += put.size
             row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
-        row = row._replace(next=max(row.next, following + ahead))
+        row = Row(max(row.next, following + ahead), *row[1:])
         remove_at, removing = lane.remove_at, False
         if row.floor >= remove_at:
             remove_at, removing = block_log.remove_settled(txn, owner, number, row)
