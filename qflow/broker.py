@@ -58,6 +58,7 @@ from qflow.storage.transaction_log import Batch, TransactionLog
 OURS = frozenset({"lock", "log", "log.new", SPILL, WIPING, "stats.json", "stats.json.new", "lost+found"})
 MAINTENANCE_S = 1.0
 WIPED_AT_ONCE = 256
+HOLLOWED_AT_ONCE = 4
 TRANSIENT_OWNERS = 2**31
 """Queues that are not durable have numbers from here on; the log never sees them."""
 
@@ -431,7 +432,7 @@ class Broker:
             try:
                 with self._upkeep:
                     busy = self._wiper.step(WIPED_AT_ONCE) | self._sweep()
-                    busy |= self._remove_settled() | self._remove_deleted()
+                    busy |= self._remove_settled() | self._remove_deleted() | self._hollow()
                 if self._monotonic() - written >= MAINTENANCE_S:
                     written = self._monotonic()
                     self._write_stats()
@@ -463,6 +464,17 @@ class Broker:
             batch = self._log.settle(lane, [])
         self._commit(batch)
         return True
+
+    def _hollow(self) -> bool:
+        """Give back what is settled above floors, a bounded part at a time; False if there is nothing, or no room."""
+        with self._lock:
+            lanes = [queue.lane for queue in self._queues.values() if queue.lane is not None and queue.lane.hollow_due]
+        if not lanes or self._log.failed:
+            return False
+        for lane in lanes[:HOLLOWED_AT_ONCE]:
+            batch = self._log.hollow(lane)
+        self._commit(batch)
+        return bool(batch.hollowed)
 
     def _remove_deleted(self) -> bool:
         """Remove what deleted queues left in the log, a bounded number of records at a time."""
