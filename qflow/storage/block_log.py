@@ -42,7 +42,8 @@ _REWRITTEN_AT_ONCE = HOLLOWING_BYTES // 4
 HOLLOWING_STEPS = 2048
 """Looked at in one commit, about."""
 _STEPS_A_BLOCK = 8
-"""Looking at a block costs as much as reading so many marks, about 10 µs."""
+_STEPS_A_REWRITE = 64
+"""Looking at a block costs as much as reading so many marks; decoding and encoding it, so many more."""
 _MARKS_A_BLOCK = 2 * blocks.MAX_MESSAGES
 LEAST_GIVEN_BACK = 4096
 """A block is hollowed when that gives back so many bytes, and three quarters of it."""
@@ -389,6 +390,7 @@ def hollow(txn: Any, owner: int, lane: int, row: Row, position: int, limit: int)
         if len(marks) < _MARKS_A_BLOCK:
             size, end = _hollow_block(txn, BlockKey(BLOCKS, owner, lane, first), row.floor, marks)
             written += size
+            steps += _STEPS_A_REWRITE if size else 0
             known = {first: end}
     return Hollowed(position, False, steps)
 
