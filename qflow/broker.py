@@ -193,7 +193,7 @@ class Broker:
         self._log = TransactionLog(env, self._clock)
         self._store = SpillFiles(self._files, self.path)
         self._wiper = Wiper(self._files, self.path)
-        self._broken = {record.name for record in found.queues if record.row is None and not record.deleted}
+        self._broken = {record.name: record for record in found.queues if record.row is None and not record.deleted}
         for record in found.queues:
             if record.deleted:
                 self._deleted.append(record.owner)
@@ -206,7 +206,7 @@ class Broker:
         try:
             settings = QueueSettings.from_dict(record.settings)
         except InvalidArgument as error:  # a setting of a later version
-            self._broken.add(record.name)
+            self._broken[record.name] = record
             self._problems.append(f"queue {record.name!r} cannot be served: {error}")
             return
         self._queues[record.name] = self._make_queue(record.name, settings, record.owner, record.incarnation, row)
@@ -275,9 +275,7 @@ class Broker:
                 self._adapt(queue, settings)
                 return queue
             if name in self._broken:
-                raise CorruptionError(
-                    f"queue {name!r} is in the log, but its record is damaged: see `qflow check {self.path}`"
-                )
+                raise self._broken_error(name)
             queue = self._declare_new(name, settings)
             with self._lock:
                 self._queues[name] = queue
@@ -319,13 +317,22 @@ class Broker:
 
         Raises:
             NotFound: none of this name does.
+            CorruptionError: its record in the log is damaged.
         """
         with self._lock:
             self._check_open()
             queue = self._queues.get(check_name(name))
+        if queue is None and name in self._broken:
+            raise self._broken_error(name)
         if queue is None:
             raise NotFound(f"there is no queue {name!r} in {self.path}: declare it first")
         return queue
+
+    def _broken_error(self, name: str) -> CorruptionError:
+        return CorruptionError(
+            f"queue {name!r} is in the log, but its record is damaged: see `qflow check {self.path}`; delete_queue "
+            "removes it with its messages"
+        )
 
     def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""
@@ -336,14 +343,24 @@ class Broker:
     def delete_queue(self, name: str) -> None:
         """Delete a queue with all its messages; waiters get `QueueDeleted`, late acks do nothing.
 
+        A queue that cannot be served because its record is damaged can be deleted, too.
+
+        Raises:
+            NotFound: there is none of this name.
         Cost: one commit; disk is given back in the background.
         """
         with self._declaring:
+            broken = self._broken.get(check_name(name))
+            if broken is not None:
+                self._check_open()
+                self._write_deleted(name, broken.owner, broken.settings)
+                del self._broken[name]
+                self._deleted.append(broken.owner)
+                return
             queue = self.queue(name)
             owner = queue.owner
             if queue.settings.durable:
-                value = recovery.queue_value(name, 0, queue.settings.to_dict(), deleted=True)
-                self._commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
+                self._write_deleted(name, owner, queue.settings.to_dict())
             queue.refuse_calls(QueueDeleted)
             with self._lock:
                 del self._queues[name]
@@ -355,6 +372,10 @@ class Broker:
                 self._incarnations.pop(owner, None)
                 if queue.settings.durable:
                     self._deleted.append(owner)
+
+    def _write_deleted(self, name: str, owner: int, settings: dict[str, Any]) -> None:
+        value = recovery.queue_value(name, 0, settings, deleted=True)
+        self._commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
 
     def _commit(self, batch: Batch) -> None:
         self._log.wait(batch)

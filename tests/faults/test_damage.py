@@ -190,11 +190,37 @@ def test_a_damaged_row_stops_its_queue_and_no_other(written):
         assert any("'q'" in problem and "row" in problem for problem in broker.recovery.problems)
         with pytest.raises(qflow.CorruptionError, match="qflow check"):
             broker.declare_queue("q")
-        with pytest.raises(qflow.NotFound):
+        with pytest.raises(qflow.CorruptionError, match="delete_queue"):
             broker.queue("q")
         assert [*take(broker.queue("other")).values()] == [b"o1", b"o2"]
         assert broker.declare_queue("third").put(b"x") == 0
     assert len(block_keys(written)) == 10
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_queue_with_a_damaged_row_can_be_deleted_and_declared_again(reopened, written):
+    """Edge 28: what cannot be served is not in the way for ever; its blocks go, and nothing of it comes back."""
+    flip(written, key_of(1, OWNER, 0, 2**64 - 1), 3)
+    with qflow.open(written) as broker:
+        broker.delete_queue("q")
+        with pytest.raises(qflow.NotFound):
+            broker.delete_queue("q")
+        if not reopened:
+            assert broker.declare_queue("q").put(b"new") == 0
+            assert broker.check() == []
+            with broker._upkeep:
+                while broker._remove_deleted():
+                    pass
+    with qflow.open(written) as broker:
+        assert broker.recovery.problems == ()
+        queue = broker.declare_queue("q")
+        assert take(queue) == ({} if reopened else {0: b"new"})
+        assert broker.check() == []
+        with broker._upkeep:
+            while broker._remove_deleted():
+                pass
+    assert block_keys(written) == []
+    assert inspect.check_spool(written) == []
 
 
 def test_a_missing_row_stops_its_queue_and_no_other(written):
