@@ -226,7 +226,7 @@ def settle(txn: Any, owner: int, lane: int, row: Row, ranges: Iterable[Settled])
         total -= size
         if joined and first <= joined[-1][1]:
             joined[-1][1] = max(joined[-1][1], end)
-        else:
+        elif first < end:  # else it only corrects the counts
             joined.append([first, end])
     for first, end in joined:
         if first <= floor:

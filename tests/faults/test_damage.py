@@ -265,6 +265,33 @@ def test_a_damaged_mark_brings_messages_again_and_never_loses_any(written):
         assert came == {number: body(number) for number in came}
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_queue_with_a_damaged_mark_is_not_taken_for_empty(held, written):
+    """I1: however many messages a damaged mark brings again, `len` is above 0 as long as one waits."""
+    with qflow.open(written) as broker:
+        broker._stop.set()  # maintenance would remove the blocks of what is settled
+        broker._maintenance.join()
+        batch = broker.queue("q").get_many(30)
+        broker.queue("q").ack_many([batch[index] for index in range(3, 24)], wait=True)
+    flip(written, key_of(block_log.MARKS, OWNER, 0, 3), 0)
+    with qflow.open(written, capacity_bytes=150_000) as broker:
+        queue = broker.queue("q")
+        first = in_thread(lambda: queue.get(0)) if held else None
+        came = []
+        while len(queue) > held:
+            delivery = in_thread(lambda: queue.get(0))
+            came.append(delivery.sequence)
+            assert queue.stats().bytes >= 0
+            delivery.ack(wait=True)
+        assert came == list(range(held, 30))
+        if first is not None:
+            first.ack(wait=True)
+        assert any("more messages" in problem for problem in broker.recovery.problems)
+        assert len(queue) == 0
+        assert queue.lane.row.messages == queue.lane.row.bytes == queue.lane.row.marks == 0
+        assert broker.check() == []
+
+
 def test_a_log_whose_data_file_is_gone_is_refused_and_left_alone(written):
     """I10: a `log/` that cannot be opened is never deleted or made anew."""
     (written / "log" / "data.mdb").unlink()
