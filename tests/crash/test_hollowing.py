@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from faults.seams import Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import Broker
 from qflow.storage import block_log, transaction_log
-from qflow.storage.block_log import key_of
+from qflow.storage.block_log import Row, key_of
+from qflow.storage.recovery import QueueRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 OWNER = 1
@@ -306,3 +308,62 @@ def test_passes_cost_no_more_than_what_was_settled(open_spool, monkeypatch):
     assert max(taken) < 2 * block_log.HOLLOWING_STEPS + 1_024
     assert sum(taken) < 2.5 * 20_000
     queue.ack_many(deliveries[0::2], wait=True)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("error", [lmdb.Error("Input/output error"), lmdb.MapFullError("full"), KeyboardInterrupt()])
+def test_a_pass_whose_commit_fails_changes_nothing_for_anybody(error, late, spool, monkeypatch):
+    """Edges 21, 22, 26: a failure before or after the commit of a step leaves what waits as it was."""
+    small_steps(monkeypatch)
+    faults = Faults()
+    broker = open_faulty(spool, faults)
+    broker._stop.set()
+    broker._maintenance.join()
+    queue = broker.declare_queue("q")
+    for number in range(60):
+        queue.put(body(number))
+    batch = queue.get_many(60)
+    queue.ack_many([batch[index] for index in range(60) if index not in (0, 31)], wait=True)
+    before = blocks_of(broker)
+    faults.fail("commit", error, after=1, times=1, late=late)
+    try:
+        settle_down(broker)
+    except (qflow.StorageError, KeyboardInterrupt):
+        faults.heal()
+    if not broker._log.failed:
+        settle_down(broker)
+        assert len(blocks_of(broker)) < len(before)
+        assert broker.check() == []
+    with suppress(qflow.StorageError):
+        in_thread(broker.close)
+    assert inspect.check_spool(spool) == []
+    with qflow.open(spool) as broker:
+        settle_down(broker)
+        assert drain(broker.queue("q")) == {0: body(0), 31: body(31)}
+        assert broker.recovery.problems == ()
+        assert broker.check() == []
+
+
+def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monkeypatch):
+    """I10: each transaction of a check in another process may find the blocks one step further."""
+    small_steps(monkeypatch)
+    monkeypatch.setattr(inspect, "_READ_AT_ONCE", 1)
+    broker = open_spool()
+    broker._stop.set()
+    broker._maintenance.join()
+    queue = broker.declare_queue("q")
+    for number in range(400):
+        queue.put(body(number), durable=number % 7 != 5)
+    batch = queue.get_many(400)
+    queue.ack_many([batch[index] for index in range(400) if index % 20], wait=True)
+    before = blocks_of(broker)
+
+    class Meanwhile:
+        def begin(self) -> Any:
+            assert broker._hollow() or not queue.lane.hollow_due  # type: ignore[union-attr]
+            return broker._log._env.begin()
+
+    record = QueueRecord(OWNER, "q", 0, {}, Row(), False)
+    assert list(inspect._check_queue(Meanwhile(), record)) == []  # type: ignore[arg-type]
+    assert len(blocks_of(broker)) < 0.8 * len(before)
+    batch.nack()
