@@ -10,14 +10,14 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
 
 import attrs
 
 from qflow.errors import CorruptionError, NotFound
-from qflow.message import HeaderValue, Message, decode_headers
+from qflow.message import HeaderValue, Message, Record, decode_headers
 from qflow.storage import block_log, blocks, recovery
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
@@ -251,15 +251,15 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
         record = _queue(found, queue)
         txn = env.begin()
         try:
-            row = record.row or Row()
-            try:
+            settled = block_log.is_settled(txn, record.owner, 0, record.row or Row(), sequence)
+            message: Record | None = None
+            with suppress(NotFound):
                 message, time_ms = block_log.find(txn, record.owner, 0, sequence)
-            except NotFound:
-                where = "it was settled and its block is gone" if sequence < row.floor else "it was never logged"
-                raise NotFound(f"message {sequence} of queue {queue!r} is not in the log: {where}") from None
-            marks = list(block_log.settled_ranges(txn, record.owner, 0, sequence, sequence + 1))
         finally:
             txn.abort()
+    if message is None or (settled and not message):
+        where = "it was settled and its bytes are gone" if settled else "it was never logged"
+        raise NotFound(f"message {sequence} of queue {queue!r} is not in the log: {where}")
     headers = decode_headers(message.header_bytes) if type(message) is Message else {}
     return MessageFacts(
         queue=queue,
@@ -267,7 +267,7 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
         body=message.body if type(message) is Message else bytes(message),  # type: ignore[arg-type]
         headers=headers,
         time_ms=time_ms,
-        settled=sequence < row.floor or bool(marks),
+        settled=settled,
     )
 
 

@@ -439,7 +439,8 @@ class Queue(Intake):
         assert lane is not None
         while position < stop:
             with log.read() as txn:
-                found = block_log.read(txn, lane.owner, lane.lane, lane.row, position, stop, READ_AHEAD_BYTES)
+                row = block_log.read_row(txn, lane.owner, lane.lane)
+                found = block_log.read(txn, lane.owner, lane.lane, row, position, stop, READ_AHEAD_BYTES)
             for first, records in found.pieces:
                 for sequence, record in enumerate(records, first):
                     yield Entry(sequence, len(record), Place.LOGGED.value)

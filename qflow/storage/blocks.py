@@ -379,6 +379,23 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     )
 
 
+def outline(data: bytes, key: BlockKey, *, where: str) -> tuple[Header, Sequence[int], Sequence[int]]:
+    """Return a block's header, and lengths and offsets of its messages; of all that, only the header is checked.
+
+    Raises:
+        CorruptionError: the header, its key or the length does not match.
+    """
+    header = read_header(data, where=where)
+    if header.key != key or len(data) != header.total_bytes:
+        raise CorruptionError(f"{where}: not the block that belongs here")
+    width = 4 * header.count
+    lengths = _values(data[HEADER_BYTES : HEADER_BYTES + width])
+    if not header.columns & OFFSETS:
+        return header, lengths, range(header.count)
+    position = HEADER_BYTES + width * (1 + (header.columns & (OFFSETS - 1)).bit_count())
+    return header, lengths, _values(data[position : position + width])
+
+
 def reach(ends: Sequence[int], start: int, room: int) -> int:
     """Return where a block ends that begins with message `start` and takes at most `room` bytes; `start` if none fits.
 
