@@ -74,6 +74,8 @@ class Rank:
     promise: str
     floor: bool = False
     """It shows what the bare operations cost, and promises nothing else: listed, not ranked."""
+    more: bool = False
+    """The larger figure is the better one."""
 
 
 @attrs.frozen(kw_only=True)

@@ -29,7 +29,7 @@ PROMISES = (MEMORY, KILL, SYNCED)
 
 QFLOW, PEER, PLAIN, FLOOR = "qflow", "peer", "plain", "floor"
 KINDS = (QFLOW, PEER, PLAIN, FLOOR)
-"""Ours; a queue library; what one would write by hand with the standard library; bare operations, which are no queue."""
+"""Ours; a queue library; what one writes by hand with the standard library; bare operations, which are no queue."""
 
 
 @attrs.frozen(kw_only=True)

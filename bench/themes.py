@@ -1,0 +1,15 @@
+"""All workloads, by theme, in the order in which they run."""
+
+from __future__ import annotations
+
+from bench import acks, durable, family, hot_path, latency, memory, restart, spill, threads
+from bench.measure import Workload
+
+THEMES: dict[str, list[Workload]] = {
+    "hot_path": hot_path.WORKLOADS,
+    "durable": [*durable.WORKLOADS, *acks.WORKLOADS, *threads.WORKLOADS],
+    "spill": spill.WORKLOADS,
+    "memory": memory.WORKLOADS,
+    "restart": restart.WORKLOADS,
+    "engines": [*family.WORKLOADS, *latency.WORKLOADS],
+}
