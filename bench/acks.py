@@ -1,4 +1,4 @@
-"""Settling so that it is known to be on the disk: `ack(wait=True)`, against what peers sync, in each one's best batch."""
+"""Settling that is known to be on the disk: `ack(wait=True)`, against what peers sync, in each one's best batch."""
 
 from __future__ import annotations
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from bench import acks, durable, family, hot_path, latency, memory, restart, spill, threads
+from bench import (
+    acks,
+    durable,
+    family,
+    hot_path,
+    latency,
+    memory,
+    oscillation,
+    restart,
+    satellite,
+    spill,
+    stores,
+    threads,
+)
 from bench.measure import Workload
 
 THEMES: dict[str, list[Workload]] = {
     "hot_path": hot_path.WORKLOADS,
     "durable": [*durable.WORKLOADS, *acks.WORKLOADS, *threads.WORKLOADS],
-    "spill": spill.WORKLOADS,
+    "spill": [*spill.WORKLOADS, *stores.WORKLOADS, *satellite.WORKLOADS, *oscillation.WORKLOADS],
     "memory": memory.WORKLOADS,
     "restart": restart.WORKLOADS,
     "engines": [*family.WORKLOADS, *latency.WORKLOADS],

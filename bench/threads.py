@@ -26,7 +26,7 @@ def producers(setup: Setup) -> Iterator[Row]:
         found[count] = {}
         with contest.opened(setup, engines) as every:
             entrants = [one for one in every if one.opened is None or one.opened.put]
-            each = max(setup.size(100, 16) // count, 2)
+            each = max(setup.size(800, 16) // count, 2)
             sides = [one.guarded(partial(together, count, each)) for one in entrants]
             measured = interleave(setup.few_rounds, setup.size(3, 1), *sides)
         for entrant, seconds in zip(entrants, measured, strict=True):
@@ -74,7 +74,7 @@ def _ratios(found: dict[int, dict[str, Series]], peers: list[Engine]) -> Iterato
             raise CannotRun(f"{OURS} could not be measured with {count} threads")
         figure, problem = contest.over_best(series[OURS], list(series.values()), peers)
         yield Row(
-            name=f"durable put, 1 KiB, {count} threads: rate over the best synced peer with as many",
+            name=f"durable put, 1 KiB, {count} thread{'s' * (count > 1)}: rate over the best synced peer with as many",
             figure=figure,
             bound=bounds[count],
             problem=problem,
