@@ -75,8 +75,8 @@ def single(setup: Setup) -> Iterator[Row]:
         problem=problem,
         details=[ours, *others],
         notes=[
-            "no bound is set: a commit of LMDB waits for two barriers, data and then the meta page, one of SQLite's WAL",
-            "for one; several threads share them, see the rows of threads",
+            "no bound is set: a commit of LMDB waits for two barriers, data and then the meta page; SQLite's WAL for",
+            "one; several threads share them, see the rows of threads",
         ],
     )
 

@@ -2,8 +2,8 @@
 
 Operations are counted where the spill stores meet the file system, at `Files`, and in the same way for both: creating a
 file, overwriting, reading, renaming and unlinking count one each. A write into a file that was just created is part of
-the creation; opening a file that exists, closing it and asking for its status count nothing; a read counts whether it is
-of a map or of a file. What the maintenance thread renames each second (its statistics) is not about messages and is left out.
+the creation; opening a file that exists, closing it and asking for its status count nothing; a read counts whether it
+is of a map or of a file. The statistics that are renamed into place each second are not about messages and left out.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def refill(
     broker_capacity: str = "64MiB",
     fresh: bool = False,
 ) -> Refilled:
-    """Fill a queue, then drain it and fill it again in turns with the loops; that on fresh files is slow, so on demand."""
+    """Fill a queue, then drain it and fill it again in turns with the loops; `fresh` for the slow one, too."""
     count = setup.size(30_000, 1_500)
     setup.need_disk(count * 4 * 4096)
     with ExitStack() as stack:

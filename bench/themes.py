@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from bench import (
     acks,
+    aging,
+    attribution,
     durable,
     family,
     hot_path,
     latency,
     memory,
     oscillation,
+    overhead,
+    pressure,
+    promises,
     restart,
     satellite,
     spill,
@@ -22,7 +27,8 @@ THEMES: dict[str, list[Workload]] = {
     "hot_path": hot_path.WORKLOADS,
     "durable": [*durable.WORKLOADS, *acks.WORKLOADS, *threads.WORKLOADS],
     "spill": [*spill.WORKLOADS, *stores.WORKLOADS, *satellite.WORKLOADS, *oscillation.WORKLOADS],
-    "memory": memory.WORKLOADS,
+    "memory": [*memory.WORKLOADS, *overhead.WORKLOADS, *pressure.WORKLOADS, *attribution.WORKLOADS],
     "restart": restart.WORKLOADS,
-    "engines": [*family.WORKLOADS, *latency.WORKLOADS],
+    "aging": aging.WORKLOADS,
+    "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],
 }

@@ -25,6 +25,7 @@ from bench.measure import CannotRun
 MEMORY = "memory"
 KILL = "survives kill"
 SYNCED = "synced before return"
+CAPACITY_BYTES = 64 * 2**20
 PROMISES = (MEMORY, KILL, SYNCED)
 
 QFLOW, PEER, PLAIN, FLOOR = "qflow", "peer", "plain", "floor"
@@ -77,15 +78,18 @@ class Engine:
     promise: str
     why: str
     """One line: what makes the promise true."""
-    open: Callable[[Path], Opened]
+    open: Callable[..., Opened]
+    """Opens it at a path; with a second argument, the capacity in bytes, if `bounded`."""
     package: str = ""
     """What to install for it."""
+    bounded: bool = False
+    """It can be told how much memory messages may take."""
 
     @contextmanager
-    def opened(self, path: Path) -> Iterator[Opened]:
+    def opened(self, path: Path, capacity_bytes: int = CAPACITY_BYTES) -> Iterator[Opened]:
         """Open it in a directory that exists; raise `CannotRun` if it is not installed."""
         try:
-            opened = self.open(path)
+            opened = self.open(path, capacity_bytes) if self.bounded else self.open(path)
         except ModuleNotFoundError as error:
             raise CannotRun(f"{self.package or error.name} is not installed") from error
         try:

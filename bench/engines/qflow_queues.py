@@ -28,8 +28,8 @@ def open_broker(path: Path, *, spill: str = "files", files: Files | None = None,
         raise CannotRun(f"spill={spill!r}: {error}") from error
 
 
-def _open(path: Path, *, spill: str, durable: bool) -> Opened:
-    broker = open_broker(path / "spool", spill=spill, capacity_bytes="64MiB")
+def _open(path: Path, capacity_bytes: int, *, spill: str, durable: bool) -> Opened:
+    broker = open_broker(path / "spool", spill=spill, capacity_bytes=capacity_bytes)
     queue = broker.declare_queue("bench", durable=durable)
 
     def take() -> bytes:
@@ -53,6 +53,7 @@ ENGINES = [
         promise=SYNCED if durable else MEMORY,
         why="one synced LMDB commit before put and ack(wait=True) return" if durable else "wiped when the spool opens",
         open=partial(_open, spill=spill, durable=durable),
+        bounded=True,
     )
     for durable in (False, True)
     for spill in STORES
