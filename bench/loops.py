@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -42,13 +44,19 @@ def read_files(directory: Path, count: int, block: bytes, *, unlink: bool = Fals
 
 
 class AppendFile:
-    """One file written from its beginning, message after message, and read in the same order; its pages are kept."""
+    """One file written from its beginning, message after message, and read in the same order.
 
-    def __init__(self, path: Path) -> None:
+    Written *anew* it grows from nothing each time; else the bytes of before are overwritten, their pages being there.
+    """
+
+    def __init__(self, path: Path, *, anew: bool) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._anew = anew
 
     def append(self, count: int, block: bytes) -> float:
         fd = self._fd
+        if self._anew:
+            os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
         start = perf_counter()
         for _ in range(count):
@@ -64,3 +72,15 @@ class AppendFile:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+@contextmanager
+def append_files(directory: Path) -> Iterator[dict[str, AppendFile]]:
+    """Open both kinds: what a store of segments does lies between the two, for it reuses the segments it has."""
+    files = {
+        "append": AppendFile(directory / "appended", anew=True),
+        "overwrite": AppendFile(directory / "overwritten", anew=False),
+    }
+    yield files
+    for file in files.values():
+        file.close()

@@ -8,7 +8,7 @@ that is spilled; times are divided by the messages that were.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import attrs
 
@@ -51,7 +51,7 @@ def shapes(setup: Setup) -> Iterator[Row]:
 def _measured(setup: Setup, shape: Shape) -> Iterator[Row]:
     body = bytes(shape.message_kib * 1024)
     count = setup.size(shape.capacity, shape.capacity // 20)
-    setup.need_disk(2 * count * (len(body) + 4096))
+    setup.need_disk(3 * count * (len(body) + 4096))
     settings = {"segment_bytes": shape.segment_kib * 1024, "max_mapped_segments": shape.mapped}
     with ExitStack() as stack:
         path = stack.enter_context(setup.scratch())
@@ -61,7 +61,7 @@ def _measured(setup: Setup, shape: Shape) -> Iterator[Row]:
         spilled = queue.stats().spilled_messages
         drain(queue, count)
         block = bytes(len(body) + SINGLE_BYTES)
-        file = stack.enter_context(closing(loops.AppendFile(path / "appended")))
+        files = stack.enter_context(loops.append_files(path))
         pushes: list[float] = []
         appends: list[float] = []
 
@@ -69,23 +69,23 @@ def _measured(setup: Setup, shape: Shape) -> Iterator[Row]:
             pushes.append(fill(queue, count, body))
             return pushes[-1] + drain(queue, count)
 
-        def raw() -> float:
-            appends.append(file.append(spilled, block))
-            return appends[-1] + file.read(spilled, block)
+        def appended() -> float:
+            appends.append(files["append"].append(spilled, block))
+            return appends[-1] + files["append"].read(spilled, block)
 
-        measured = interleave(setup.few_rounds, 1, mine, raw)
+        def overwritten() -> float:
+            return files["overwrite"].append(spilled, block) + files["overwrite"].read(spilled, block)
+
+        measured = interleave(setup.few_rounds, 1, mine, appended, overwritten)
     push, append = micros("qflow put", spilled, pushes[1:]), micros("raw append", spilled, appends[1:])
-    both, floor = (
-        micros(name, spilled, seconds)
-        for name, seconds in zip(("qflow put, get + ack", "raw append, pread"), measured, strict=True)
-    )
-    notes = [f"{spilled:,} of {count:,} messages were spilled; times are per spilled message"]
+    names = ("qflow put, get + ack", "raw append, pread", "raw overwrite, pread")
+    both, floor, other = (micros(name, spilled, seconds) for name, seconds in zip(names, measured, strict=True))
     yield Row(
         name=f"Satellite's push + pop, {shape}: time over raw append + pread",
         figure=ratio(both, floor),
         bound=at_most(1.7),
-        details=[both, floor],
-        notes=notes,
+        details=[both, floor, other, ratio(both, other)],
+        notes=[f"{spilled:,} of {count:,} messages were spilled; times are per spilled message"],
     )
     yield Row(name=f"its push alone, {shape}: time over raw append", figure=ratio(push, append), details=[push, append])
 

@@ -2,13 +2,13 @@
 
 A queue with a capacity of 1 MiB is filled with thirty times as much, drained, and filled again. The loops do nothing
 but the file operations: on kept files (open, write, close; open, read, close), on fresh files (created; read and
-unlinked), and on one file (append; pread).
+unlinked), and on one file (append or overwrite; pread).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -131,9 +131,11 @@ def refill(
 def _loops(stack: ExitStack, path: Path, spill: str, count: int, with_fresh: bool) -> dict[str, Cycle]:
     """Return the loops to compare a store with, their files in place."""
     if spill == "segments":
-        file = stack.enter_context(closing(loops.AppendFile(path / "appended")))
-        file.append(count, BLOCK)
-        return {"one file": Cycle(partial(file.read, count, BLOCK), partial(file.append, count, BLOCK))}
+        found = {}
+        for name, file in stack.enter_context(loops.append_files(path)).items():
+            file.append(count, BLOCK)
+            found[name] = Cycle(partial(file.read, count, BLOCK), partial(file.append, count, BLOCK))
+        return found
     kept, fresh = path / "kept", path / "fresh"
     for directory in (kept, fresh)[: 1 + with_fresh]:
         directory.mkdir()
@@ -173,7 +175,7 @@ def through_segments(setup: Setup) -> Iterator[Row]:
     ):
         found = refill(setup, "segments", fill_it, drain_it)
         name = f"spill to segments, 1 KiB, drained and filled again, {how}: rate over raw append + pread"
-        yield found.row(name, "one file")
+        yield found.row(name, "append")
 
 
 def first_fill(setup: Setup) -> Iterator[Row]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from functools import partial
 from time import perf_counter
 
 from bench import loops
@@ -36,7 +37,7 @@ def _store(setup: Setup, spill: str, runs: int) -> Row:
         except Exception as error:
             return Row(name=_name(spill), problem=f"not measured: {error}")
         area = broker._store.area("bench", 2**31 - 1, 1)
-        file = stack.enter_context(closing(loops.AppendFile(path / "appended")))
+        files = stack.enter_context(loops.append_files(path))
         records = [BODY] * RUN
         first = 0
 
@@ -52,19 +53,18 @@ def _store(setup: Setup, spill: str, runs: int) -> Row:
             first += count
             return perf_counter() - start
 
-        def raw() -> float:
+        def raw(file: loops.AppendFile) -> float:
             return file.append(count, block) + file.read(count, block)
 
-        measured = interleave(setup.few_rounds, setup.size(3, 1), mine, raw)
-    ours, theirs = (
-        micros(name, count, seconds)
-        for name, seconds in zip(("write + read + free", "append + pread"), measured, strict=True)
-    )
+        sides = [partial(raw, file) for file in files.values()]
+        measured = interleave(setup.few_rounds, setup.size(3, 1), mine, *sides)
+    names = ("write + read + free", *(f"{name} + pread" for name in files))
+    ours, appended, overwritten = (micros(name, count, seconds) for name, seconds in zip(names, measured, strict=True))
     return Row(
         name=_name(spill),
-        figure=ratio(ours, theirs),
+        figure=ratio(ours, appended),
         bound=BOUNDS.get(spill),
-        details=[ours, theirs],
+        details=[ours, appended, overwritten, ratio(ours, overwritten)],
         notes=[f"{count:,} records, {RUN} a call: all written, then each call's read and freed"],
     )
 
