@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from time import perf_counter
 
@@ -28,20 +27,34 @@ def main() -> int:
     directory = Path(options.directory)
     if not directory.is_dir():
         parser.error(f"there is no directory {options.directory!r}")
+    if options.output and not Path(options.output).absolute().parent.is_dir():
+        parser.error(f"there is no directory for {options.output!r}")
     if options.compare:
         return _compare(parser, options, [workload.name for workload in chosen], directory)
     facts = machine.facts(directory, contestants)
     if options.quick:
         facts["sizes"] = "--quick: small, for tests; the figures mean little"
+    results: report.Results = []
+    remarks: list[str] = []
+
+    def written() -> str:
+        return (report.as_json if options.json else report.text)(facts, results, remarks)
+
     with tempfile.TemporaryDirectory(dir=directory, prefix=".bench-") as scratch:
         setup = Setup(directory=Path(scratch), quick=options.quick, engines=contestants, kept_rounds=options.rounds)
         start = perf_counter()
-        results, whole = _run(chosen, setup)
-        facts["duration"] = f"{perf_counter() - start:.0f} s"
-    remarks = [] if whole else [f"INTERRUPTED: {len(results)} of {len(chosen)} workloads were begun"]
+        whole = True
+        for workload in chosen:
+            whole = _run(workload, setup, results)
+            facts["duration"] = f"{perf_counter() - start:.0f} s"
+            if not whole:
+                remarks.append(f"INTERRUPTED: {len(results)} of {len(chosen)} workloads were begun")
+                break
+            _save(written(), options.output)
     if setup.curves and options.output:
         remarks += _draw(setup, Path(options.output).with_suffix(".png"))
-    _write((report.as_json if options.json else report.text)(facts, results, remarks), options.output)
+    sys.stdout.write(written())
+    _save(written(), options.output)
     return 0 if whole else 130
 
 
@@ -93,24 +106,24 @@ def _choose(names: list[str]) -> list[Workload]:
     return [workload for workload in every if not names or workload.name in named]
 
 
-def _run(chosen: Iterable[Workload], setup: Setup) -> tuple[report.Results, bool]:
-    """Run workloads; return what they found, and whether all of them came to an end."""
-    results: report.Results = []
-    for workload in chosen:
-        print(f"{workload.name} ...", file=sys.stderr, flush=True)
-        rows: list[Row] = []
-        results.append((workload, rows))
-        try:
-            for row in workload.run(setup):
-                rows.append(row)
-        except KeyboardInterrupt:
-            rows.append(Row(name=workload.name, problem="interrupted"))
-            return results, False
-        except Exception as error:
-            kind = "" if isinstance(error, CannotRun) else f"{type(error).__name__}: "
-            reason = str(error).replace(str(setup.directory), "<directory>")
-            rows.append(Row(name=workload.name, problem=f"not measured: {kind}{reason}"))
-    return results, True
+def _run(workload: Workload, setup: Setup, results: report.Results) -> bool:
+    """Run a workload and add what it found, row by row; return False if it was interrupted."""
+    print(f"{workload.name} ...", end=" ", file=sys.stderr, flush=True)
+    start = perf_counter()
+    rows: list[Row] = []
+    results.append((workload, rows))
+    try:
+        for row in workload.run(setup):
+            rows.append(row)
+    except KeyboardInterrupt:
+        rows.append(Row(name=workload.name, problem="interrupted"))
+        return False
+    except Exception as error:
+        kind = "" if isinstance(error, CannotRun) else f"{type(error).__name__}: "
+        reason = str(error).replace(str(setup.directory), "<directory>")
+        rows.append(Row(name=workload.name, problem=f"not measured: {kind}{reason}"))
+    print(f"{perf_counter() - start:.0f} s", file=sys.stderr)
+    return True
 
 
 def _compare(parser: argparse.ArgumentParser, options: argparse.Namespace, chosen: list[str], directory: Path) -> int:
@@ -122,12 +135,14 @@ def _compare(parser: argparse.ArgumentParser, options: argparse.Namespace, chose
             found = compare.commits(old, new, chosen, options.engines, directory, quick=options.quick)
     except CannotRun as error:
         parser.error(str(error))
-    _write(compare.as_json(found) if options.json else compare.text(found), options.output)
+    text = compare.as_json(found) if options.json else compare.text(found)
+    sys.stdout.write(text)
+    _save(text, options.output)
     return 0 if found.whole else 130
 
 
-def _write(text: str, output: str | None) -> None:
-    sys.stdout.write(text)
+def _save(text: str, output: str | None) -> None:
+    """Write what there is, whole or not, so that it outlives this process."""
     if output:
         Path(output).write_text(text, encoding="utf-8")
 

@@ -29,7 +29,7 @@ MAP_BYTES = 2**30
 
 
 def attributed(setup: Setup) -> Iterator[Row]:
-    total = setup.size(64, 4) * MIB
+    total = setup.size(64, 2) * MIB
     for engine in setup.engines:
         setup.need_disk(total * 5)
         entrant = Entrant(engine)

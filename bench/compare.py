@@ -1,8 +1,8 @@
 """Two saved reports side by side, or two commits measured in turns.
 
-A change counts as beyond the spread when each median lies outside the other side's quartiles: half of all rounds lie
-between these, so one stray round decides nothing. Commits are checked out into scratch work trees, get the bench of
-*this* tree, and run in turns, one kept round each, so that both meet the same weather; a value is one pair's round.
+A change counts as beyond the spread when the middle halves of the rounds, from the lower to the upper quartile, do not
+overlap, so one stray round decides nothing. Commits are checked out into scratch work trees, get the bench of *this*
+tree, and run in turns, one kept round each, so that both meet the same weather; a value is one pair's round.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class Change:
         """Whether it is more than the rounds differ among themselves; None if they cannot tell."""
         if self.old is None or self.new is None or min(len(self.old.values), len(self.new.values)) < 2:
             return None
-        return not _within(self.new.median, self.old) and not _within(self.old.median, self.new)
+        (low, high), (new_low, new_high) = _middle(self.old), _middle(self.new)
+        return high < new_low or new_high < low
 
 
-def _within(value: float, series: Series) -> bool:
+def _middle(series: Series) -> tuple[float, float]:
     low, _, high = quantiles(series.values, n=4, method="inclusive")
-    return low <= value <= high
+    return low, high
 
 
 @attrs.frozen

@@ -107,14 +107,14 @@ class Backlog:
 
 
 def batches(setup: Setup) -> Iterator[Row]:
-    capacity = setup.size(64, 4) * MIB
-    count = setup.size(2**20, 8_000)
+    capacity = setup.size(64, 1) * MIB
+    count = setup.size(2**20, 2_000)
     yield from Backlog(what="1 GiB backlog of 1 KiB messages", count=count, size=1024, capacity=capacity).rows(setup)
 
 
 def singles(setup: Setup) -> Iterator[Row]:
-    capacity = setup.size(64, 4) * MIB
-    count = setup.size(1_000_000, 40_000)
+    capacity = setup.size(64, 1) * MIB
+    count = setup.size(1_000_000, 8_000)
     what = "1,000,000 x 100 B put one by one"
     yield from Backlog(what=what, count=count, size=100, capacity=capacity, batches=False).rows(setup)
 
@@ -122,9 +122,9 @@ def singles(setup: Setup) -> Iterator[Row]:
 def ten_gib(setup: Setup) -> Iterator[Row]:
     yield from Backlog(
         what="10 GiB backlog of 1 KiB messages through segments, 192 MiB cgroup",
-        count=setup.size(10 * 2**20, 30_000),
+        count=setup.size(10 * 2**20, 10_000),
         size=1024,
-        capacity=setup.size(64, 4) * MIB,
+        capacity=setup.size(64, 1) * MIB,
         spill="segments",
         limit=192 * MIB,
     ).rows(setup)
@@ -133,9 +133,9 @@ def ten_gib(setup: Setup) -> Iterator[Row]:
 def ten_million(setup: Setup) -> Iterator[Row]:
     yield from Backlog(
         what="10,000,000 x 100 B through segments, 192 MiB cgroup",
-        count=setup.size(10_000_000, 100_000),
+        count=setup.size(10_000_000, 50_000),
         size=100,
-        capacity=setup.size(64, 4) * MIB,
+        capacity=setup.size(64, 1) * MIB,
         spill="segments",
         limit=192 * MIB,
     ).rows(setup)

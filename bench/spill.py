@@ -184,7 +184,7 @@ def first_fill(setup: Setup) -> Iterator[Row]:
 
 
 def _first_fill(setup: Setup, spill: str) -> Row:
-    count, rounds = setup.size(20_000, 1_500), setup.few_rounds
+    count, rounds = setup.size(20_000, 1_200), setup.few_rounds
     setup.need_disk((rounds + 1) * count * 2 * 4096)
     with setup.scratch() as path, open_broker(path / "spool", spill=spill) as broker:
         numbers = iter(range(2 * rounds + 2))
