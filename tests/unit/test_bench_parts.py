@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # at the end: qflow itself may be the installed one
 
 from bench import cgroup, compare, contest, engines, ranking, report, sampler, stores  # noqa: E402
 from bench.engines.base import FLOOR, KILL, MEMORY, PROMISES, SYNCED, Engine, Opened  # noqa: E402
