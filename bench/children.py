@@ -1,6 +1,7 @@
 """Child processes: what has to be measured in, or killed with, a process of its own.
 
-A child is `python -m bench.children ROLE ARGUMENTS`, and prints one line of JSON.
+A child is `python -m bench.children [--cgroup PATH] ROLE ARGUMENTS`; it prints lines of JSON. What it cannot do it says
+in such a line, and the parent raises it as `CannotRun`.
 """
 
 from __future__ import annotations
@@ -14,41 +15,72 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from bench.cgroup import Group
 from bench.measure import CannotRun
 
 _ROOT = Path(__file__).parent.parent
 _BARE = "print([line for line in open('/proc/self/status') if line.startswith('RssAnon')])"
+_CANNOT = "cannot run"
+NO_RSS = "this system does not tell RssAnon in /proc/self/status"
 
 
 def memory_now() -> tuple[int, int]:
     """Return (RssAnon, RssFile) of this process in bytes."""
     found = {}
-    with open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith((b"RssAnon:", b"RssFile:")):
-                name, value = line.split()[:2]
-                found[name] = int(value) * 1024
+    try:
+        with open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith((b"RssAnon:", b"RssFile:")):
+                    name, value = line.split()[:2]
+                    found[name] = int(value) * 1024
+    except OSError as error:
+        raise CannotRun(NO_RSS) from error
     if len(found) != 2:
-        raise CannotRun("this system does not tell RssAnon in /proc/self/status")
+        raise CannotRun(NO_RSS)
     return found[b"RssAnon:"], found[b"RssFile:"]
 
 
 def bare_interpreter_bytes() -> int:
     """Return the RssAnon of an interpreter that has imported nothing of ours."""
-    output = subprocess.run([sys.executable, "-c", _BARE], capture_output=True, text=True, check=True).stdout
-    digits = "".join(filter(str.isdigit, output))
-    if not digits:
-        raise CannotRun("this system does not tell RssAnon in /proc/self/status")
+    found = subprocess.run([sys.executable, "-c", _BARE], capture_output=True, text=True, check=False)
+    digits = "".join(filter(str.isdigit, found.stdout))
+    if found.returncode or not digits:
+        raise CannotRun(NO_RSS)
     return int(digits) * 1024
 
 
-def run(role: str, *arguments: object) -> Any:
-    """Run a child to its end; return what it printed."""
-    with _start(role, *arguments) as child:
-        output = child.stdout.read() if child.stdout else ""
-    if child.returncode:
-        raise CannotRun(f"the child {role} ended with {child.returncode}")
-    return json.loads(output)
+@attrs.frozen
+class Ended:
+    """What a child printed, and how it ended."""
+
+    lines: list[Any]
+    code: int
+
+    @property
+    def killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+
+def run(role: str, *arguments: object, group: Group | None = None) -> Any:
+    """Run a child to its end; return its last line."""
+    ended = watch(role, *arguments, group=group)
+    if ended.killed:
+        raise CannotRun(f"the child {role} was killed" + " for want of memory" * bool(group and group.killed()))
+    if ended.code or not ended.lines:
+        raise CannotRun(f"the child {role} ended with {ended.code}")
+    return ended.lines[-1]
+
+
+def watch(role: str, *arguments: object, group: Group | None = None) -> Ended:
+    """Run a child to its end, whichever it is; return all it printed."""
+    with _start(role, *arguments, group=group) as child:
+        lines = [json.loads(line) for line in child.stdout or () if line.endswith("\n")]
+    for line in lines:
+        if isinstance(line, dict) and _CANNOT in line:
+            raise CannotRun(line[_CANNOT])
+    return Ended(lines, child.returncode)
 
 
 def run_and_kill(role: str, *arguments: object) -> Any:
@@ -56,16 +88,22 @@ def run_and_kill(role: str, *arguments: object) -> Any:
     with _start(role, *arguments) as child:
         line = child.stdout.readline() if child.stdout else ""
         child.kill()
-    if child.returncode != -signal.SIGKILL:
+    if not line:
         raise CannotRun(f"the child {role} ended with {child.returncode} before it was killed")
-    return json.loads(line)
+    found = json.loads(line)
+    if isinstance(found, dict) and _CANNOT in found:
+        raise CannotRun(found[_CANNOT])
+    return found
 
 
 @contextmanager
-def _start(role: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+def _start(role: str, *arguments: object, group: Group | None = None) -> Iterator[subprocess.Popen[str]]:
     """Start a child; whatever happens, it is gone afterwards."""
-    command = [sys.executable, "-m", "bench.children", role, *map(str, arguments)]
-    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as child:
+    command = [sys.executable, "-m", "bench.children"]
+    command += ["--cgroup", str(group.path)] if group is not None else []
+    with subprocess.Popen(
+        [*command, role, *map(str, arguments)], cwd=_ROOT, stdout=subprocess.PIPE, text=True
+    ) as child:
         try:
             yield child
         except BaseException:
@@ -73,8 +111,11 @@ def _start(role: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
             raise
 
 
+# In a child --------------------------------------------------------------------------------------------------------
+
+
 def report(value: object) -> None:
-    """Print the child's line."""
+    """Print a line of the child's."""
     print(json.dumps(value), flush=True)
 
 
@@ -83,11 +124,26 @@ def wait_to_be_killed() -> None:
         signal.pause()
 
 
-def main(role: str, *arguments: str) -> None:
-    from bench import memory, restart
+def joined_group() -> Group | None:
+    """Return the cgroup this child was told to join."""
+    return Group(Path(sys.argv[2])) if sys.argv[1] == "--cgroup" else None
 
-    {**memory.ROLES, **restart.ROLES}[role](*arguments)
+
+def main(arguments: list[str]) -> None:
+    group = joined_group()
+    if group is not None:
+        group.join()
+        arguments = arguments[2:]
+    from bench import attribution, memory, overhead, pressure, promises, restart
+
+    roles: dict[str, Any] = {}
+    for theme in (memory, overhead, restart, pressure, promises, attribution):
+        roles.update(theme.ROLES)
+    try:
+        roles[arguments[0]](*arguments[1:])
+    except (CannotRun, ImportError) as error:
+        report({_CANNOT: str(error)})
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -47,7 +47,7 @@ def single(setup: Setup) -> Iterator[Row]:
     yield Row(
         name="transient put+get+ack, 100 B: time over queue.Queue",
         figure=ratio(ours, theirs),
-        bound=at_most(1.5),
+        bound=at_most(1.15),
         details=[ours, theirs],
     )
 
@@ -92,13 +92,13 @@ def batches(setup: Setup) -> Iterator[Row]:
     yield Row(
         name="transient put_many, get_many, .bodies, ack, 1,000 x 100 B: rate over queue.Queue",
         figure=ratio(bodies_rate, theirs),
-        bound=at_least(5),
+        bound=at_least(10),
         details=[bodies_rate, theirs],
     )
     yield Row(
         name="the same with `for delivery in batch`: rate over queue.Queue",
         figure=ratio(loop_rate, theirs),
-        bound=at_least(2),
+        bound=at_least(3),
         details=[loop_rate, theirs],
     )
 

@@ -13,10 +13,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 import attrs
+
+if TYPE_CHECKING:
+    from bench.engines.base import Engine
 
 
 class CannotRun(Exception):
@@ -60,8 +65,22 @@ def at_least(limit: float, unit: str = "x") -> Bound:
 
 
 @attrs.frozen(kw_only=True)
+class Rank:
+    """The place of a row in a ranking table, where only equal promises stand beside each other."""
+
+    table: str
+    column: str
+    engine: str
+    promise: str
+    floor: bool = False
+    """It shows what the bare operations cost, and promises nothing else: listed, not ranked."""
+    more: bool = False
+    """The larger figure is the better one."""
+
+
+@attrs.frozen(kw_only=True)
 class Row:
-    """One line of the first table, and its details."""
+    """One line of the first table, or a cell of a ranking table, and its details."""
 
     name: str
     figure: Series | None = None
@@ -74,6 +93,10 @@ class Row:
     notes: list[str] = attrs.field(factory=list)
     problem: str = ""
     """Why there is no figure."""
+    rank: Rank | None = None
+    """Its place in a ranking table; None: it belongs to the first table."""
+    verdict: str = ""
+    """What is said beside the figure in a ranking table."""
 
     @property
     def reached(self) -> bool | None:
@@ -99,10 +122,16 @@ class Curve:
 
     name: str
     seconds: list[float]
-    anonymous_bytes: list[int]
-    """RssAnon over that of a bare interpreter."""
-    backlog_bytes: list[int]
+    backlog: list[int]
+    """Bytes of bodies waiting."""
+    anonymous: list[int]
+    """RssAnon over that of a bare interpreter, in bytes."""
+    file: list[int]
+    """RssFile in bytes: pages of mapped files, which the kernel takes back when it needs them."""
+    cgroup: list[int]
+    """What the cgroup is charged, page cache included, in bytes; empty without one."""
     bound_bytes: int
+    """What the anonymous memory must stay under."""
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +140,10 @@ class Setup:
 
     directory: Path
     quick: bool
+    engines: Sequence[Engine] = ()
+    """Those to measure, in the order of the list."""
+    kept_rounds: int | None = None
+    """How many rounds to keep; None: as many as the workload asks for."""
     curves: list[Curve] = attrs.field(factory=list)
     """Filled by the memory workloads."""
 
@@ -119,12 +152,12 @@ class Setup:
 
     @property
     def rounds(self) -> int:
-        return self.size(15, 3)
+        return self.kept_rounds or self.size(15, 3)
 
     @property
     def few_rounds(self) -> int:
         """For workloads whose rounds take seconds."""
-        return self.size(5, 3)
+        return self.kept_rounds or self.size(5, 2)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -178,6 +211,16 @@ def ratio(over: Series, under: Series) -> Series:
     """Divide two series round by round."""
     values = [one / other for one, other in zip(over.values, under.values, strict=True)]
     return Series(f"{over.name} / {under.name}", "x", values)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Return the smallest value that `share` of the values, 0 to 1, do not exceed (nearest rank)."""
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]
+
+
+def bytes_name(size: int) -> str:
+    """Write a size of a message."""
+    return f"{size // 1024} KiB" if size % 1024 == 0 else f"{size} B"
 
 
 def show(value: float, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""What is printed: facts, the table, the details; or all of it as JSON."""
+"""What is printed: facts, the table of ratios, rankings, details; or all of it as JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bench import ranking
 from bench.measure import Row, Series, Workload, show
 
 Results = list[tuple[Workload, list[Row]]]
@@ -18,16 +19,19 @@ def text(facts: Mapping[str, str], results: Results, remarks: Iterable[str]) -> 
     lines = [f"{name:<12} {value}" for name, value in facts.items()]
     lines += ["", *remarks] if remarks else []
     rows = [row for _, found in results for row in found]
-    width = max((len(row.name) for row in rows), default=0)
-    lines += ["", f"{'row':<{width}}  {'median':>12}  {'bound':>12}"]
-    lines.append("-" * (width + 44))
-    for row in rows:
-        lines += _table_lines(row, width)
+    compared = [row for row in rows if row.rank is None]
+    if compared:
+        width = max(len(row.name) for row in compared)
+        lines += ["", f"{'row':<{width}}  {'median':>12}  {'bound':>12}"]
+        lines.append("-" * (width + 44))
+        for row in compared:
+            lines += _table_lines(row, width)
+    lines += ranking.lines(row for row in rows if row.rank is not None)
     lines += ["", "Details: median, spread (lowest to highest round), rounds"]
     for workload, found in results:
         lines += ["", f"{workload.name}: {workload.meaning}"]
         for row in found:
-            lines += _detail_lines(row)
+            lines += _ranked_lines(row) if row.rank else _detail_lines(row)
     return "\n".join(lines) + "\n"
 
 
@@ -40,6 +44,14 @@ def _table_lines(row: Row, width: int) -> list[str]:
         median = show(row.or_figure.median, row.or_figure.unit)
         lines.append(f"{'  or ' + row.or_figure.name:<{width}}  {median:>12}  {row.or_bound or ''!s:>12}")
     return lines
+
+
+def _ranked_lines(row: Row) -> list[str]:
+    """A cell of a ranking table in one line, unless it has more to say."""
+    said = row.problem if row.figure is None else _series_line(row.figure).partition(": ")[2]
+    lines = [f"  {row.name}: {said} {row.verdict}".rstrip()]
+    lines += [f"    {note}" for note in row.notes]
+    return lines + [f"    {_series_line(one)}" for one in row.details]
 
 
 def _detail_lines(row: Row) -> list[str]:
@@ -77,6 +89,9 @@ def _row(row: Row) -> dict[str, Any]:
         "or_figure": _series(row.or_figure),
         "or_bound": str(row.or_bound) if row.or_bound else None,
         "reached": row.reached,
+        "engine": row.rank.engine if row.rank else None,
+        "promise": row.rank.promise if row.rank else None,
+        "verdict": row.verdict or None,
         "details": [_series(one) for one in row.details],
         "notes": row.notes,
         "problem": row.problem or None,

@@ -1,9 +1,14 @@
-"""What does not fit in memory: a small queue that spills to files, against plain loops over files of the same size."""
+"""What does not fit in memory: a small queue that spills, against plain loops over the same bytes, one by one.
+
+A queue with a capacity of 1 MiB is filled with thirty times as much, drained, and filled again. The loops do nothing
+but the file operations: on kept files (open, write, close; open, read, close), on fresh files (created; read and
+unlinked), and on one file (append or overwrite; pread).
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -11,7 +16,9 @@ from time import perf_counter
 import attrs
 
 import qflow
-from bench.measure import Bound, Row, Setup, Workload, at_least, interleave, rates, ratio
+from bench import loops
+from bench.engines.qflow_queues import PATIENCE_S, STORES, open_broker
+from bench.measure import Row, Series, Setup, Workload, at_least, at_most, interleave, rates, ratio
 from qflow.storage.blocks import SINGLE_BYTES
 
 CAPACITY = "1MiB"
@@ -21,43 +28,11 @@ Move = Callable[[qflow.Queue, int], float]
 """Moves so many messages and returns the seconds."""
 
 
-def create_files(directory: Path, count: int) -> float:
-    directory.mkdir()
-    prefix = f"{directory}{os.sep}"
-    start = perf_counter()
-    for number in range(count):
-        fd = os.open(f"{prefix}{number:x}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.pwrite(fd, BLOCK, 0)
-        os.close(fd)
-    return perf_counter() - start
-
-
-def read_files(directory: Path, count: int) -> float:
-    prefix = f"{directory}{os.sep}"
-    size = len(BLOCK) + 1
-    start = perf_counter()
-    for number in range(count):
-        fd = os.open(f"{prefix}{number:x}", os.O_RDONLY)
-        os.read(fd, size)
-        os.close(fd)
-    return perf_counter() - start
-
-
-def overwrite_files(directory: Path, count: int) -> float:
-    prefix = f"{directory}{os.sep}"
-    start = perf_counter()
-    for number in range(count):
-        fd = os.open(f"{prefix}{number:x}", os.O_WRONLY)
-        os.pwrite(fd, BLOCK, 0)
-        os.close(fd)
-    return perf_counter() - start
-
-
-def fill(queue: qflow.Queue, count: int) -> float:
+def fill(queue: qflow.Queue, count: int, body: bytes = BODY) -> float:
     put = queue.put
     start = perf_counter()
     for _ in range(count):
-        put(BODY)
+        put(body)
     return perf_counter() - start
 
 
@@ -65,7 +40,7 @@ def drain(queue: qflow.Queue, count: int) -> float:
     get = queue.get
     start = perf_counter()
     for _ in range(count):
-        get().ack()
+        get(PATIENCE_S).ack()
     return perf_counter() - start
 
 
@@ -80,7 +55,7 @@ def fill_in_batches(queue: qflow.Queue, count: int, size: int = 100) -> float:
 def drain_in_batches(queue: qflow.Queue, count: int, size: int = 100) -> float:
     start = perf_counter()
     while count:
-        batch = queue.get_many(size)
+        batch = queue.get_many(size, PATIENCE_S)
         count -= len(batch)
         batch.ack()
     return perf_counter() - start
@@ -101,60 +76,117 @@ class Cycle:
         return self.out[-1] + self.back[-1]
 
 
-def kept_files(setup: Setup) -> Iterator[Row]:
-    name = "spill through files, 1 KiB, drained and filled again: rate over a plain loop on kept files"
-    yield _kept_files(setup, name, fill, drain, bound=at_least(0.7))
-    yield _kept_files(setup, "the same in batches of 100", fill_in_batches, drain_in_batches)
-    yield _kept_files(setup, "the same with a broker of 1 MiB altogether", fill, drain, broker_capacity=CAPACITY)
+@attrs.frozen
+class Refilled:
+    """What a queue and the loops did, as rates of the messages that were spilled."""
+
+    ours: Series
+    loops: dict[str, Series]
+    details: list[Series]
+    notes: list[str]
+
+    def row(self, name: str, loop: str, **bound: object) -> Row:
+        """Return the rate over that of a loop."""
+        figure = ratio(self.ours, self.loops[loop])
+        return Row(name=name, figure=figure, details=self.details, notes=self.notes, **bound)  # type: ignore[arg-type]
 
 
-def _kept_files(
+def refill(
     setup: Setup,
-    name: str,
+    spill: str,
     fill_it: Move,
     drain_it: Move,
     *,
-    bound: Bound | None = None,
     broker_capacity: str = "64MiB",
-) -> Row:
+    fresh: bool = False,
+) -> Refilled:
+    """Fill a queue, then drain it and fill it again in turns with the loops; `fresh` for the slow one, too."""
     count = setup.size(30_000, 1_500)
-    setup.need_disk(count * 2 * 4096)
-    with setup.scratch() as path, qflow.open(path / "spool", capacity_bytes=broker_capacity) as broker:
+    setup.need_disk(count * 4 * 4096)
+    with ExitStack() as stack:
+        path = stack.enter_context(setup.scratch())
+        broker = stack.enter_context(open_broker(path / "spool", spill=spill, capacity_bytes=broker_capacity))
         queue = broker.declare_queue("bench", durable=False, capacity_bytes=CAPACITY)
         fill_it(queue, count)
         spilled = queue.stats().spilled_messages
-        files = path / "files"
-        create_files(files, spilled)
         ours = Cycle(partial(drain_it, queue, count), partial(fill_it, queue, count))
-        theirs = Cycle(partial(read_files, files, spilled), partial(overwrite_files, files, spilled))
-        measured = interleave(setup.few_rounds, 1, ours, theirs)
+        plain = _loops(stack, path, spill, spilled, fresh)
+        measured = interleave(setup.few_rounds, 1, ours, *plain.values())
         stats = queue.stats()
-    both, loop = rates("qflow, out and in again", spilled, measured[0]), rates("plain loops", spilled, measured[1])
-    return Row(
-        name=name,
-        figure=ratio(both, loop),
-        bound=bound,
-        details=[
-            both,
-            loop,
-            rates("qflow drain", spilled, ours.out[1:]),
-            rates("plain open, read, close", spilled, theirs.out[1:]),
-            rates("qflow fill", spilled, ours.back[1:]),
-            rates("plain open, pwrite, close", spilled, theirs.back[1:]),
-        ],
+    series = {
+        name: rates(f"plain loop, {name}", spilled, seconds) for name, seconds in zip(plain, measured[1:], strict=True)
+    }
+    both = rates("qflow, out and in again", spilled, measured[0])
+    halves = [rates("qflow drain", spilled, ours.out[1:]), rates("qflow fill", spilled, ours.back[1:])]
+    for name, loop in plain.items():
+        halves.append(rates(f"{name}: read", spilled, loop.out[1:]))
+        halves.append(rates(f"{name}: write", spilled, loop.back[1:]))
+    notes = [
+        f"{count} messages through a capacity of {CAPACITY}; rates count the {spilled} that were spilled",
+        ", ".join(f"{name} {value}" for name, value in attrs.asdict(stats).items() if name.startswith("spill_")),
+    ]
+    return Refilled(both, series, [both, *series.values(), *halves], notes)
+
+
+def _loops(stack: ExitStack, path: Path, spill: str, count: int, with_fresh: bool) -> dict[str, Cycle]:
+    """Return the loops to compare a store with, their files in place."""
+    if spill == "segments":
+        found = {}
+        for name, file in stack.enter_context(loops.append_files(path)).items():
+            file.append(count, BLOCK)
+            found[name] = Cycle(partial(file.read, count, BLOCK), partial(file.append, count, BLOCK))
+        return found
+    kept, fresh = path / "kept", path / "fresh"
+    for directory in (kept, fresh)[: 1 + with_fresh]:
+        directory.mkdir()
+        loops.create_files(directory, count, BLOCK)
+    read, overwrite, create = loops.read_files, loops.overwrite_files, loops.create_files
+    found = {"kept files": Cycle(partial(read, kept, count, BLOCK), partial(overwrite, kept, count, BLOCK))}
+    if with_fresh:
+        out = partial(read, fresh, count, BLOCK, unlink=True)
+        found["fresh files"] = Cycle(out, partial(create, fresh, count, BLOCK))
+    return found
+
+
+def through_files(setup: Setup) -> Iterator[Row]:
+    found = refill(setup, "files", fill, drain, fresh=True)
+    yield Row(
+        name="spill to files, 1 KiB, drained and filled again: time over a plain loop on fresh files",
+        figure=ratio(found.loops["fresh files"], found.ours),
+        bound=at_most(0.6),
+        details=found.details,
         notes=[
-            f"{count} messages through a capacity of {CAPACITY}; rates count the {spilled} that were spilled",
-            f"files created {stats.spill_files_created_total}, overwritten {stats.spill_files_overwritten_total}, "
-            f"read {stats.spill_files_read_total}",
+            *found.notes,
+            "of times: the loop's rate over ours",
+            "creating on ext4 after deletes is slow; the reason files are kept",
         ],
     )
+    yield found.row("the same: rate over a plain loop on kept files", "kept files", bound=at_least(0.7))
+    batches = refill(setup, "files", fill_in_batches, drain_in_batches)
+    yield batches.row("the same in batches of 100: rate over the loop on kept files", "kept files")
+    small = refill(setup, "files", fill, drain, broker_capacity=CAPACITY)
+    yield small.row("the same with a broker of 1 MiB altogether", "kept files")
 
 
-def fresh_files(setup: Setup) -> Iterator[Row]:
-    count = setup.size(20_000, 1_500)
-    rounds = setup.few_rounds
+def through_segments(setup: Setup) -> Iterator[Row]:
+    for how, fill_it, drain_it in (
+        ("one by one", fill, drain),
+        ("in batches of 100", fill_in_batches, drain_in_batches),
+    ):
+        found = refill(setup, "segments", fill_it, drain_it)
+        name = f"spill to segments, 1 KiB, drained and filled again, {how}: rate over raw append + pread"
+        yield found.row(name, "append")
+
+
+def first_fill(setup: Setup) -> Iterator[Row]:
+    for spill in STORES:
+        yield _first_fill(setup, spill)
+
+
+def _first_fill(setup: Setup, spill: str) -> Row:
+    count, rounds = setup.size(20_000, 1_200), setup.few_rounds
     setup.need_disk((rounds + 1) * count * 2 * 4096)
-    with setup.scratch() as path, qflow.open(path / "spool") as broker:
+    with setup.scratch() as path, open_broker(path / "spool", spill=spill) as broker:
         numbers = iter(range(2 * rounds + 2))
         spilled = 0
 
@@ -166,16 +198,17 @@ def fresh_files(setup: Setup) -> Iterator[Row]:
             return seconds
 
         def plain() -> float:
-            return create_files(path / f"files-{next(numbers)}", spilled or count)
+            directory = path / f"files-{next(numbers)}"
+            directory.mkdir()
+            return loops.create_files(directory, spilled or count, BLOCK)
 
-        ours, theirs = (
-            rates(name, spilled, seconds)
-            for name, seconds in zip(
-                ("qflow fill", "plain create, pwrite, close"), interleave(rounds, 1, mine, plain), strict=True
-            )
-        )
-    yield Row(
-        name="the first fill, on fresh files: rate over a plain loop that creates them",
+        measured = interleave(rounds, 1, mine, plain)
+    ours, theirs = (
+        rates(name, spilled, seconds)
+        for name, seconds in zip(("qflow fill", "plain create, pwrite, close"), measured, strict=True)
+    )
+    return Row(
+        name=f"the first fill of a queue, {spill}: rate over a plain loop that creates files",
         figure=ratio(ours, theirs),
         details=[ours, theirs],
         notes=["no bound is set; nothing is unlinked before the last round, for deletes slow creation down"],
@@ -183,8 +216,7 @@ def fresh_files(setup: Setup) -> Iterator[Row]:
 
 
 WORKLOADS = [
-    Workload(
-        "spill-kept", "a backlog 30 times the capacity leaves and comes again; freed files are overwritten", kept_files
-    ),
-    Workload("spill-fresh", "the first time a queue spills, when it has no files to overwrite", fresh_files),
+    Workload("spill-files", "30 times the capacity leaves and comes again, through a file each", through_files),
+    Workload("spill-segments", "30 times the capacity leaves and comes again, through segments", through_segments),
+    Workload("spill-first", "the first time a queue spills, when there is nothing to overwrite", first_fill),
 ]

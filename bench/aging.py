@@ -1,0 +1,95 @@
+"""Whether a queue gets slower with use: after ten million messages, and with a million unacked out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from time import perf_counter
+
+import qflow
+from bench.engines.qflow_queues import PATIENCE_S, open_broker
+from bench.measure import Row, Setup, Workload, at_least, interleave, rates, ratio
+
+BODY = bytes(100)
+BATCH = 1000
+CAPACITY = "2GiB"
+"""Room for all that is unacked, so that nothing spills: that is another theme."""
+Aging = Callable[[qflow.Queue, int], list[qflow.Deliveries]]
+"""Makes a queue old by so many messages; returns what is held."""
+
+
+def passed(queue: qflow.Queue, count: int) -> list[qflow.Deliveries]:
+    """Let so many messages through."""
+    for _ in range(count // BATCH):
+        queue.put_many([BODY] * BATCH)
+        queue.get_many(BATCH, PATIENCE_S).ack()
+    queue.ack_many([], wait=True)
+    return []
+
+
+def unacked(queue: qflow.Queue, count: int) -> list[qflow.Deliveries]:
+    """Take twice as many and ack every other one, so that so many gaps are open."""
+    held = []
+    for _ in range(2 * count // BATCH):
+        queue.put_many([BODY] * BATCH)
+        held.append(queue.get_many(BATCH, PATIENCE_S))
+    for batch in held:
+        for position in range(0, len(batch), 2):
+            batch[position].ack()
+    queue.ack_many([], wait=True)
+    return held
+
+
+def after_passing(setup: Setup) -> Iterator[Row]:
+    count = setup.size(10_000_000, 20_000)
+    for durable in (False, True):
+        yield _aged(setup, f"after {count:,} messages passed", passed, count, durable)
+
+
+def after_unacked(setup: Setup) -> Iterator[Row]:
+    count = setup.size(1_000_000, 5_000)
+    for durable in (False, True):
+        yield _aged(setup, f"with {count:,} unacked out of order", unacked, count, durable)
+
+
+def _aged(setup: Setup, how: str, aging: Aging, count: int, durable: bool) -> Row:
+    times = setup.size(20, 3)
+    bodies = [BODY] * BATCH
+    with ExitStack() as stack:
+        queues = []
+        for _ in range(2):
+            path = stack.enter_context(setup.scratch())
+            broker = stack.enter_context(open_broker(path / "spool", capacity_bytes=CAPACITY))
+            queues.append(broker.declare_queue("bench", durable=durable))
+        old, fresh = queues
+        held = aging(old, count)
+
+        def through(queue: qflow.Queue) -> Callable[[], float]:
+            def side() -> float:
+                start = perf_counter()
+                for _ in range(times):
+                    queue.put_many(bodies)
+                    queue.get_many(BATCH, PATIENCE_S).ack()
+                return perf_counter() - start
+
+            return side
+
+        measured = interleave(setup.rounds, setup.size(5, 1), through(old), through(fresh))
+        for batch in held:
+            batch.nack()
+    ours, theirs = (rates(name, times * BATCH, seconds) for name, seconds in zip((how, "fresh"), measured, strict=True))
+    kind = "durable" if durable else "transient"
+    return Row(
+        name=f"{kind} put_many, get_many, ack of 1,000 x 100 B {how}: rate over fresh",
+        figure=ratio(ours, theirs),
+        bound=at_least(0.9),
+        details=[ours, theirs],
+    )
+
+
+WORKLOADS = [
+    Workload(
+        "aging-passed", "the rate of a queue that ten million messages went through, over a fresh one's", after_passing
+    ),
+    Workload("aging-unacked", "the rate of a queue with a million messages unacked, every other one", after_unacked),
+]

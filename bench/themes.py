@@ -1,0 +1,34 @@
+"""All workloads, by theme, in the order in which they run."""
+
+from __future__ import annotations
+
+from bench import (
+    acks,
+    aging,
+    attribution,
+    durable,
+    family,
+    hot_path,
+    latency,
+    memory,
+    oscillation,
+    overhead,
+    pressure,
+    promises,
+    restart,
+    satellite,
+    spill,
+    stores,
+    threads,
+)
+from bench.measure import Workload
+
+THEMES: dict[str, list[Workload]] = {
+    "hot_path": hot_path.WORKLOADS,
+    "durable": [*durable.WORKLOADS, *acks.WORKLOADS, *threads.WORKLOADS],
+    "spill": [*spill.WORKLOADS, *stores.WORKLOADS, *satellite.WORKLOADS, *oscillation.WORKLOADS],
+    "memory": [*memory.WORKLOADS, *overhead.WORKLOADS, *pressure.WORKLOADS, *attribution.WORKLOADS],
+    "restart": restart.WORKLOADS,
+    "aging": aging.WORKLOADS,
+    "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],
+}
