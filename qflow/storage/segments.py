@@ -32,7 +32,6 @@ class Segment:
         "live",
         "map",
         "number",
-        "path",
         "pins",
         "place",
         "retired",
@@ -42,9 +41,8 @@ class Segment:
         "used",
     )
 
-    def __init__(self, place: Place, path: str, number: int, size: int) -> None:
+    def __init__(self, place: Place, number: int, size: int) -> None:
         self.place = place
-        self.path = path
         self.number = number
         self.size = size
         self.identity = (0, 0)
@@ -53,6 +51,10 @@ class Segment:
         self.pins = 0
         """Readers at this moment; it is not filled again meanwhile."""
         self.begin_anew()
+
+    @property
+    def path(self) -> str:
+        return self.place.path(self.number)
 
     def begin_anew(self) -> None:
         self.firsts, self.spans, self.starts = array("Q"), array("H"), array("I")
@@ -73,10 +75,12 @@ class Segment:
 
 
 class Place(Protocol):
-    """What a segment's area tells about it: which ones are first and last."""
+    """What a segment's area tells: where files are, and which segments are the first and the last one."""
 
     head: Segment | None
     tail: Segment | None
+
+    def path(self, number: int) -> str: ...
 
 
 def open_segment(files: Files, segment: Segment) -> int:

@@ -35,7 +35,7 @@ from qflow.storage.files import OVERWRITE, Files, storage_error, write_all
 from qflow.storage.segments import Maps, Reading, Segment
 from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
 
-SEGMENT_BYTES = 2**20
+SEGMENT_BYTES = 4 * 2**20
 MAX_KEPT_BYTES = 256 * 2**20
 """Free segments an area keeps to be filled again."""
 BLOCK_BYTES = 128 * 1024
@@ -130,6 +130,7 @@ class SegmentsArea:
     """A `SpillArea` of segments."""
 
     def __init__(self, files: Files, directory: AreaDirectory, owner: int, segment_bytes: int, maps: Maps) -> None:
+        self.path = directory.path
         self._files = files
         self._directory = directory
         self._owner = owner
@@ -183,11 +184,14 @@ class SegmentsArea:
         with self._lock:
             call = _WriteCall(self._next_slot)
             self._next_slot += count
-            tail = self.tail
-            if tail is not None and not tail.live and not tail.pins:
-                self._take_from_index(tail)
-                tail.begin_anew()
-            return call, tail
+            if self.tail is not None and not self.tail.live and not self.tail.pins:
+                if self.tail.size == self._segment_bytes:
+                    self._take_from_index(self.tail)
+                    self.tail.begin_anew()
+                else:
+                    self._retire(self.tail)
+                    self.tail = None
+            return call, self.tail
 
     def _continue(self, call: _WriteCall, tail: Segment) -> None:
         """Append to the tail, unless its file is gone or replaced."""
@@ -282,7 +286,7 @@ class SegmentsArea:
             except FileExistsError:
                 with self._lock:
                     self._given_up += 1
-        call.segment = Segment(self, self._directory.path(number), number, size)
+        call.segment = Segment(self, number, size)
         call.created.append(call.segment)
         self._files.ftruncate(call.fd, size)
         status = self._files.status(call.fd)
@@ -301,6 +305,7 @@ class SegmentsArea:
                 call.reused.remove(suspect)
                 dropped.append(suspect)
             self._kept += call.reused
+            dropped += self._take_dropped()
         for segment in dropped:
             self._unlink(segment)
 
