@@ -7,6 +7,7 @@ A line of the report is one `write` to the standard output, so what was told is 
     ready
     try    QUEUE GROUP TOKEN…        about to put these, as a group
     put    QUEUE SEQUENCE TOKEN…     confirmed, with consecutive sequences from that on
+    hope   QUEUE TOKEN               about to put it, not to be logged
     loose  QUEUE SEQUENCE TOKEN      put, and not logged
     got    QUEUE SEQUENCE TOKEN REDELIVERED
     nack   QUEUE SEQUENCE
@@ -115,6 +116,7 @@ class Worker:
                     self.settle_submits(name, waiting)
             else:
                 token = self.token(name)
+                self.tell("hope", name, token)
                 self.tell("loose", name, queue.put(body_of(token), durable=False), token)
 
     def settle_submits(self, name: str, waiting: list) -> None:
