@@ -34,8 +34,6 @@ from qflow.storage.transaction_log import Lane, TransactionLog
 
 READ_AHEAD_BYTES = 1024 * 1024
 """Restored at once, at most; and no more than an eighth of the capacity."""
-SPILL_BYTES = 64 * 1024
-"""Spilled at once, at least; and no more than a sixteenth of the capacity, where that is small."""
 RETRY_S = 0.5
 """A spill that failed is tried again after so long, while somebody waits for it."""
 NEVER = -1
@@ -220,7 +218,7 @@ class Backlog:
             if self._spilling:
                 return False
             capacity = self._account.capacity
-            chunk = max(wanted, capacity // 64, min(SPILL_BYTES, capacity // 16))
+            chunk = max(wanted, capacity // 64, min(self._area.chunk_bytes, capacity // 8))
             run = self._runs.claim_tail(claim, chunk)
             self._append = self._runs.open.records.append
             if run is None:
