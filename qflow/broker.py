@@ -51,14 +51,21 @@ from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, storage_error
 from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
-from qflow.storage.spill import SPILL, WIPING, Wiper, wipe_spill
+from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
+from qflow.storage.spill_segments import SpillSegments
 from qflow.storage.transaction_log import Batch, TransactionLog
 
 OURS = frozenset({"lock", "log", "log.new", SPILL, WIPING, "stats.json", "stats.json.new", "lost+found"})
 MAINTENANCE_S = 1.0
 WIPED_AT_ONCE = 256
 HOLLOWED_AT_ONCE = 4
+ALLOCATOR_HINT_BYTES = 4 * 2**20
+"""Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
+
+Without it, each MiB of messages that is restored and acked goes back to the kernel and comes back page by page: a
+message of 1 KiB costs 1.0 µs to read from a segment instead of 0.6, one of 16 KiB 12 µs instead of 7.
+"""
 TRANSIENT_OWNERS = 2**31
 """Queues that are not durable have numbers from here on; the log never sees them."""
 
@@ -191,7 +198,8 @@ class Broker:
         self._next_owner = found.next_owner
         self._next_transient = TRANSIENT_OWNERS
         self._log = TransactionLog(env, self._clock)
-        self._store = SpillFiles(self._files, self.path)
+        self._store = self._spill_store()
+        bytearray(ALLOCATOR_HINT_BYTES)
         self._wiper = Wiper(self._files, self.path)
         self._broken = {record.name: record for record in found.queues if record.row is None and not record.deleted}
         for record in found.queues:
@@ -199,6 +207,14 @@ class Broker:
                 self._deleted.append(record.owner)
             elif record.row is not None:
                 self._recover(record, record.row)
+
+    def _spill_store(self) -> SpillStore:
+        settings = self.settings
+        if settings.spill == "files":
+            return SpillFiles(self._files, self.path)
+        return SpillSegments(
+            self._files, self.path, segment_bytes=settings.segment_bytes, max_mapped=settings.max_mapped_segments
+        )
 
     def _recover(self, record: QueueRecord, row: Row) -> None:
         if not self._clean:
@@ -604,6 +620,8 @@ def open_broker(
     *,
     capacity_bytes: int | str = "64MiB",
     spill: str = "files",
+    segment_bytes: int | str = "1MiB",
+    max_mapped_segments: int = 0,
     max_transaction_bytes: int | str = "64MiB",
     unsafe_filesystem: bool = False,
 ) -> Broker:
@@ -612,7 +630,11 @@ def open_broker(
     Args:
         path: a directory; made with mode 0700 if missing. It may be an existing spool or empty.
         capacity_bytes: memory for the messages of all queues together, an int or a text such as "64MiB".
-        spill: how messages that do not fit lie on disk: `"files"`, one each.
+        spill: how messages that do not fit lie on disk: `"files"`, one each, or `"segments"`, many in a file of
+            fixed size, which costs a tenth of the file operations.
+        segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own.
+        max_mapped_segments: how many segments, of all queues, are mapped into memory for reading at once, each with a
+            file descriptor; 0 maps none and reads with `pread`, which was found faster.
         max_transaction_bytes: the most one `put_many` may hold.
         unsafe_filesystem: accept a network file system.
 
@@ -629,6 +651,8 @@ def open_broker(
     values: dict[str, Any] = {
         "capacity_bytes": capacity_bytes,
         "spill": spill,
+        "segment_bytes": segment_bytes,
+        "max_mapped_segments": max_mapped_segments,
         "max_transaction_bytes": max_transaction_bytes,
         "unsafe_filesystem": unsafe_filesystem,
     }

@@ -77,6 +77,12 @@ class Unlocked:
 class Backlog:
     """See the module. Methods without a lock in their description take it themselves."""
 
+    __slots__ = (
+        "__dict__", "__weakref__", "_acked", "_acquired", "_append", "_ceiling", "_getters", "_give_back_below",
+        "_largest", "_lock", "_log", "_runs", "_used",
+    )  # fmt: skip
+    """What the hot path of a queue reads and writes; the rest, too much for an inline dictionary, is in `__dict__`."""
+
     def __init__(
         self,
         name: str,

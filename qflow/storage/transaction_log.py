@@ -53,8 +53,8 @@ LOOK_S = 0.25
 class Publisher(Protocol):
     """The queue behind a lane."""
 
-    def publish(self, first: int, records: list[Record], puts: int) -> None:
-        """Make confirmed messages visible; a second time is a no-op."""
+    def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
+        """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
 
     def purged(self, end: int) -> None:
         """Drop everything below `end`."""
@@ -115,11 +115,18 @@ class Lane:
 class Put:
     """Messages of one caller on their way to the log. `first` is their first sequence once confirmed."""
 
-    __slots__ = ("charged", "error", "first", "future", "joined", "lane", "records", "refused", "size")
+    __slots__ = (
+        "charged", "error", "first", "future", "joined", "lane", "plain", "records", "refused", "size", "sizes",
+    )  # fmt: skip
 
-    def __init__(self, lane: Lane, records: list[Record], size: int, charged: int) -> None:
+    def __init__(
+        self, lane: Lane, records: list[Record], sizes: list[int], plain: bool, size: int, charged: int
+    ) -> None:
         self.lane = lane
         self.records = records
+        self.sizes = sizes
+        """`len` of each record; with `plain`, that all are bytes, found once: asking again costs 0.01 µs a message."""
+        self.plain = plain
         self.size = size
         self.charged = charged
         self.first = -1
@@ -137,6 +144,7 @@ class Step(NamedTuple):
     next: int
     first: int
     records: list[Record]
+    size: int
     puts: int
     purged_to: int | None
     remove_at: int
@@ -427,25 +435,31 @@ class TransactionLog:
             row = block_log.purge(row, first)
         puts = batch.puts.get(lane, [])
         records: list[Record] = []
+        size = 0
         if puts:
-            records = puts[0].records if len(puts) == 1 else [record for put in puts for record in put.records]
+            records, sizes, plain = puts[0].records, puts[0].sizes, puts[0].plain
+            if len(puts) > 1:
+                records = [record for put in puts for record in put.records]
+                sizes = [size for put in puts for size in put.sizes]
+                plain = all(put.plain for put in puts)
             for put in puts:
                 put.first = following
                 following += len(put.records)
-            row = block_log.append(txn, owner, number, row, first, records, now_ms)
+                size += put.size
+            row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
         row = row._replace(next=max(row.next, following + ahead))
         remove_at, removing = lane.remove_at, False
         if row.floor >= remove_at:
             remove_at, removing = block_log.remove_settled(txn, owner, number, row)
         block_log.write_row(txn, owner, number, row)
-        return Step(lane, row, following, first, records, len(puts), purged_to, remove_at, removing)
+        return Step(lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing)
 
     def _publish(self, batch: Batch) -> None:
         if batch.committed:
             plan = batch.plan
             while batch.published < len(plan):
-                lane, row, following, first, records, puts, purged_to, remove_at, removing = plan[batch.published]
+                lane, row, following, first, records, size, puts, purged_to, remove_at, removing = plan[batch.published]
                 lane.row, lane.remove_at, lane.removing = row, remove_at, removing
                 if puts:
                     lane.next = following
@@ -453,7 +467,7 @@ class TransactionLog:
                     lane.border = purged_to
                     lane.publisher.purged(purged_to)
                 if puts:
-                    lane.publisher.publish(first, records, puts)
+                    lane.publisher.publish(first, records, size, puts)
                 batch.published += 1
             for lane, hollowed in batch.hollowed.items():
                 _note_hollowed(lane, hollowed)

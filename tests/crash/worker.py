@@ -49,8 +49,8 @@ def token_of(body: bytes) -> str:
     return token if body_of(token) == body else "DAMAGED"
 
 
-def open_spool(path: str) -> tuple[qflow.Broker, dict[str, qflow.Queue]]:
-    broker = qflow.open(path, capacity_bytes=BROKER_CAPACITY)
+def open_spool(path: str, spill: str) -> tuple[qflow.Broker, dict[str, qflow.Queue]]:
+    broker = qflow.open(path, capacity_bytes=BROKER_CAPACITY, spill=spill, segment_bytes="8KiB")
     queues = {name: broker.declare_queue(name, capacity_bytes=CAPACITY) for name in DURABLE}
     queues["loose"] = broker.declare_queue("loose", durable=False, capacity_bytes=CAPACITY)
     return broker, queues
@@ -62,7 +62,7 @@ class Worker:
     def __init__(self, spool: str, seed: int, life: int) -> None:
         self.life = life
         self.seed = seed
-        self.broker, self.queues = open_spool(spool)
+        self.broker, self.queues = open_spool(spool, "segments" if life % 2 else "files")
         self.numbers = itertools.count()
 
     def tell(self, *words: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qflow.message import Message, Record, is_logged
+from qflow.message import Message, Record, is_logged, is_plain
 from qflow.storage import block_log, blocks
 from qflow.storage.block_log import BLOCKS, Row, Settled, key_of
 
@@ -47,7 +47,8 @@ class Log:
 
     def append(self, batch: list[Record]) -> None:
         first = self.row.next
-        self.row = block_log.append(self.txn, OWNER, 0, self.row, first, batch, now_ms=1000 + first)
+        sizes = list(map(len, batch))
+        self.row = block_log.append(self.txn, OWNER, 0, self.row, first, batch, sizes, is_plain(batch), 1000 + first)
         self.row = self.row._replace(next=first + len(batch))
         self.sent.update(enumerate(batch, first))
         self.times.update((sequence, 1000 + first) for sequence in range(first, self.row.next))

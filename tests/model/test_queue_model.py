@@ -60,9 +60,12 @@ class QueueMachine(RuleBasedStateMachine):
         broker_capacity=st.sampled_from([500, 3_000, 100_000]),
         durable=st.booleans(),
         limit=st.sampled_from([None, None, 20]),
+        spill=st.sampled_from(["files", "segments", "mapped segments"]),
     )
-    def begin(self, capacity: int, broker_capacity: int, durable: bool, limit: int | None) -> None:
+    def begin(self, capacity: int, broker_capacity: int, durable: bool, limit: int | None, spill: str) -> None:
         self.capacity, self.broker_capacity, self.durable, self.limit = capacity, broker_capacity, durable, limit
+        self.spill = {"spill": spill.rsplit(maxsplit=1)[-1], "segment_bytes": "4KiB"}
+        self.spill["max_mapped_segments"] = 2 if spill.startswith("mapped") else 0
         self.open()
 
     @property
@@ -70,7 +73,7 @@ class QueueMachine(RuleBasedStateMachine):
         return self.directory / str(self.number)
 
     def open(self) -> None:
-        self.broker = qflow.open(self.path, capacity_bytes=self.broker_capacity)
+        self.broker = qflow.open(self.path, capacity_bytes=self.broker_capacity, **self.spill)
         assert not list((self.path / "spill").iterdir())  # I8
         self.queue = self.broker.declare_queue(
             "q", durable=self.durable, capacity_bytes=self.capacity, limit_messages=self.limit
