@@ -51,13 +51,21 @@ from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, storage_error
 from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
-from qflow.storage.spill import SPILL, WIPING, Wiper, wipe_spill
+from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
+from qflow.storage.spill_segments import SpillSegments
 from qflow.storage.transaction_log import Batch, TransactionLog
 
 OURS = frozenset({"lock", "log", "log.new", SPILL, WIPING, "stats.json", "stats.json.new", "lost+found"})
 MAINTENANCE_S = 1.0
 WIPED_AT_ONCE = 256
+ALLOCATOR_HINT_BYTES = 4 * 2**20
+"""Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
+
+Without it, each MiB of messages that is restored and acked goes back to the kernel and comes back page by page: a
+message of 1 KiB costs 1.0 µs to read from a segment instead of 0.6, one of 16 KiB 12 µs instead of 7.
+"""
+HOLLOWED_AT_ONCE = 4
 TRANSIENT_OWNERS = 2**31
 """Queues that are not durable have numbers from here on; the log never sees them."""
 
@@ -190,14 +198,23 @@ class Broker:
         self._next_owner = found.next_owner
         self._next_transient = TRANSIENT_OWNERS
         self._log = TransactionLog(env, self._clock)
-        self._store = SpillFiles(self._files, self.path)
+        self._store = self._spill_store()
+        bytearray(ALLOCATOR_HINT_BYTES)
         self._wiper = Wiper(self._files, self.path)
-        self._broken = {record.name for record in found.queues if record.row is None and not record.deleted}
+        self._broken = {record.name: record for record in found.queues if record.row is None and not record.deleted}
         for record in found.queues:
             if record.deleted:
                 self._deleted.append(record.owner)
             elif record.row is not None:
                 self._recover(record, record.row)
+
+    def _spill_store(self) -> SpillStore:
+        settings = self.settings
+        if settings.spill == "files":
+            return SpillFiles(self._files, self.path)
+        return SpillSegments(
+            self._files, self.path, segment_bytes=settings.segment_bytes, max_mapped=settings.max_mapped_segments
+        )
 
     def _recover(self, record: QueueRecord, row: Row) -> None:
         if not self._clean:
@@ -205,7 +222,7 @@ class Broker:
         try:
             settings = QueueSettings.from_dict(record.settings)
         except InvalidArgument as error:  # a setting of a later version
-            self._broken.add(record.name)
+            self._broken[record.name] = record
             self._problems.append(f"queue {record.name!r} cannot be served: {error}")
             return
         self._queues[record.name] = self._make_queue(record.name, settings, record.owner, record.incarnation, row)
@@ -274,9 +291,7 @@ class Broker:
                 self._adapt(queue, settings)
                 return queue
             if name in self._broken:
-                raise CorruptionError(
-                    f"queue {name!r} is in the log, but its record is damaged: see `qflow check {self.path}`"
-                )
+                raise self._broken_error(name)
             queue = self._declare_new(name, settings)
             with self._lock:
                 self._queues[name] = queue
@@ -318,13 +333,22 @@ class Broker:
 
         Raises:
             NotFound: none of this name does.
+            CorruptionError: its record in the log is damaged.
         """
         with self._lock:
             self._check_open()
             queue = self._queues.get(check_name(name))
+        if queue is None and name in self._broken:
+            raise self._broken_error(name)
         if queue is None:
             raise NotFound(f"there is no queue {name!r} in {self.path}: declare it first")
         return queue
+
+    def _broken_error(self, name: str) -> CorruptionError:
+        return CorruptionError(
+            f"queue {name!r} is in the log, but its record is damaged: see `qflow check {self.path}`; delete_queue "
+            "removes it with its messages"
+        )
 
     def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""
@@ -335,14 +359,24 @@ class Broker:
     def delete_queue(self, name: str) -> None:
         """Delete a queue with all its messages; waiters get `QueueDeleted`, late acks do nothing.
 
+        A queue that cannot be served because its record is damaged can be deleted, too.
+
+        Raises:
+            NotFound: there is none of this name.
         Cost: one commit; disk is given back in the background.
         """
         with self._declaring:
+            broken = self._broken.get(check_name(name))
+            if broken is not None:
+                self._check_open()
+                self._write_deleted(name, broken.owner, broken.settings)
+                del self._broken[name]
+                self._deleted.append(broken.owner)
+                return
             queue = self.queue(name)
             owner = queue.owner
             if queue.settings.durable:
-                value = recovery.queue_value(name, 0, queue.settings.to_dict(), deleted=True)
-                self._commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
+                self._write_deleted(name, owner, queue.settings.to_dict())
             queue.refuse_calls(QueueDeleted)
             with self._lock:
                 del self._queues[name]
@@ -354,6 +388,10 @@ class Broker:
                 self._incarnations.pop(owner, None)
                 if queue.settings.durable:
                     self._deleted.append(owner)
+
+    def _write_deleted(self, name: str, owner: int, settings: dict[str, Any]) -> None:
+        value = recovery.queue_value(name, 0, settings, deleted=True)
+        self._commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
 
     def _commit(self, batch: Batch) -> None:
         self._log.wait(batch)
@@ -431,7 +469,7 @@ class Broker:
             try:
                 with self._upkeep:
                     busy = self._wiper.step(WIPED_AT_ONCE) | self._sweep()
-                    busy |= self._remove_settled() | self._remove_deleted()
+                    busy |= self._remove_settled() | self._remove_deleted() | self._hollow()
                 if self._monotonic() - written >= MAINTENANCE_S:
                     written = self._monotonic()
                     self._write_stats()
@@ -463,6 +501,17 @@ class Broker:
             batch = self._log.settle(lane, [])
         self._commit(batch)
         return True
+
+    def _hollow(self) -> bool:
+        """Give back what is settled above floors, a bounded part at a time; False if there is nothing, or no room."""
+        with self._lock:
+            lanes = [queue.lane for queue in self._queues.values() if queue.lane is not None and queue.lane.hollow_due]
+        if not lanes or self._log.failed:
+            return False
+        for lane in lanes[:HOLLOWED_AT_ONCE]:
+            batch = self._log.hollow(lane)
+        self._commit(batch)
+        return bool(batch.hollowed)
 
     def _remove_deleted(self) -> bool:
         """Remove what deleted queues left in the log, a bounded number of records at a time."""
@@ -571,6 +620,8 @@ def open_broker(
     *,
     capacity_bytes: int | str = "64MiB",
     spill: str = "files",
+    segment_bytes: int | str = "4MiB",
+    max_mapped_segments: int = 0,
     max_transaction_bytes: int | str = "64MiB",
     unsafe_filesystem: bool = False,
 ) -> Broker:
@@ -579,7 +630,11 @@ def open_broker(
     Args:
         path: a directory; made with mode 0700 if missing. It may be an existing spool or empty.
         capacity_bytes: memory for the messages of all queues together, an int or a text such as "64MiB".
-        spill: how messages that do not fit lie on disk: `"files"`, one each.
+        spill: how messages that do not fit lie on disk: `"files"`, one each, or `"segments"`, many in a file of
+            fixed size, which costs a tenth of the file operations.
+        segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own.
+        max_mapped_segments: how many segments, of all queues, are mapped into memory for reading at once, each with a
+            file descriptor; 0 maps none and reads with `pread`, which was found faster.
         max_transaction_bytes: the most one `put_many` may hold.
         unsafe_filesystem: accept a network file system.
 
@@ -596,6 +651,8 @@ def open_broker(
     values: dict[str, Any] = {
         "capacity_bytes": capacity_bytes,
         "spill": spill,
+        "segment_bytes": segment_bytes,
+        "max_mapped_segments": max_mapped_segments,
         "max_transaction_bytes": max_transaction_bytes,
         "unsafe_filesystem": unsafe_filesystem,
     }

@@ -9,6 +9,7 @@ import enum
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -23,6 +24,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 MAX_NAME_BYTES = 1024
 MAX_MESSAGE_BYTES = 2**31
+SPILL_STORES = ("files", "segments")
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024**2
 
 
 class Overflow(enum.Enum):
@@ -157,18 +160,25 @@ class BrokerSettings:
 
     Args:
         capacity_bytes: memory for the messages of all queues together.
-        spill: how spilled messages lie on disk; `"files"` is one file each.
+        spill: how spilled messages lie on disk; `"files"` is one file each, `"segments"` many in a file.
+        segment_bytes: size of a segment.
+        max_mapped_segments: how many segments, of all queues, are mapped into memory for reading; 0 reads with `pread`.
         max_transaction_bytes: the most one `put_many` may hold.
         unsafe_filesystem: open a spool on a network file system all the same.
     """
 
     capacity_bytes: int = _setting(parse_size, "64MiB")
     spill: str = "files"
+    segment_bytes: int = _setting(parse_size, "4MiB")
+    max_mapped_segments: int = _setting(partial(parse_count, least=0), 0)
     max_transaction_bytes: int = _setting(parse_size, "64MiB")
     unsafe_filesystem: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if self.capacity_bytes is None or self.max_transaction_bytes is None:
-            raise InvalidArgument("capacity_bytes and max_transaction_bytes of a broker must not be None")
-        if self.spill != "files":
-            raise InvalidArgument(f'spill must be "files", got {self.spill!r}')
+        for field in attrs.fields(BrokerSettings):
+            if getattr(self, field.name) is None:
+                raise InvalidArgument(f"{field.name} of a broker must not be None")
+        if self.spill not in SPILL_STORES:
+            raise InvalidArgument(f'spill must be "files" or "segments", got {self.spill!r}')
+        if not MIN_SEGMENT_BYTES <= self.segment_bytes <= MAX_SEGMENT_BYTES:
+            raise InvalidArgument(f'segment_bytes must be from "4KiB" to "256MiB", got {self.segment_bytes} bytes')

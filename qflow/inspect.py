@@ -10,14 +10,14 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
 
 import attrs
 
 from qflow.errors import CorruptionError, NotFound
-from qflow.message import HeaderValue, Message, decode_headers
+from qflow.message import HeaderValue, Message, Record, decode_headers
 from qflow.storage import block_log, blocks, recovery
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
@@ -64,12 +64,14 @@ class SpoolFacts:
 
 @attrs.frozen(kw_only=True)
 class SpilledFacts:
-    """One file of the spill directory. The log knows nothing of it; it is wiped when the spool is opened."""
+    """One message in a spill file. The log knows nothing of it; it is wiped when the spool is opened."""
 
     queue: str | None
     sequence: int | None
     size_bytes: int
     file: str
+    position: int
+    """Where in the file its block begins: 0, but for segments."""
     problem: str | None
 
 
@@ -162,7 +164,7 @@ def _live(path: str) -> dict[str, Any] | None:
 def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[SpilledFacts]:
     """Yield what lies in the spill directory now, in no order; readable beside a live owner, who changes it meanwhile.
 
-    Freed files that are kept for overwriting still hold their last message and are listed, too.
+    Freed files that are kept for overwriting still hold their last messages and are listed, too.
 
     Args:
         queue: only this one; NotFound if neither log nor owner know it.
@@ -204,19 +206,37 @@ def _spilled_files(directory: str, name: str | None) -> Iterator[SpilledFacts]:
         return
     with entries:
         for entry in entries:
-            yield _spilled_file(entry.path, name)
+            yield from _spilled_file(entry.path, name)
 
 
-def _spilled_file(path: str, name: str | None) -> SpilledFacts:
+def _spilled_file(path: str, name: str | None) -> Iterator[SpilledFacts]:
+    """Yield the messages of a file: a block of one, or a segment, whose blocks end at its end or at zeros."""
+    position = 0
     try:
         with open(path, "rb") as file:
-            data = file.read()
-        block = blocks.decode(data, None, where=path)
-        if block.header.key.table != SPILL_TABLE:
-            raise CorruptionError(f"{path}: not a spilled message")
+            size = os.fstat(file.fileno()).st_size
+            while True:
+                head = file.read(blocks.HEADER_BYTES)
+                if position and head[:4] in (b"", bytes(4)):
+                    return
+                where = f"{path}, byte {position}" if position else path
+                header = blocks.read_header(head, where=where)
+                data = head + file.read(min(header.total_bytes, size) - len(head))
+                block = blocks.decode(data, None, where=where)
+                if header.key.table != SPILL_TABLE:
+                    raise CorruptionError(f"{path}: not a spilled message")
+                for offset, record in zip(block.offsets, block.records, strict=True):
+                    yield SpilledFacts(
+                        queue=name,
+                        sequence=block.first + offset,
+                        size_bytes=len(record),
+                        file=path,
+                        position=position,
+                        problem=None,
+                    )
+                position += len(data)
     except (OSError, CorruptionError) as error:
-        return SpilledFacts(queue=name, sequence=None, size_bytes=0, file=path, problem=str(error))
-    return SpilledFacts(queue=name, sequence=block.first, size_bytes=len(block.records[0]), file=path, problem=None)
+        yield SpilledFacts(queue=name, sequence=None, size_bytes=0, file=path, position=position, problem=str(error))
 
 
 def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> MessageFacts:
@@ -231,15 +251,15 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
         record = _queue(found, queue)
         txn = env.begin()
         try:
-            row = record.row or Row()
-            try:
+            settled = block_log.is_settled(txn, record.owner, 0, record.row or Row(), sequence)
+            message: Record | None = None
+            with suppress(NotFound):
                 message, time_ms = block_log.find(txn, record.owner, 0, sequence)
-            except NotFound:
-                where = "it was settled and its block is gone" if sequence < row.floor else "it was never logged"
-                raise NotFound(f"message {sequence} of queue {queue!r} is not in the log: {where}") from None
-            marks = list(block_log.settled_ranges(txn, record.owner, 0, sequence, sequence + 1))
         finally:
             txn.abort()
+    if message is None or (settled and not message):
+        where = "it was settled and its bytes are gone" if settled else "it was never logged"
+        raise NotFound(f"message {sequence} of queue {queue!r} is not in the log: {where}")
     headers = decode_headers(message.header_bytes) if type(message) is Message else {}
     return MessageFacts(
         queue=queue,
@@ -247,7 +267,7 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
         body=message.body if type(message) is Message else bytes(message),  # type: ignore[arg-type]
         headers=headers,
         time_ms=time_ms,
-        settled=sequence < row.floor or bool(marks),
+        settled=settled,
     )
 
 

@@ -17,10 +17,10 @@ from qflow.cli import facts, options
 def spilled(spool: Path, queue_name: str | None, as_json: bool) -> None:
     """List the messages that lie in the spill directory, of all queues or of one.
 
-    A line a file: queue, sequence, size in bytes, path; with --json, a JSON object a line. Files kept to be overwritten
-    still hold their last message. Beside a live owner a file can change while it is read, and then shows a problem that
-    is none. Without an owner, these are the remains of the last one: the log has what matters, and the next owner
-    removes them.
+    A line a message: queue, sequence, size in bytes, path; with --json, a JSON object a line. Files kept to be
+    overwritten still hold their last messages. Beside a live owner a file can change while it is read, and then shows
+    a problem that is none. Without an owner, these are the remains of the last one: the log has what matters, and the
+    next owner removes them.
     """
     from qflow import inspect
 

@@ -77,6 +77,12 @@ class Unlocked:
 class Backlog:
     """See the module. Methods without a lock in their description take it themselves."""
 
+    __slots__ = (
+        "__dict__", "__weakref__", "_acked", "_acquired", "_append", "_ceiling", "_getters", "_give_back_below",
+        "_largest", "_lock", "_log", "_runs", "_used",
+    )  # fmt: skip
+    """What the hot path of a queue reads and writes; the rest, too much for an inline dictionary, is in `__dict__`."""
+
     def __init__(
         self,
         name: str,
@@ -128,6 +134,7 @@ class Backlog:
         self._message_bytes = row.bytes if row is not None else 0  # kept where there is a limit in bytes
         self._trash: list[Slots] = []  # of messages that were purged; freed by maintenance
         self._lost = self._quarantined = self._repaired = 0
+        self._undercounted = False  # the log was found to hold more than its row says
         self._lane = Lane(owner, 0, row, self) if row is not None else None  # type: ignore[arg-type]
         if row is not None and row.messages:
             self._runs.add(Run.logged(row.floor, row.next, row.messages, row.bytes, 0))
@@ -159,7 +166,7 @@ class Backlog:
         over = max(0, self._used - self._account.borrowed)
         self._get_slack = min(self._get_slack, over)
         self._put_slack = min(self._put_slack, over - self._get_slack)
-        if self._putters and (not self._put_slack or self._counts_bytes()):  # else they would wake for nothing
+        if self._putters and (not self._put_slack or self._has_limit()):  # else they would wake for nothing
             self._room.notify_all()
         self._refresh()
         return over
@@ -190,7 +197,7 @@ class Backlog:
         slack = self._put_slack or self._get_slack
         if slack:
             self._runs.hide_head()  # getters go the long way
-        if slack or self._putters or self._starved or self._counts_bytes() or account.borrowed > account.capacity:
+        if slack or self._putters or self._starved or self._has_limit() or account.borrowed > account.capacity:
             self._give_back_below = ALWAYS
         else:
             self._give_back_below = account.borrowed - 2 * self._ledger.chunk
@@ -198,7 +205,7 @@ class Backlog:
     def _plain_puts_pass(self) -> bool:
         raise NotImplementedError
 
-    def _counts_bytes(self) -> bool:
+    def _has_limit(self) -> bool:
         raise NotImplementedError
 
     # Spilling ----------------------------------------------------------------------------------------------------
@@ -443,9 +450,11 @@ class Backlog:
             vanished = sum(end - first for first, end in moved.lost)
             self._lost += vanished
             self._repaired += moved.repaired
-        left = run.count - count - vanished
         last = moved.position >= run.end
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
+        if logged and not last and count >= run.count:
+            settled.append(self._count_up(run, count, charged))
+        left = run.count - count - vanished
         if logged and last and left:  # the row and the blocks disagree
             size = run.charged - charged - OVERHEAD_BYTES * left
             settled.append(Settled(run.first, run.first, left, size))
@@ -472,6 +481,22 @@ class Backlog:
         self._used += charged
         run.needs = moved.needs
         return slots
+
+    def _count_up(self, run: Run, count: int, charged: int) -> Settled:
+        """Correct a LOGGED run that holds more than the row said: a mark is damaged. Under the lock.
+
+        One more than was read is counted, so that nobody takes the queue for empty before the run's end.
+        """
+        more = count + 1 - run.count
+        size = max(0, charged - OVERHEAD_BYTES * count - (run.charged - OVERHEAD_BYTES * run.count))
+        if not self._undercounted:
+            self._undercounted = True
+            self._report(f"queue {self._name!r}: the log holds more messages below {run.end} than its row says", 0)
+        run.count += more
+        run.charged += size + OVERHEAD_BYTES * more
+        self._gone -= more
+        self._message_bytes += size
+        return Settled(run.first, run.first, -more, -size)
 
     # Looking -----------------------------------------------------------------------------------------------------
 

@@ -107,7 +107,8 @@ class Intake(Backlog):
                     if self._getters:
                         self._arrived.notify()
                     return sequence
-        return self._put([self._record(body, headers, durable)], timeout_s)
+        record = self._record(body, headers, durable)
+        return self._put([record], type(record) is bytes, timeout_s)
 
     def put_nowait(
         self, body: bytes | bytearray | memoryview, *, headers: Headers | None = None, durable: bool | None = None
@@ -137,11 +138,13 @@ class Intake(Backlog):
         Cost: transient 0.05 µs a message, durable 0.2 µs and one commit.
         """
         records: list[Record] = list(bodies)  # type: ignore[arg-type]
-        if headers or durable is not None or not is_plain(records):
+        plain = is_plain(records)
+        if headers or durable is not None or not plain:
             records = [self._record(body, headers, durable) for body in records]
+            plain = is_plain(records)
         if not records:
             return range(0)
-        first = self._put(records, timeout_s)
+        first = self._put(records, plain, timeout_s)
         return range(first, first + len(records))
 
     def submit(
@@ -158,13 +161,14 @@ class Intake(Backlog):
         Cost: 5 µs and a share of one commit.
         """
         record = self._record(body, headers, durable)
+        plain = type(record) is bytes
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
         log = self._log
         if log is None:
-            future.set_result(self._put([record], timeout_s))
+            future.set_result(self._put([record], plain, timeout_s))
         else:
-            log.flush(self._send(log, [record], timeout_s, future)[1])
+            log.flush(self._send(log, [record], plain, timeout_s, future)[1])
         return future
 
     def _record(self, body: object, headers: Headers | None, durable: bool | None) -> Record:
@@ -177,10 +181,11 @@ class Intake(Backlog):
             raise InvalidArgument(f"queue {self._name!r} is not durable: declare a durable one for this message")
         return record_of(body, headers, durable, is_durable)
 
-    def _put(self, records: list[Record], timeout_s: float | None) -> int:
+    def _put(self, records: list[Record], plain: bool, timeout_s: float | None) -> int:
         log = self._log
         if log is None:
-            size, charged = self._measure(records)
+            size = sum(map(len, records))
+            charged = self._charge_for(records, size)
             with self._lock:
                 self._reserve(len(records), size, charged, config.parse_timeout(timeout_s))
                 first = self._runs.next
@@ -192,7 +197,7 @@ class Intake(Backlog):
         ):
             first = direct
         else:
-            put, batch = self._send(log, records, timeout_s, None)
+            put, batch = self._send(log, records, plain, timeout_s, None)
             log.wait(batch)
             if put.error is not None:
                 raise again(put.error)
@@ -202,12 +207,19 @@ class Intake(Backlog):
         return first
 
     def _send(
-        self, log: TransactionLog, records: list[Record], timeout_s: float | None, future: Future[int] | None
+        self,
+        log: TransactionLog,
+        records: list[Record],
+        plain: bool,
+        timeout_s: float | None,
+        future: Future[int] | None,
     ) -> tuple[Put, Batch]:
         """Reserve room and join the open batch."""
         assert self._lane is not None
-        size, charged = self._measure(records)
-        put = Put(self._lane, records, size, charged)
+        sizes = list(map(len, records))
+        size = sum(sizes)
+        charged = self._charge_for(records, size)
+        put = Put(self._lane, records, sizes, plain, size, charged)
         put.future = future
         timeout = config.parse_timeout(timeout_s)
         with self._lock:
@@ -223,7 +235,8 @@ class Intake(Backlog):
     def _put_unlogged(self, records: list[Record]) -> int | None:
         """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
         assert self._lane is not None
-        size, charged = self._measure(records)
+        size = sum(map(len, records))
+        charged = self._charge_for(records, size)
         with self._lock:
             lane = self._lane
             lane.leaves_gaps = True
@@ -240,9 +253,8 @@ class Intake(Backlog):
             self._publish(first, records, size, charged, 0)
             return first
 
-    def _measure(self, records: list[Record]) -> tuple[int, int]:
-        """Return (message bytes, charge) after checking sizes."""
-        size = sum(map(len, records))
+    def _charge_for(self, records: list[Record], size: int) -> int:
+        """Return what records of `size` bytes together are charged, after checking that they may pass."""
         settings = self.settings
         if size > settings.max_message_bytes:
             largest = max(map(len, records))
@@ -256,12 +268,15 @@ class Intake(Backlog):
                 f"{len(records)} messages of {size} bytes together are more than max_transaction_bytes="
                 f"{self._max_transaction_bytes}: put them in smaller batches"
             )
-        check_can_ever_fit(self._name, settings, Depth(len(records), size))
-        return size, size + OVERHEAD_BYTES * len(records)
+        if self._has_limit():
+            check_can_ever_fit(self._name, settings, Depth(len(records), size))
+        return size + OVERHEAD_BYTES * len(records)
 
     # Room --------------------------------------------------------------------------------------------------------
 
     def _admits(self, messages: int, size: int) -> bool:
+        if not self._has_limit():
+            return True
         depth = Depth(self._messages() + self._pending_messages, self._message_bytes + self._pending_bytes)
         decision = decide(self.settings, depth, Depth(messages, size))
         if decision is Decision.REFUSE:
@@ -345,9 +360,8 @@ class Intake(Backlog):
 
     # Called by the leader of a commit -----------------------------------------------------------------------------
 
-    def publish(self, first: int, records: list[Record], puts: int) -> None:
-        """Make confirmed messages visible; a second time is a no-op."""
-        size = sum(map(len, records))
+    def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
+        """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
         charged = size + OVERHEAD_BYTES * len(records)
         with self._lock:
             if first >= self._runs.next:
@@ -400,16 +414,9 @@ class Intake(Backlog):
         return self._runs.next - self._skipped - self._gone - self._acked
 
     def _plain_puts_pass(self) -> bool:
-        settings = self.settings
-        return (
-            self._ended is None
-            and self._log is None
-            and settings.limit_messages is None
-            and settings.limit_bytes is None
-            and not self._putters
-        )
+        return self._ended is None and self._log is None and not self._putters and not self._has_limit()
 
-    def _counts_bytes(self) -> bool:
+    def _has_limit(self) -> bool:
         return self.settings.limit_bytes is not None or self.settings.limit_messages is not None
 
     def _check_open(self) -> None:

@@ -48,7 +48,7 @@ class Queue(Intake):
         """Made by `Broker`; `parts` are those of `Intake`."""
         super().__init__(name, settings, owner=owner, row=row, **parts)
         self._owner = owner
-        self._acquired: dict[int, Delivery] = {}
+        self._acquired: dict[Delivery, None] = {}
         self._batches: dict[Deliveries, None] = {}
         self._returned = self._purged = 0
         self._purged_below = 0
@@ -97,10 +97,13 @@ class Queue(Intake):
             run = self._runs.head
             records = run.records
             if records:
-                sequence = run.first
-                delivery = Delivery(records[0], sequence, self, run.marks)
+                delivery = Delivery()
+                delivery.record = records[0]
+                delivery.sequence = sequence = run.first
+                delivery._settler = self
+                delivery._marks = run.marks
                 run.claim = None
-                self._acquired[sequence] = delivery
+                self._acquired[delivery] = None
                 run.first = sequence + 1
                 del records[0]
                 return delivery
@@ -109,11 +112,11 @@ class Queue(Intake):
             raise QueueEmpty(f"no message in queue {self._name!r} within {timeout_s} s")
         try:
             with self._lock:
-                first, taken, marks = batch.segments[0]
-                delivery = Delivery(taken[0], first, self, marks)
+                delivery = batch[0]
+                delivery._settler = self
                 if batch in self._batches:
                     del self._batches[batch]
-                    self._acquired[first] = delivery
+                    self._acquired[delivery] = None
         except BaseException:
             if batch in self._batches:
                 self.return_batch(batch)
@@ -226,21 +229,20 @@ class Queue(Intake):
 
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
         """Ack one delivery; see `Delivery.ack`."""
-        sequence = delivery.sequence
         size = len(delivery.record)
         log = self._log
         batch: Batch | None = None
         with self._lock:
-            if self._acquired.get(sequence) is not delivery:
-                self._check_late(sequence)
+            acquired = self._acquired
+            if delivery not in acquired:
+                self._check_late(delivery.sequence)
                 return
             if log is not None:
                 self._check_settles()
-                batch = log.settle(self._lane, [_settled(sequence, [delivery.record])])  # type: ignore[arg-type]
+                batch = log.settle(self._lane, [_settled(delivery.sequence, [delivery.record], size)])  # type: ignore[arg-type]
             self._acked += 1
-            used = self._used - size - OVERHEAD_BYTES
-            self._used = used
-            del self._acquired[sequence]
+            self._used = used = self._used - size - OVERHEAD_BYTES
+            del acquired[delivery]
             if used < self._give_back_below:
                 self._message_bytes -= size
                 self._look_around()
@@ -251,11 +253,11 @@ class Queue(Intake):
         """Take one delivery back; see `Delivery.nack`."""
         sequence = delivery.sequence
         with self._lock:
-            if self._acquired.get(sequence) is not delivery:
+            if delivery not in self._acquired:
                 self._check_late(sequence)
                 return
             self._returned += 1
-            del self._acquired[sequence]
+            del self._acquired[delivery]
             self._give_back([Segment(sequence, [delivery.record], delivery._marks)])
         if self._used > self._account.capacity:
             self.spill_excess()
@@ -269,10 +271,12 @@ class Queue(Intake):
                 return
             left = batch.left()
             count = sum(len(records) for _, records, _ in left)
-            size = sum(sum(map(len, records)) for _, records, _ in left)
+            sizes = [sum(map(len, records)) for _, records, _ in left]
+            size = sum(sizes)
             if log is not None:
                 self._check_settles()
-                joined = log.settle(self._lane, [_settled(first, records) for first, records, _ in left])  # type: ignore[arg-type]
+                parts = [_settled(first, records, part) for (first, records, _), part in zip(left, sizes, strict=True)]
+                joined = log.settle(self._lane, parts)  # type: ignore[arg-type]
             batch.settled = None
             del self._batches[batch]
             self._acked += count
@@ -311,11 +315,11 @@ class Queue(Intake):
                 raise AlreadySettled(f"message {batch.at(index)[0]} of queue {self._name!r} was settled before")
             if not self._holds(batch):
                 return
-            sequence, record, marks = batch.at(index)
-            delivery = Delivery(record, sequence, self, marks)
+            delivery = batch[index]
+            delivery._settler = self
             assert batch.settled is not None
             batch.settled.add(index)
-            self._acquired[sequence] = delivery
+            self._acquired[delivery] = None
             if len(batch.settled) == batch.total:
                 batch.settled = None
                 del self._batches[batch]
@@ -435,7 +439,8 @@ class Queue(Intake):
         assert lane is not None
         while position < stop:
             with log.read() as txn:
-                found = block_log.read(txn, lane.owner, lane.lane, lane.row, position, stop, READ_AHEAD_BYTES)
+                row = block_log.read_row(txn, lane.owner, lane.lane)
+                found = block_log.read(txn, lane.owner, lane.lane, row, position, stop, READ_AHEAD_BYTES)
             for first, records in found.pieces:
                 for sequence, record in enumerate(records, first):
                     yield Entry(sequence, len(record), Place.LOGGED.value)
@@ -454,7 +459,7 @@ class Queue(Intake):
             resident = runs.tally(Place.RESIDENT)[0]
             spilled, spilled_charge = runs.tally(Place.SPILLED)
             logged, logged_charge = runs.tally(Place.LOGGED)
-            held, batches = list(self._acquired.values()), list(self._batches)
+            held, batches = list(self._acquired), list(self._batches)
             visible, used = self._visible_charge(), self._used
             put_total = self._messages() + self._acked + self._gone - self._start
             acked, returned, purged = self._acked, self._returned, self._purged
@@ -497,7 +502,7 @@ class Queue(Intake):
         return bool(self._acquired) or any(batch.total for batch in self._batches)
 
     def _acquired_charge(self) -> int:
-        return _charge_of(self._acquired.values(), self._batches)
+        return _charge_of(self._acquired, self._batches)
 
     def problems(self) -> list[str]:
         """Check every invariant; return what is wrong, in words."""
@@ -523,15 +528,14 @@ class Queue(Intake):
             ):
                 logged = sum(run.waiting for run in runs if run.place is not Place.RESIDENT)
                 resident = [record for run in runs for record in run.records]
-                resident += [delivery.record for delivery in self._acquired.values()]
+                resident += [delivery.record for delivery in self._acquired]
                 resident += [record for batch in self._batches for _, records, _ in batch.left() for record in records]
                 logged += sum(type(record) is bytes or record.logged for record in resident)  # type: ignore[union-attr]
                 if not self._lane.leaves_gaps and logged != row.messages:  # type: ignore[union-attr]
                     found.append(f"the row says {row.messages} messages, memory {logged}")
                 lowest = min((run.first for run in runs if run.waiting), default=runs.next)
-                lowest = min(
-                    [lowest, *self._acquired, *(part.first for batch in self._batches for part in batch.left())]
-                )
+                lowest = min([lowest, *(delivery.sequence for delivery in self._acquired)])
+                lowest = min([lowest, *(part.first for batch in self._batches for part in batch.left())])
                 if row.floor > lowest or row.next < runs.next:
                     found.append(f"the row has floor {row.floor} and next {row.next}, memory {lowest} and {runs.next}")
             return [f"queue {self._name!r}: {problem}" for problem in found]
@@ -557,7 +561,7 @@ class Queue(Intake):
                 for run in self._runs
                 if run.waiting and run.place is not Place.LOGGED
             ]
-            for delivery in self._acquired.values():
+            for delivery in self._acquired:
                 known.append((delivery.sequence, delivery.sequence + 1, delivery._marks // ONE_ATTEMPT + 1))
             for batch in self._batches:
                 known += [
@@ -602,9 +606,10 @@ def _charge_of(held: Iterable[Delivery], batches: Iterable[Deliveries]) -> int:
     return charged + sum(charge(records) for batch in batches for _, records, _ in batch.left())
 
 
-def _settled(first: int, records: list[Record]) -> Settled:
-    """Return the range as the log counts it: messages that were not logged count nothing."""
+def _settled(first: int, records: list[Record], size: int) -> Settled:
+    """Return the range of `size` bytes as the log counts it: messages that were not logged count nothing."""
     end = first + len(records)
     if not is_plain(records):
         records = [record for record in records if type(record) is bytes or record.logged]  # type: ignore[union-attr]
-    return Settled(first, end, len(records), sum(map(len, records)))
+        size = sum(map(len, records))
+    return Settled(first, end, len(records), size)

@@ -3,14 +3,14 @@
     header    52 bytes, little-endian, the last four a CRC-32 of the ones before
     columns   lengths (4 bytes a message), then each optional column whose bit is set, 4 bytes a message
     payload   for each message its header bytes, then its body
-    checksum  4 bytes, a CRC-32 of everything before
+    checksum  8 bytes, XXH3-64 of the payload, seeded with the CRC-32 of all that stands before it
 
 The header echoes the block's key (table, lane, owner, first sequence), so a block found under another key or in another
 file is noticed, and names the first sequence of its predecessor, so a block that vanished is noticed. Message `i` has
 sequence `first + i`, unless the OFFSETS column says otherwise. A length of a message covers its header bytes and body.
 
 Rules: `decode` returns either exactly what `encode` was given or raises `CorruptionError`; it never guesses.
-Cost: 0.05 µs a message to encode, 0.1 µs to decode, plus a CRC at about 5 GB/s.
+Cost: 0.05 µs a message to encode, 0.1 µs to decode. The checksum adds 0.2 µs for 16 KiB, where a CRC-32 took 2.5.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 from zlib import crc32
 
+from xxhash import xxh3_64, xxh3_64_digest
+
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_plain
 
-MAGIC = b"qfb1"
+MAGIC = b"qfb2"
 NO_PREVIOUS = 2**64 - 1
 MAX_BYTES = 64 * 1024
 """No block is larger, unless it holds a single message."""
 MAX_MESSAGES = 1024
+
+_LARGE = 4096
+"""From this mean size on it pays not to copy bodies once more."""
 
 HEADERS, OFFSETS, TIMES, UNLOGGED = 1, 2, 4, 8
 """Optional columns: header lengths · sequence minus first · milliseconds after the block's time · 1 = not logged."""
@@ -40,21 +45,22 @@ _COLUMN_ROOM = 4 * (1 + len(_COLUMNS))
 
 _HEADER = struct.Struct("<4sHBBIIQIIQQ")
 _CRC = struct.Struct("<I")
-_RESIDUE = 0x2144DF1C
-"""The CRC-32 of any bytes followed by their own CRC-32."""
+_CHECKSUM_BYTES = 8
 
 # A block of one message, as `Singles` sees it. Functions bound to names here save a lookup a message each.
 _CONSTANT_BYTES = 16  # magic, columns, table, lane, owner, count: the same in all such blocks of a lane
 _pack_header = struct.Struct("<16sQIIQQ").pack
-_unpack_key = struct.Struct("<16sQ4xI").unpack_from  # of that header: the constant, the sequence, the size
+_unpack_key = struct.Struct("<16sQ4xI20xI").unpack_from  # constant, sequence, payload size, and the one length
 _pack_length = struct.Struct("<II").pack  # the header's CRC, and the one length
 _pack_crc = _CRC.pack
 _join = b"".join
 
 HEADER_BYTES = _HEADER.size + _CRC.size
 SINGLE_HEAD_BYTES = HEADER_BYTES + 4
-SINGLE_BYTES = SINGLE_HEAD_BYTES + _CRC.size
+SINGLE_BYTES = SINGLE_HEAD_BYTES + _CHECKSUM_BYTES
 """What a block of one plain message takes on top of the message, and how much of it stands before the message."""
+SINGLE_ROOM = SINGLE_BYTES + _COLUMN_ROOM
+"""What a block of one message takes on top of it at most."""
 
 
 class BlockKey(NamedTuple):
@@ -83,7 +89,7 @@ class Header(NamedTuple):
     @property
     def total_bytes(self) -> int:
         width = 4 * (1 + self.columns.bit_count())
-        return HEADER_BYTES + self.count * width + self.payload_bytes + _CRC.size
+        return HEADER_BYTES + self.count * width + self.payload_bytes + _CHECKSUM_BYTES
 
 
 class Block(NamedTuple):
@@ -126,6 +132,8 @@ def encode(
     time_ms: int = 0,
     offsets: Sequence[int] | None = None,
     times: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,
+    plain: bool | None = None,
 ) -> bytes:
     """Encode records into one block.
 
@@ -136,19 +144,22 @@ def encode(
         time_ms: wall clock, milliseconds since the epoch.
         offsets: sequence minus `key.first` of each record; None for 0, 1, 2, …
         times: milliseconds after `time_ms` of each record; None for 0.
+        sizes, plain: `len` of each record, and `is_plain` of them, where the caller knows.
     """
     table, owner, lane, first = key
     if len(records) == 1 and type(records[0]) is bytes and offsets is None and times is None:
         body = records[0]
         size = len(body)
         bare = _HEADER.pack(MAGIC, 0, table, lane, owner, 1, first, 1, size, previous, time_ms)
-        head = bare + _CRC.pack(crc32(bare)) + _CRC.pack(size)
-        return b"".join((head, body, _CRC.pack(crc32(body, crc32(head)))))
+        head = bare + _pack_length(crc32(bare), size)
+        return _join((head, body, xxh3_64_digest(body, crc32(head))))
+    if sizes is None:
+        sizes = list(map(len, records))
     columns = 0
-    parts: list[bytes] = [_column(map(len, records))]
+    parts: list[bytes] = [_column(sizes)]
     payload: list[bytes] = records  # type: ignore[assignment]
     unlogged: list[bool] = []
-    if not is_plain(records):
+    if not (is_plain(records) if plain is None else plain):
         messages = [record if isinstance(record, Message) else Message(record) for record in records]
         if any(message.header_bytes for message in messages):
             columns |= HEADERS
@@ -166,10 +177,82 @@ def encode(
     if any(unlogged):
         columns |= UNLOGGED
         parts.append(_column(unlogged))
-    size = sum(map(len, records))
+    size = sum(sizes)
     bare = _HEADER.pack(MAGIC, columns, table, lane, owner, len(records), first, span, size, previous, time_ms)
-    body = b"".join((bare, _CRC.pack(crc32(bare)), *parts, *payload))
-    return body + _CRC.pack(crc32(body))
+    head = _join((bare, _pack_crc(crc32(bare)), *parts))
+    body = _join(payload)
+    return _join((head, body, xxh3_64_digest(body, crc32(head))))
+
+
+def pieces(key: BlockKey, records: list[Record], offsets: Sequence[int] | None = None) -> list[bytes]:
+    """Return what `encode` gives, in pieces to be written one after the other; large bodies are not copied."""
+    count = len(records)
+    size = sum(map(len, records))
+    if offsets is not None or size < _LARGE * count or not is_plain(records):
+        return [encode(key, records, offsets=offsets)]
+    table, owner, lane, first = key
+    bare = _HEADER.pack(MAGIC, 0, table, lane, owner, count, first, count, size, NO_PREVIOUS, 0)
+    head = _join((bare, _pack_crc(crc32(bare)), _column(map(len, records))))
+    checksum = xxh3_64(seed=crc32(head))
+    for record in records:
+        checksum.update(record)  # type: ignore[arg-type]
+    return [head, *records, checksum.digest()]  # type: ignore[list-item]
+
+
+def grow(
+    block: bytes,
+    key: BlockKey,
+    sequence: int,
+    records: Sequence[bytes],
+    sizes: Sequence[int],
+    *,
+    settled: int,
+    time_ms: int,
+) -> bytes | None:
+    """Return a block with plain records from `sequence` on at its end, without the bytes of the first `settled` ones.
+
+    The same as to decode, change and encode it, for the shape nearly all blocks have: plain bodies without gaps. It is
+    done in bytes, so its cost does not grow with the messages: 7 µs for a block of 8 KiB, most of it for checksums.
+
+    Returns:
+        None where the block has another shape, is damaged, or would hold too many messages: take the long way.
+    """
+    if len(block) < SINGLE_BYTES:
+        return None
+    magic, columns, table, lane, owner, count, first, span, size, previous, start_ms = _HEADER.unpack_from(block)
+    total = count + len(records)
+    late_ms = time_ms - start_ms
+    if (
+        (magic, table, owner, lane, first) != (MAGIC, *key)
+        or columns & ~TIMES
+        or span != count
+        or sequence != first + count
+        or not settled <= count < total <= MAX_MESSAGES
+        or not 0 <= late_ms < 2**32
+    ):
+        return None
+    view = memoryview(block)
+    width = 4 * count
+    position = HEADER_BYTES + width
+    lengths: bytes | memoryview = view[HEADER_BYTES:position]
+    times: bytes | memoryview = bytes(width)
+    if columns & TIMES:
+        times = view[position : position + width]
+        position += width
+    payload = view[position:-_CHECKSUM_BYTES]
+    if len(payload) != size or xxh3_64_digest(payload, crc32(view[:position])) != view[-_CHECKSUM_BYTES:]:
+        return None
+    if settled:
+        dropped = sum(_values(lengths[: 4 * settled]))
+        lengths = bytes(4 * settled) + lengths[4 * settled :]
+        size -= dropped
+        payload = payload[dropped:]
+    size += sum(sizes)
+    bare = _HEADER.pack(MAGIC, TIMES, table, lane, owner, total, first, total, size, previous, start_ms)
+    late = _pack_crc(late_ms) * len(records)
+    head = _join((bare, _pack_crc(crc32(bare)), lengths, _column(sizes), times, late))
+    body = _join((payload, *records))
+    return _join((head, body, xxh3_64_digest(body, crc32(head))))
 
 
 def read_header(data: bytes | memoryview, *, where: str) -> Header:
@@ -189,10 +272,9 @@ def read_header(data: bytes | memoryview, *, where: str) -> Header:
 class Singles:
     """Encodes and decodes blocks of one message for one table, owner and lane: what a per-message spill file holds.
 
-    The same bytes as `encode`, without its choices; and since the CRC-32 of any bytes followed by their own CRC-32 is a
-    constant, one pass over a whole block checks header, length and payload at once.
+    The same bytes as `encode`, without its choices.
 
-    Cost: encode 0.7 µs, decode 0.7 µs for 1 KiB.
+    Cost: encode 0.6 µs, decode 0.5 µs for 1 KiB.
     """
 
     __slots__ = ("_constant", "_key")
@@ -206,24 +288,23 @@ class Singles:
         if type(record) is bytes:
             size = len(record)
             bare = _pack_header(self._constant, first, 1, size, NO_PREVIOUS, 0)
-            crc = crc32(bare)
-            length = _pack_length(crc, size)
-            return _join((bare, length, record, _pack_crc(crc32(record, crc32(length, crc)))))
+            head = bare + _pack_length(crc32(bare), size)
+            return _join((head, record, xxh3_64_digest(record, crc32(head))))
         return encode(self._key._replace(first=first), [record])
 
     def frame(self, first: int, body: bytes) -> tuple[bytes, bytes]:
         """Return what `encode` puts before and after a body, so that a large one can be written without a copy."""
         bare = _pack_header(self._constant, first, 1, len(body), NO_PREVIOUS, 0)
         head = bare + _pack_length(crc32(bare), len(body))
-        return head, _pack_crc(crc32(body, crc32(head)))
+        return head, xxh3_64_digest(body, crc32(head))
 
     def unframe(self, head: bytes, body: bytes, tail: bytes, first: int, where: str) -> Record:
         """Decode a block read in the pieces of `frame`; a large body is not copied unless something is wrong."""
         size = len(body)
         if (
             len(head) == SINGLE_HEAD_BYTES
-            and crc32(tail, crc32(body, crc32(head))) == _RESIDUE
-            and _unpack_key(head) == (self._constant, first, size)
+            and _unpack_key(head) == (self._constant, first, size, size)
+            and xxh3_64_digest(body, crc32(head)) == tail
         ):
             return body
         return self.decode(head + body + tail, first, where)
@@ -231,8 +312,10 @@ class Singles:
     def decode(self, data: bytes, first: int, where: str) -> Record:
         """Return the record of a block; raises CorruptionError as `decode` does."""
         size = len(data) - SINGLE_BYTES
-        if size >= 0 and crc32(data) == _RESIDUE and _unpack_key(data) == (self._constant, first, size):
-            return data[SINGLE_HEAD_BYTES:-4]
+        if size >= 0 and _unpack_key(data) == (self._constant, first, size, size):
+            record = data[SINGLE_HEAD_BYTES:-_CHECKSUM_BYTES]
+            if xxh3_64_digest(record, crc32(data[:SINGLE_HEAD_BYTES])) == data[-_CHECKSUM_BYTES:]:
+                return record
         block = decode(data, self._key._replace(first=first), where=where)  # headers, a flag, or damage to name
         if block.header.count != 1:
             raise CorruptionError(f"{where}: holds {block.header.count} messages, expected 1")
@@ -256,10 +339,11 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     if len(data) != header.total_bytes:
         raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes}")
     view = memoryview(data)
-    (expected,) = _CRC.unpack_from(data, len(data) - _CRC.size)
-    if crc32(view[: -_CRC.size]) != expected:
-        raise CorruptionError(f"{where}: the block does not match its checksum")
     count = header.count
+    payload: bytes | memoryview = view[len(data) - header.payload_bytes - _CHECKSUM_BYTES : -_CHECKSUM_BYTES]
+    seed = crc32(view[: len(data) - header.payload_bytes - _CHECKSUM_BYTES])
+    if xxh3_64_digest(payload, seed) != view[-_CHECKSUM_BYTES:]:
+        raise CorruptionError(f"{where}: the block does not match its checksum")
     width = 4 * count
     position = HEADER_BYTES
     lengths = _values(view[position : position + width])
@@ -268,12 +352,16 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
         if header.columns & column:
             position += width
             optional[column] = _values(view[position : position + width])
-    position += width
     if sum(lengths) != header.payload_bytes:
         raise CorruptionError(f"{where}: the lengths of the messages do not add up")
-    payload = bytes(view[position : -_CRC.size])
     ends = list(accumulate(lengths))
-    records: list[Record] = list(map(payload.__getitem__, map(slice, chain((0,), ends), ends)))
+    cuts = map(slice, chain((0,), ends), ends)
+    records: list[Record]
+    if header.payload_bytes < _LARGE * count:
+        payload = bytes(payload)  # cheaper than a view of each message
+        records = list(map(payload.__getitem__, cuts))
+    else:
+        records = list(map(bytes, map(payload.__getitem__, cuts)))
     if HEADERS in optional or UNLOGGED in optional:
         zeros = array("I", bytes(width))
         header_lengths = optional.get(HEADERS, zeros)
@@ -291,16 +379,48 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     )
 
 
-def split(sizes: Iterable[int]) -> list[slice]:
-    """Cut messages of these sizes into blocks of at most `MAX_BYTES` and `MAX_MESSAGES`; a larger message is alone."""
-    ends = list(accumulate(map(_COLUMN_ROOM.__add__, sizes)))
-    count = len(ends)
-    room = MAX_BYTES - SINGLE_BYTES
-    pieces: list[slice] = []
-    start = used = 0
+def outline(data: bytes, key: BlockKey, *, where: str) -> tuple[Header, Sequence[int], Sequence[int]]:
+    """Return a block's header, and lengths and offsets of its messages; of all that, only the header is checked.
+
+    Raises:
+        CorruptionError: the header, its key or the length does not match.
+    """
+    header = read_header(data, where=where)
+    if header.key != key or len(data) != header.total_bytes:
+        raise CorruptionError(f"{where}: not the block that belongs here")
+    width = 4 * header.count
+    lengths = _values(data[HEADER_BYTES : HEADER_BYTES + width])
+    if not header.columns & OFFSETS:
+        return header, lengths, range(header.count)
+    position = HEADER_BYTES + width * (1 + (header.columns & (OFFSETS - 1)).bit_count())
+    return header, lengths, _values(data[position : position + width])
+
+
+def reach(ends: Sequence[int], start: int, room: int) -> int:
+    """Return where a block ends that begins with message `start` and takes at most `room` bytes; `start` if none fits.
+
+    Args:
+        ends: the sums of the sizes of the first 1, 2, 3, … messages.
+    """
+    used = ends[start - 1] if start else 0
+    most = range(start, min(len(ends), start + MAX_MESSAGES))
+    room -= SINGLE_BYTES
+    return start + bisect_right(most, room, key=lambda last: ends[last] - used + _COLUMN_ROOM * (last - start + 1))
+
+
+def split(sizes: Sequence[int]) -> list[slice]:
+    """Cut messages of these sizes into blocks of at most `MAX_BYTES` and `MAX_MESSAGES`; a larger message is alone.
+
+    Cost: 0.02 µs a message.
+    """
+    count = len(sizes)
+    if count <= 1:
+        return [slice(0, 1)][:count]
+    ends = list(accumulate(sizes))
+    cuts: list[slice] = []
+    start = 0
     while start < count:
-        stop = bisect_right(ends, used + room, start, min(count, start + MAX_MESSAGES))
-        stop = max(stop, start + 1)
-        pieces.append(slice(start, stop))
-        start, used = stop, ends[stop - 1]
-    return pieces
+        stop = max(start + 1, reach(ends, start, MAX_BYTES))
+        cuts.append(slice(start, stop))
+        start = stop
+    return cuts

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import re
 import time
@@ -29,6 +30,10 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Open a file that exists, without truncating it; O_NONBLOCK so that a planted FIFO is an error and not a wait."""
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+READ_OWN = READ | getattr(os, "O_NOATIME", 0)
+"""Read a file of ours without a note of it in the inode: 0.9 µs of 4.7 for 1 KiB. Who does not own it gets EPERM."""
+
+_POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name
 
 LOCK_NAME = "lock"
 _LOCK_TRIES = 10
@@ -48,6 +53,7 @@ _REMEDIES = {
     errno.EIO: "the disk reported an error: look at `dmesg`, and move the spool to a healthy disk",
     errno.EACCES: "give this user read and write access to it",
     errno.EPERM: "give this user read and write access to it",
+    errno.EFAULT: "it was cut short, or the disk failed: let nothing write inside a spool, and look at `dmesg`",
     errno.ENOENT: "it was removed from outside: let no cleaner work inside a spool",
     errno.ELOOP: "a symbolic link stands in its place: remove the link",
     errno.ENOTDIR: "a file stands where a directory should be: move it away",
@@ -76,6 +82,9 @@ class Files:
     close: Callable[[int], None] = staticmethod(os.close)
     read: Callable[[int, int], bytes] = staticmethod(os.read)
     pwrite: Callable[[int, bytes, int], int] = staticmethod(os.pwrite)
+    preadv: Callable[[int, list[memoryview], int], int] = staticmethod(os.preadv)
+    pread: Callable[[int, int, int], bytes] = staticmethod(os.pread)
+    pwritev: Callable[[int, list[bytes], int], int] = staticmethod(os.pwritev)
     lseek: Callable[[int, int, int], int] = staticmethod(os.lseek)
     ftruncate: Callable[[int, int], None] = staticmethod(os.ftruncate)
     unlink: Callable[[str], None] = staticmethod(os.unlink)
@@ -112,6 +121,29 @@ class Files:
     def allocate(self, fd: int, size: int) -> None:
         """Reserve disk space for the first `size` bytes of an open file, growing it if it is shorter."""
         os.posix_fallocate(fd, 0, size)
+
+    def status(self, fd: int) -> os.stat_result:
+        """Return the status of an open file."""
+        return os.fstat(fd)
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        """Map the first `size` bytes of an open file for reading; the file is at least that long."""
+        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+
+    def bring_in(self, mapped: mmap.mmap, start: int, stop: int) -> None:
+        """Have these bytes of a map in memory, or raise OSError where touching them would kill the process (SIGBUS).
+
+        That is where the file was cut short, or the disk fails to read. Kernels before 5.14 cannot tell the second.
+        Cost: 2 µs, and 0.05 µs a KiB.
+        """
+        start -= start % mmap.PAGESIZE
+        try:
+            mapped.madvise(_POPULATE_READ, start, stop - start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            if mapped.size() < stop:
+                raise OSError(errno.EFAULT, "the file was cut short") from None
 
     def sync_file(self, path: str) -> None:
         """Force a file's content to the disk. One sync."""

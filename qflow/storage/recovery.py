@@ -10,7 +10,7 @@ import struct
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from qflow.errors import CorruptionError, FormatTooNew
+from qflow.errors import CorruptionError, FormatTooNew, StorageError
 from qflow.storage.block_log import FORMAT, Row, meta_key, queue_key, read_row, seal, unseal
 
 CLEAN, DIRTY = b"clean", b"dirty"
@@ -74,6 +74,11 @@ def read(txn: Any, path: str) -> Recovery:
     if version > FORMAT:
         raise FormatTooNew(
             f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with the newer qflow that wrote it"
+        )
+    if version < FORMAT:
+        raise StorageError(
+            f"{path} has format {version}, from before the first release; this qflow reads {FORMAT}: "
+            "drain it with the version that wrote it, or open another directory. It was left as it is"
         )
     queues: list[QueueRecord] = []
     problems: list[str] = []

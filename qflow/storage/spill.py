@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 from qflow.errors import StorageError
 from qflow.message import Record
-from qflow.storage.files import Files, storage_error
+from qflow.storage.files import CREATE, FILE_MODE, Files, storage_error
 
 SPILL_TABLE = 0xFF
 """The table byte of a spilled block's key; the log's tables never use it."""
@@ -139,11 +139,13 @@ class Slots:
 
 
 class SpillCounters(NamedTuple):
-    """What an area has done since it was made, in files (or places for a message)."""
+    """What an area has done since it was made, in files."""
 
     created: int
     overwritten: int
+    """Taken into use again."""
     read: int
+    """Reads: one a message that has a file of its own, one a block of a segment."""
     unlinked: int
     unlink_failures: int
     kept: int
@@ -247,6 +249,54 @@ def directory_name(name: str, owner: int, incarnation: int) -> str:
             break
         escaped += piece
     return f"{escaped}.{owner:08x}-{incarnation:016x}"
+
+
+class AreaDirectory:
+    """An area's directory: made with its first file, made again if it vanished, set aside when the queue is deleted."""
+
+    def __init__(self, files: Files, spool: str, name: str) -> None:
+        self._files = files
+        self._spool = spool
+        self._name = name
+        self.prefix = os.path.join(spool, SPILL, name) + os.sep
+        """A file's path is this and its number in hexadecimal. (Faster here than a name and `dir_fd`.)"""
+        self.removed = False
+
+    def path(self, number: int) -> str:
+        """Name a file."""
+        return f"{self.prefix}{number:x}"
+
+    def create(self, number: int) -> int:
+        """Return the descriptor of a new file. Raises OSError; FileExistsError if something else stands there."""
+        path = self.path(number)
+        try:
+            return self._files.open(path, CREATE, FILE_MODE)
+        except FileNotFoundError:
+            self.must_exist()
+            for directory in (os.path.join(self._spool, SPILL), self.prefix[:-1]):
+                with suppress(FileExistsError):
+                    self._files.make_directory(directory)
+            return self._files.open(path, CREATE, FILE_MODE)
+
+    def must_exist(self) -> None:
+        """Raise StorageError once the area was removed."""
+        if self.removed:
+            raise StorageError(f"the spill directory {self.prefix} was removed with its queue")
+
+    def remove(self) -> None:
+        """Set the directory aside for a `Wiper`, if it was ever made. Raises OSError. Cost: one rename."""
+        self.removed = True
+        if self._files.exists(self.prefix[:-1]):
+            with suppress(FileExistsError):
+                self._files.make_directory(os.path.join(self._spool, WIPING))
+            set_aside(self._files, self._spool, self._name)
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of the files that are there."""
+        try:
+            return {int(name, 16) for name in self._files.list(self.prefix[:-1]) if FILE.fullmatch(name)}
+        except OSError:
+            return set()
 
 
 def wipe_spill(files: Files, spool: str) -> list[str]:

@@ -13,7 +13,7 @@ from qflow.config import BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 
-HOT = ("open", "close", "read", "pwrite", "lseek", "ftruncate", "unlink")
+HOT = ("open", "close", "read", "pread", "preadv", "pwrite", "pwritev", "lseek", "ftruncate", "unlink")
 COLD = (
     "lstat", "exists", "make_directory", "remove_directory", "rename", "list", "scan", "allocate", "sync_file",
     "sync_directory", "write_replacing",

@@ -34,6 +34,8 @@ class Oracle:
         self.groups: list[list[str]] = []
         self.sequence: dict[str, int] = {}  # of confirmed ones, and of those that were delivered
         self.confirmed: set[str] = set()
+        self.hoped: set[str] = set()
+        """Those that are not logged, put or not: delivered, perhaps, before the producer could tell that it was put."""
         self.loose: dict[str, int] = {}
         self.ack_tried: set[int] = set()
         self.acked: set[int] = set()
@@ -55,7 +57,7 @@ class Oracle:
             self.highest = max(self.highest, sequence)
 
     def got(self, sequence: int, token: str, redelivered: bool, life: int) -> None:
-        assert token in self.life_of or token in self.loose or token.startswith("loose"), f"{token} was never put"
+        assert token in self.life_of or token in self.hoped or token.startswith("loose"), f"{token} was never put"
         assert sequence not in self.acked, f"{sequence} ({token}) came again after its ack was confirmed"
         assert self.sequence.setdefault(token, sequence) == sequence, f"{token} changed its sequence"
         if self.life_of.get(token, life) < life:
@@ -127,7 +129,7 @@ def listen(lines: list[list[str]], oracles: dict[str, Oracle], life: int) -> Non
     for oracle in oracles.values():
         oracle.highest_before = oracle.highest
     # A consumer may tell what it got before the producer could tell that it tells: attempts and loose puts come first.
-    for word, *rest in sorted(lines, key=lambda line: line[0] not in ("try", "loose")):
+    for word, *rest in sorted(lines, key=lambda line: line[0] not in ("try", "hope", "loose")):
         oracle = oracles[rest[0]] if rest else Oracle()
         if word == "wrong":
             raise AssertionError(" ".join(rest))
@@ -136,6 +138,8 @@ def listen(lines: list[list[str]], oracles: dict[str, Oracle], life: int) -> Non
         elif word == "put":
             confirmed += rest[0] in worker.DURABLE
             oracle.put(int(rest[1]), rest[2:])
+        elif word == "hope":
+            oracle.hoped.add(rest[1])
         elif word == "loose":
             assert int(rest[1]) > oracle.highest_before
             oracle.loose[rest[2]] = int(rest[1])

@@ -7,6 +7,7 @@ A line of the report is one `write` to the standard output, so what was told is 
     ready
     try    QUEUE GROUP TOKEN…        about to put these, as a group
     put    QUEUE SEQUENCE TOKEN…     confirmed, with consecutive sequences from that on
+    hope   QUEUE TOKEN               about to put it, not to be logged
     loose  QUEUE SEQUENCE TOKEN      put, and not logged
     got    QUEUE SEQUENCE TOKEN REDELIVERED
     nack   QUEUE SEQUENCE
@@ -49,8 +50,8 @@ def token_of(body: bytes) -> str:
     return token if body_of(token) == body else "DAMAGED"
 
 
-def open_spool(path: str) -> tuple[qflow.Broker, dict[str, qflow.Queue]]:
-    broker = qflow.open(path, capacity_bytes=BROKER_CAPACITY)
+def open_spool(path: str, spill: str) -> tuple[qflow.Broker, dict[str, qflow.Queue]]:
+    broker = qflow.open(path, capacity_bytes=BROKER_CAPACITY, spill=spill, segment_bytes="8KiB")
     queues = {name: broker.declare_queue(name, capacity_bytes=CAPACITY) for name in DURABLE}
     queues["loose"] = broker.declare_queue("loose", durable=False, capacity_bytes=CAPACITY)
     return broker, queues
@@ -62,7 +63,7 @@ class Worker:
     def __init__(self, spool: str, seed: int, life: int) -> None:
         self.life = life
         self.seed = seed
-        self.broker, self.queues = open_spool(spool)
+        self.broker, self.queues = open_spool(spool, "segments" if life % 2 else "files")
         self.numbers = itertools.count()
 
     def tell(self, *words: object) -> None:
@@ -115,6 +116,7 @@ class Worker:
                     self.settle_submits(name, waiting)
             else:
                 token = self.token(name)
+                self.tell("hope", name, token)
                 self.tell("loose", name, queue.put(body_of(token), durable=False), token)
 
     def settle_submits(self, name: str, waiting: list) -> None:

@@ -124,3 +124,21 @@ def test_check_finds_a_flipped_bit(cli: CommandLine) -> None:
     assert done.returncode == 1
     assert len(json.loads(done.stdout)["problems"]) >= 1
     cli.discard_spool()
+
+
+def test_spilled_lists_the_messages_of_segments_too(cli: CommandLine) -> None:
+    """Each message of each block, with where it lies; what a segment held before it was filled again is not shown."""
+    with qflow.open(cli.spool, capacity_bytes="64KiB", spill="segments", segment_bytes="8KiB") as broker:
+        queue = broker.declare_queue("q", durable=False)
+        for _ in range(2):
+            first = queue.put_many([b"%d" % number * 100 for number in range(1000)]).start
+            waiting = {
+                entry.sequence: len(str(entry.sequence - first)) * 100 for entry in queue.browse() if entry.spilled
+            }
+            found = [json.loads(line) for line in cli.run("spilled", cli.spool, "--json").stdout.splitlines()]
+            assert [entry for entry in found if entry["problem"]] == []
+            listed = {entry["sequence"]: entry["size_bytes"] for entry in found}
+            assert listed.items() >= waiting.items()
+            assert len({(entry["file"], entry["position"]) for entry in found}) > 10
+            while len(queue):
+                queue.get_many(1000, timeout_s=0).ack()

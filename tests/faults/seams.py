@@ -17,8 +17,10 @@ from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 
 HOT = ("open", "close", "read", "pwrite", "lseek", "ftruncate", "unlink")
+SAME = {"preadv": "read", "pread": "read", "bring_in": "read", "pwritev": "pwrite"}
+"""Operations that fail, and count, as another one."""
 ALWAYS = 2**40
-PATIENCE_S = 4
+PATIENCE_S = 30
 
 
 class Failure:
@@ -81,6 +83,8 @@ class FaultyFiles(Files):
     def __init__(self, faults: Faults) -> None:
         for name in HOT:
             setattr(self, name, faults.wrap(name, getattr(Files, name)))
+        for name, other in SAME.items():
+            setattr(self, name, faults.wrap(other, getattr(super(), name)))
         for name in ("allocate", "make_directory", "rename", "list", "scan", "remove_directory", "lstat"):
             setattr(self, name, faults.wrap(name, getattr(super(), name)))
 

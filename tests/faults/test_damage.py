@@ -190,11 +190,37 @@ def test_a_damaged_row_stops_its_queue_and_no_other(written):
         assert any("'q'" in problem and "row" in problem for problem in broker.recovery.problems)
         with pytest.raises(qflow.CorruptionError, match="qflow check"):
             broker.declare_queue("q")
-        with pytest.raises(qflow.NotFound):
+        with pytest.raises(qflow.CorruptionError, match="delete_queue"):
             broker.queue("q")
         assert [*take(broker.queue("other")).values()] == [b"o1", b"o2"]
         assert broker.declare_queue("third").put(b"x") == 0
     assert len(block_keys(written)) == 10
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_queue_with_a_damaged_row_can_be_deleted_and_declared_again(reopened, written):
+    """Edge 28: what cannot be served is not in the way for ever; its blocks go, and nothing of it comes back."""
+    flip(written, key_of(1, OWNER, 0, 2**64 - 1), 3)
+    with qflow.open(written) as broker:
+        broker.delete_queue("q")
+        with pytest.raises(qflow.NotFound):
+            broker.delete_queue("q")
+        if not reopened:
+            assert broker.declare_queue("q").put(b"new") == 0
+            assert broker.check() == []
+            with broker._upkeep:
+                while broker._remove_deleted():
+                    pass
+    with qflow.open(written) as broker:
+        assert broker.recovery.problems == ()
+        queue = broker.declare_queue("q")
+        assert take(queue) == ({} if reopened else {0: b"new"})
+        assert broker.check() == []
+        with broker._upkeep:
+            while broker._remove_deleted():
+                pass
+    assert block_keys(written) == []
+    assert inspect.check_spool(written) == []
 
 
 def test_a_missing_row_stops_its_queue_and_no_other(written):
@@ -239,6 +265,33 @@ def test_a_damaged_mark_brings_messages_again_and_never_loses_any(written):
         assert came == {number: body(number) for number in came}
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_queue_with_a_damaged_mark_is_not_taken_for_empty(held, written):
+    """I1: however many messages a damaged mark brings again, `len` is above 0 as long as one waits."""
+    with qflow.open(written) as broker:
+        broker._stop.set()  # maintenance would remove the blocks of what is settled
+        broker._maintenance.join()
+        batch = broker.queue("q").get_many(30)
+        broker.queue("q").ack_many([batch[index] for index in range(3, 24)], wait=True)
+    flip(written, key_of(block_log.MARKS, OWNER, 0, 3), 0)
+    with qflow.open(written, capacity_bytes=150_000) as broker:
+        queue = broker.queue("q")
+        first = in_thread(lambda: queue.get(0)) if held else None
+        came = []
+        while len(queue) > held:
+            delivery = in_thread(lambda: queue.get(0))
+            came.append(delivery.sequence)
+            assert queue.stats().bytes >= 0
+            delivery.ack(wait=True)
+        assert came == list(range(held, 30))
+        if first is not None:
+            first.ack(wait=True)
+        assert any("more messages" in problem for problem in broker.recovery.problems)
+        assert len(queue) == 0
+        assert queue.lane.row.messages == queue.lane.row.bytes == queue.lane.row.marks == 0
+        assert broker.check() == []
+
+
 def test_a_log_whose_data_file_is_gone_is_refused_and_left_alone(written):
     """I10: a `log/` that cannot be opened is never deleted or made anew."""
     (written / "log" / "data.mdb").unlink()
@@ -273,12 +326,15 @@ def test_a_spool_of_a_newer_format_is_refused_before_anything_is_touched(written
 
     edit(written, change)
     (written / "spill" / ("q.00000001-" + "0" * 16)).mkdir()
-    with pytest.raises(qflow.FormatTooNew, match=r"format 2.*up to 1"):
+    with pytest.raises(qflow.FormatTooNew, match=r"format 3.*up to 2"):
         qflow.open(written)
     with pytest.raises(qflow.FormatTooNew):
         inspect.check_spool(written)
     assert (written / "spill" / ("q.00000001-" + "0" * 16)).is_dir()
     edit(written, lambda txn: txn.put(block_log.meta_key("format"), block_log.seal((1).to_bytes(4, "little"))))
+    with pytest.raises(qflow.StorageError, match=r"format 1.*this qflow reads 2"):
+        qflow.open(written)
+    edit(written, lambda txn: txn.put(block_log.meta_key("format"), block_log.seal((2).to_bytes(4, "little"))))
     with qflow.open(written) as broker:
         assert broker.recovery.clean
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from itertools import accumulate, pairwise
 from zlib import crc32
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_digest
 
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record
@@ -84,7 +84,7 @@ def single_decoder(data: bytes) -> object:
 
 def unframing_decoder(data: bytes) -> object:
     cut = blocks.SINGLE_HEAD_BYTES
-    end = max(cut, len(data) - 4)
+    end = max(cut, len(data) - 8)
     return Singles(KEY.table, KEY.owner, KEY.lane).unframe(data[:cut], data[cut:end], data[end:], KEY.first, WHERE)
 
 
@@ -166,11 +166,12 @@ def test_any_bytes_are_refused_and_never_crash(data):
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_bytes_with_a_right_checksum_are_not_a_block_by_that(decoder):
-    """Foreign bytes that happen to end with their own CRC-32 are refused at any length."""
+    """Foreign bytes that happen to end with the right checksum are refused at any length."""
     for length in range(200):
         data = bytes(length)
+        checksum = xxh3_64_digest(data[blocks.SINGLE_HEAD_BYTES :], crc32(data[: blocks.SINGLE_HEAD_BYTES]))
         with pytest.raises(CorruptionError, match=WHERE):
-            decoder(data + struct.pack("<I", crc32(data)))
+            decoder(data + checksum)
 
 
 sizes = st.one_of(st.integers(0, 300), st.integers(0, 2 * blocks.MAX_BYTES), st.just(0))
@@ -200,3 +201,38 @@ def test_split_does_not_cut_more_than_needed(message_sizes):
     for one, two in pairwise(pieces):
         first_of_next = [*message_sizes[one], message_sizes[two.start]]
         assert sum(first_of_next) + 20 * len(first_of_next) > blocks.MAX_BYTES - blocks.SINGLE_BYTES
+
+
+@given(st.lists(plain_or_message, min_size=1, max_size=6), st.lists(bodies, min_size=1, max_size=4), st.data())
+def test_growing_a_block_is_decoding_and_encoding_it(records, more, data):
+    """The short cut in bytes gives what the long way gives, or nothing; always something for plain dense records."""
+    times = data.draw(st.none() | st.lists(st.integers(0, 99), min_size=len(records), max_size=len(records)))
+    offsets = data.draw(st.none() | st.just(list(range(1, len(records) + 1))))
+    gap = data.draw(st.sampled_from([0, 0, 0, 1]))
+    settled = data.draw(st.integers(0, len(records)))
+    late_ms = data.draw(st.integers(-1, 2**32))
+    old = blocks.encode(KEY, records, previous=7, time_ms=1000, offsets=offsets, times=times)
+    first = KEY.first + len(records) + gap
+
+    grown = blocks.grow(old, KEY, first, more, list(map(len, more)), settled=settled, time_ms=1000 + late_ms)
+
+    bare = all(as_message(record) == Message(as_message(record).body) for record in records)
+    simple = bare and offsets is None and not gap
+    if not simple or not 0 <= late_ms < 2**32:
+        assert grown is None
+        return
+    block = blocks.decode(old, KEY, where=WHERE)
+    kept = [b""] * settled + block.records[settled:]
+    both = [*(times or [0] * len(records)), *[late_ms] * len(more)]
+    assert grown == blocks.encode(KEY, [*kept, *more], previous=7, time_ms=1000, times=both)
+
+
+@given(st.sampled_from(sorted(SAMPLES)), st.integers(min_value=0), st.integers(1, 255))
+def test_a_damaged_or_foreign_block_does_not_grow(name, position, change):
+    """What does not match its checksum or its key is left to the long way, which names it."""
+    whole = SAMPLES[name]
+    at = position % len(whole)
+    damaged = whole[:at] + bytes((whole[at] ^ change,)) + whole[at + 1 :]
+    count = blocks.read_header(whole, where=WHERE).count
+    for block, key in ((damaged, KEY), (whole[:at], KEY), (whole, KEY._replace(owner=1)), (b"", KEY)):
+        assert blocks.grow(block, key, KEY.first + count, [b"more"], [4], settled=0, time_ms=2**41) is None

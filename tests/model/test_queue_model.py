@@ -11,12 +11,15 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import qflow
+from qflow import inspect
 from qflow.delivery import Delivery
 from qflow.message import OVERHEAD_BYTES
+from qflow.storage import block_log
 
 CAPACITIES = [0, 1, 200, 1_000, 5_000]
 LARGEST = 700
@@ -40,6 +43,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.patch = pytest.MonkeyPatch()  # small blocks, and many of them: a pass has something to do
+        self.patch.setattr(block_log, "TAIL_BYTES", 1_500)
+        self.patch.setattr(block_log, "LEAST_GIVEN_BACK", 1)
         self.directory = Path(tempfile.mkdtemp(prefix="qflow-model-", dir=MEMORY if MEMORY.is_dir() else None))
         self.number = 0
         self.sent: dict[int, Sent] = {}
@@ -54,9 +60,12 @@ class QueueMachine(RuleBasedStateMachine):
         broker_capacity=st.sampled_from([500, 3_000, 100_000]),
         durable=st.booleans(),
         limit=st.sampled_from([None, None, 20]),
+        spill=st.sampled_from(["files", "segments", "mapped segments"]),
     )
-    def begin(self, capacity: int, broker_capacity: int, durable: bool, limit: int | None) -> None:
+    def begin(self, capacity: int, broker_capacity: int, durable: bool, limit: int | None, spill: str) -> None:
         self.capacity, self.broker_capacity, self.durable, self.limit = capacity, broker_capacity, durable, limit
+        self.spill = {"spill": spill.rsplit(maxsplit=1)[-1], "segment_bytes": "4KiB"}
+        self.spill["max_mapped_segments"] = 2 if spill.startswith("mapped") else 0
         self.open()
 
     @property
@@ -64,7 +73,7 @@ class QueueMachine(RuleBasedStateMachine):
         return self.directory / str(self.number)
 
     def open(self) -> None:
-        self.broker = qflow.open(self.path, capacity_bytes=self.broker_capacity)
+        self.broker = qflow.open(self.path, capacity_bytes=self.broker_capacity, **self.spill)
         assert not list((self.path / "spill").iterdir())  # I8
         self.queue = self.broker.declare_queue(
             "q", durable=self.durable, capacity_bytes=self.capacity, limit_messages=self.limit
@@ -206,6 +215,18 @@ class QueueMachine(RuleBasedStateMachine):
         assert {entry.sequence for entry in entries} <= self.waiting | self.uncertain
         assert [entry.sequence for entry in entries] == sorted(entry.sequence for entry in entries)
 
+    @precondition(lambda self: self.durable)
+    @rule(limit=st.integers(1, 100))
+    def hollow(self, limit: int) -> None:
+        """Maintenance looks at every block, by steps of any size."""
+        self.patch.setattr(block_log, "HOLLOWING_STEPS", limit)
+        lane = self.queue.lane
+        assert lane is not None
+        with self.broker._upkeep:
+            lane.hollow_at = 0
+            while self.broker._hollow():
+                pass
+
     @rule()
     def reopen(self) -> None:
         held = list(self.held)
@@ -234,6 +255,7 @@ class QueueMachine(RuleBasedStateMachine):
         (after / "log").mkdir()
         shutil.copytree(self.path / "spill", after / "spill")
         self.broker._log._env.copy_to(str(after / "log"))
+        assert inspect.check_spool(after) == []
         self.broker.close()
         self.number += 1
         self.after_restart(held)
@@ -268,6 +290,7 @@ class QueueMachine(RuleBasedStateMachine):
         if hasattr(self, "broker"):
             self.broker.close()
         shutil.rmtree(self.directory)
+        self.patch.undo()
 
 
 QueueMachine.TestCase.settings = settings(

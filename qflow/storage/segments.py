@@ -1,0 +1,222 @@
+"""A segment: a file of fixed size that holds blocks of spilled messages; and how it is read.
+
+By default a segment is read with `pread` into a buffer that is used again. With `max_mapped` above 0 it is read through
+a memory map instead, as the mmap-queue of Apache SkyWalking Satellite does it. Maps were found slower (8 KiB messages:
+5.1 µs against 3.8 µs, 16 KiB: 8.3 against 6.6): pages are entered one by one, and asked for beforehand so that a disk
+that fails gives an error and does not kill the process; they pay where the same segments are read again and again.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from itertools import pairwise
+from threading import Lock
+from types import TracebackType
+from typing import Protocol
+
+from qflow.errors import CorruptionError
+from qflow.storage.files import READ, Files
+
+
+class Segment:
+    """A file and what is in it. Block `i` holds the slots `firsts[i] … + spans[i]` and begins at byte `starts[i]`."""
+
+    __slots__ = (
+        "damaged",
+        "firsts",
+        "freed",
+        "held",
+        "identity",
+        "keys",
+        "live",
+        "map",
+        "number",
+        "pins",
+        "place",
+        "retired",
+        "size",
+        "spans",
+        "starts",
+        "used",
+    )
+
+    def __init__(self, place: Place, number: int, size: int) -> None:
+        self.place = place
+        self.number = number
+        self.size = size
+        self.identity = (0, 0)
+        """Device and inode."""
+        self.map: mmap.mmap | None = None
+        self.pins = 0
+        """Readers at this moment; it is not filled again meanwhile."""
+        self.begin_anew()
+
+    @property
+    def path(self) -> str:
+        return self.place.path(self.number)
+
+    def begin_anew(self) -> None:
+        self.firsts, self.spans, self.starts = array("Q"), array("H"), array("I")
+        self.used = 0
+        self.held = self.live = 0
+        """Messages put into it, and those of them not freed."""
+        self.freed: dict[int, int] = {}
+        """Block: bits of its slots that hold nothing any more."""
+        self.keys: list[int] = []
+        """Where the index leads here."""
+        self.retired = False
+        """Nothing leads here."""
+        self.damaged = False
+
+    def end_of(self, block: int) -> int:
+        """Return the byte after a block."""
+        return self.starts[block + 1] if block + 1 < len(self.starts) else self.used
+
+
+class Place(Protocol):
+    """What a segment's area tells: where files are, and which segments are the first and the last one."""
+
+    head: Segment | None
+    tail: Segment | None
+
+    def path(self, number: int) -> str: ...
+
+
+def open_segment(files: Files, segment: Segment) -> int:
+    """Return a descriptor for reading a segment; raises OSError, or CorruptionError for another file in its place."""
+    fd = files.open(segment.path, READ, 0)
+    try:
+        status = files.status(fd)
+        if (status.st_dev, status.st_ino) != segment.identity:
+            raise CorruptionError(f"{segment.path}: not the file that was written")
+        if status.st_size < segment.size:
+            raise CorruptionError(f"{segment.path}: {status.st_size} bytes, expected {segment.size}")
+    except BaseException:
+        files.close(fd)
+        raise
+    return fd
+
+
+class Maps:
+    """The segments that are mapped, of all areas of a store: a bounded number, or none.
+
+    When one more is needed, the one that hurts least goes: a free one, else the one that lies furthest behind its
+    queue's head; heads and tails only where there is nothing else.
+    """
+
+    def __init__(self, files: Files, most: int) -> None:
+        self._files = files
+        self.most = most
+        self._lock = Lock()
+        self._mapped: set[Segment] = set()
+
+    def view(self, segment: Segment, start: int, stop: int) -> memoryview:
+        """Return bytes of a segment, mapping it if need be; raises OSError and CorruptionError."""
+        mapped = segment.map or self._map(segment)
+        self._files.bring_in(mapped, start, stop)
+        return memoryview(mapped)[start:stop]
+
+    def _map(self, segment: Segment) -> mmap.mmap:
+        fd = open_segment(self._files, segment)
+        try:
+            mapped = self._files.map(fd, segment.size)
+        finally:
+            self._files.close(fd)
+        with self._lock:
+            # One that is read at this moment stays mapped for its reader, though it does not count any more.
+            if len(self._mapped) >= self.most and segment not in self._mapped:
+                self._forget(max(self._mapped, key=_expendable))
+            self._mapped.add(segment)
+            segment.map = mapped
+        return mapped
+
+    def _forget(self, segment: Segment) -> None:
+        segment.map = None
+        self._mapped.discard(segment)
+
+    def drop(self, segment: Segment) -> None:
+        """Unmap a segment whose file is given up."""
+        if segment.map is not None:
+            with self._lock:
+                self._forget(segment)
+
+    def clear(self) -> None:
+        """Unmap everything."""
+        with self._lock:
+            for segment in list(self._mapped):
+                self._forget(segment)
+
+
+def _expendable(segment: Segment) -> tuple[int, int]:
+    """Rank mapped segments by how little it hurts to unmap them; a glance without the area's lock."""
+    keys, head = segment.keys, segment.place.head
+    if not keys or head is None or not head.keys:
+        return 2, 0
+    if segment is segment.place.tail or segment is head:
+        return 0, 0
+    return 1, keys[0] - head.keys[0]
+
+
+class Reading:
+    """Reads blocks one after the other; holds the descriptor of the segment it is in, so it must be left in the end."""
+
+    def __init__(self, files: Files, maps: Maps) -> None:
+        self._files = files
+        self._maps = maps
+        self._fd = -1
+        self._segment: Segment | None = None
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        fd, self._fd, self._segment = self._fd, -1, None
+        if fd >= 0:
+            self._files.close(fd)
+
+    def view(self, segment: Segment, start: int, stop: int) -> memoryview:
+        """Return bytes of a segment, good until the next call; raises OSError and CorruptionError.
+
+        Cost: 1 µs, and 0.06 µs a KiB; 4 µs more for another segment than before.
+        """
+        if self._maps.most:
+            return self._maps.view(segment, start, stop)
+        self._enter(segment)
+        size = stop - start
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        view = memoryview(self._buffer)[:size]
+        done = 0
+        while done < size:
+            read = self._files.preadv(self._fd, [view[done:]], start + done)
+            if not read:
+                raise CorruptionError(f"{segment.path}: ends at byte {start + done}")
+            done += read
+        return view
+
+    def pieces(self, segment: Segment, start: int, stop: int, *cuts: int) -> list[bytes]:
+        """Return bytes of a segment as copies, cut at these bytes after `start` (negative: before `stop`)."""
+        self._enter(segment)
+        edges = [start, *(cut + (start if cut >= 0 else stop) for cut in cuts), stop]
+        return [self._copy(low, high) for low, high in pairwise(edges)]
+
+    def _copy(self, start: int, stop: int) -> bytes:
+        data = self._files.pread(self._fd, stop - start, start)
+        while len(data) < stop - start and (
+            more := self._files.pread(self._fd, stop - start - len(data), start + len(data))
+        ):
+            data += more  # one system call reads 2 GiB at most
+        return data
+
+    def _enter(self, segment: Segment) -> None:
+        if segment is not self._segment:
+            self._leave()
+            self._fd = open_segment(self._files, segment)
+            self._segment = segment

@@ -1,0 +1,686 @@
+"""The spill store of fixed-size files that are appended to (`spill="segments"`).
+
+An area is a directory of *segments*: files of one size, each filled from its start with blocks of many messages. A slot
+is a number that only grows, one a message; an index of 14 bytes a block tells where it is. (The idea is that of the
+mmap-queue of Apache SkyWalking Satellite.) Rules:
+
+- Only the *tail*, the segment written last, is appended to. When all its messages are freed it begins anew.
+- A segment whose last message is freed, in whatever order, is kept and filled again; over a bound it is unlinked.
+- Messages freed out of order are remembered, a bit each. When more than half of what the segments hold is freed, and
+  four segments more, the few messages left in the sparsest ones move together into one file of their own.
+- A message larger than a segment has a file of its own size, unlinked when it is freed.
+- A segment's file is the one that was made: another file in its place is not read and not written.
+
+Nothing is synced. Locks: `_writing` is held by the one who appends or compacts, and only that; `_lock` covers the index
+and is never held during a file operation. A segment that is being read is pinned and not filled again meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate, chain, repeat
+from threading import Lock
+from typing import NamedTuple
+
+from sortedcontainers import SortedDict
+
+from qflow.errors import CorruptionError, StorageError
+from qflow.message import OVERHEAD_BYTES, Record, charge
+from qflow.storage import blocks
+from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey, Singles
+from qflow.storage.files import OVERWRITE, Files, storage_error, write_all
+from qflow.storage.segments import Maps, Reading, Segment
+from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
+
+SEGMENT_BYTES = 4 * 2**20
+MAX_KEPT_BYTES = 256 * 2**20
+"""Free segments an area keeps to be filled again."""
+BLOCK_BYTES = 128 * 1024
+"""No block is larger, unless it holds a single message."""
+WRITE_BYTES = 256 * 1024
+"""Encoded and written at once."""
+COMPACTED_AT_ONCE = 8
+"""Segments, at most; together they hold no more than one."""
+
+_END = bytes(4)
+"""Written after the last block, so that who looks at the file does not take older blocks for new ones."""
+_NOT_OURS = frozenset({errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV, errno.ENOTDIR})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_NO_FAULT_OF_THE_FILE = _EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+
+
+class SpillSegments:
+    """A `SpillStore` that appends messages to files of one size under `<spool>/spill/`.
+
+    Args:
+        segment_bytes: size of a file.
+        max_mapped: segments of all areas that are mapped for reading at once, each takes a descriptor; 0 maps none and
+            reads them with `pread`.
+    """
+
+    def __init__(self, files: Files, spool: str, *, segment_bytes: int = SEGMENT_BYTES, max_mapped: int = 0) -> None:
+        self._files = files
+        self._spool = spool
+        self._segment_bytes = segment_bytes
+        self._maps = Maps(files, max_mapped)
+
+    def area(self, name: str, owner: int, incarnation: int) -> SegmentsArea:
+        """Return the area of a queue; see `SpillStore.area`."""
+        directory = AreaDirectory(self._files, self._spool, directory_name(name, owner, incarnation))
+        return SegmentsArea(self._files, directory, owner, self._segment_bytes, self._maps)
+
+    def close(self) -> None:
+        """Unmap everything."""
+        self._maps.clear()
+
+
+class _Found(NamedTuple):
+    """So many messages of a block, or why they cannot be had."""
+
+    count: int  # type: ignore[assignment]
+    records: list[Record] | None
+    reason: str = ""
+
+
+class _Move(NamedTuple):
+    """A block that was copied, and the bits of the messages that were."""
+
+    segment: Segment
+    block: int
+    wanted: int
+
+
+class _WriteCall:
+    """What one `write` has done so far: enough to make it count, or to undo it."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        """Of the next message."""
+        self.segment: Segment | None = None
+        """Where the next block goes, if there is room."""
+        self.fd = -1
+        self.used = self.position = 0
+        """How far the segment is filled, and how far it is written."""
+        self.pending: list[bytes] = []
+        self.blocks: list[tuple[Segment, int, int, int]] = []
+        """(segment, first slot, span, first byte) of each block."""
+        self.ends: dict[Segment, int] = {}
+        self.reused: list[Segment] = []
+        self.created: list[Segment] = []
+
+    @property
+    def room(self) -> int:
+        return self.segment.size - self.used if self.segment else 0
+
+    def add(self, slot: int, span: int, pieces: list[bytes]) -> None:
+        """Put a block behind what is pending."""
+        segment = self.segment
+        assert segment is not None
+        self.blocks.append((segment, slot, span, self.used))
+        self.used += sum(map(len, pieces))
+        assert self.used <= segment.size, "a block is larger than was allowed for"
+        self.ends[segment] = self.used
+        self.pending += pieces
+
+
+class SegmentsArea:
+    """A `SpillArea` of segments."""
+
+    def __init__(self, files: Files, directory: AreaDirectory, owner: int, segment_bytes: int, maps: Maps) -> None:
+        self.path = directory.path
+        self._files = files
+        self._directory = directory
+        self._owner = owner
+        self._segment_bytes = segment_bytes
+        self._max_kept = max(1, MAX_KEPT_BYTES // segment_bytes)
+        self._maps = maps
+        self._singles = Singles(SPILL_TABLE, owner, SPILL_LANE)
+        self._writing = Lock()
+        # Below: under the lock.
+        self._lock = Lock()
+        self.tail: Segment | None = None
+        self.head: Segment | None = None
+        """The one with the lowest slot."""
+        self._index: SortedDict[int, Segment] = SortedDict()
+        """First slot of a range: the segment that has what is left of it, up to the next range."""
+        self._kept: list[Segment] = []
+        self._dropped: list[Segment] = []
+        self._next_slot = self._next_number = 0
+        self._used = self._held = self._live = 0  # sums over the segments in the index
+        self._patience = 0
+        """Bytes that may be wasted beyond the bound, after a compaction failed."""
+        self._created = self._overwritten = self._read = self._unlinked = self._unlink_failures = 0
+        self._given_up = 0
+
+    # Writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, first: int, records: list[Record]) -> Slots:
+        """Write records; see `SpillArea.write`. 1 KiB costs about 0.5 µs a message in runs of 64 KiB and more."""
+        with self._writing:
+            self._directory.must_exist()
+            call, tail = self._begin(len(records))
+            slots = range(call.slot, call.slot + len(records))
+            try:
+                try:
+                    if tail is not None:
+                        self._continue(call, tail)
+                    self._write_blocks(call, first, records)
+                finally:
+                    self._close(call)
+                self._directory.must_exist()
+            except BaseException as error:
+                self._undo(call, error)
+                if isinstance(error, OSError):
+                    raise storage_error(error, "write a spill segment", self._directory.prefix) from error
+                raise
+            self._install(call)
+            return Slots([slots])
+
+    def _begin(self, count: int) -> tuple[_WriteCall, Segment | None]:
+        """Reserve slots, whose numbers are not used again whatever happens; return them with the tail."""
+        with self._lock:
+            call = _WriteCall(self._next_slot)
+            self._next_slot += count
+            if self.tail is not None and not self.tail.live and not self.tail.pins:
+                if self.tail.size == self._segment_bytes:
+                    self._take_from_index(self.tail)
+                    self.tail.begin_anew()
+                else:
+                    self._retire(self.tail)
+                    self.tail = None
+            return call, self.tail
+
+    def _continue(self, call: _WriteCall, tail: Segment) -> None:
+        """Append to the tail, unless its file is gone or replaced."""
+        call.segment = tail
+        if self._open(call):
+            call.used = call.position = tail.used
+        else:
+            call.segment = None
+
+    def _open(self, call: _WriteCall) -> bool:
+        """Open the call's segment for writing; False if its file is not there any more."""
+        assert call.segment is not None
+        try:
+            call.fd = self._files.open(call.segment.path, OVERWRITE, 0)
+        except OSError as error:
+            if error.errno in _NOT_OURS:
+                return False
+            raise
+        status = self._files.status(call.fd)
+        if (status.st_dev, status.st_ino) == call.segment.identity and status.st_size >= call.segment.size:
+            return True
+        self._close(call)
+        return False
+
+    def _close(self, call: _WriteCall) -> None:
+        fd, call.fd = call.fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
+    def _write_blocks(self, call: _WriteCall, first: int, records: list[Record]) -> None:
+        ends = list(accumulate(map(len, records)))
+        start, count = 0, len(records)
+        while start < count:
+            stop = blocks.reach(ends, start, min(BLOCK_BYTES, call.room))
+            if stop == start:
+                alone = len(records[start]) + SINGLE_ROOM
+                if alone > call.room:
+                    self._next_segment(call, alone)
+                    continue
+                stop = start + 1
+            key = BlockKey(SPILL_TABLE, self._owner, SPILL_LANE, first + start)
+            call.add(call.slot + start, stop - start, blocks.pieces(key, records[start:stop]))
+            if call.used - call.position >= WRITE_BYTES:
+                self._flush(call)
+            start = stop
+        self._flush(call)
+
+    def _flush(self, call: _WriteCall) -> None:
+        pieces, size = call.pending, call.used - call.position
+        if not pieces:
+            return
+        if call.room >= len(_END):
+            pieces.append(_END)
+            size += len(_END)
+        written = self._files.pwritev(call.fd, pieces, call.position)
+        if written < size:
+            write_all(self._files, call.fd, b"".join(pieces)[written:], call.position + written)
+        call.pending, call.position = [], call.used
+
+    def _next_segment(self, call: _WriteCall, least: int) -> None:
+        """Go on in a segment that is kept, or in a new one."""
+        self._flush(call)
+        self._close(call)
+        call.segment = None
+        if least > self._segment_bytes or not self._reuse(call):
+            self._create(call, max(least, self._segment_bytes))
+        call.used = call.position = 0
+
+    def _reuse(self, call: _WriteCall) -> bool:
+        """Take a segment that was kept; False if there is none."""
+        while True:
+            with self._lock:
+                if not self._kept:
+                    return False
+                call.segment = self._kept.pop()
+                call.reused.append(call.segment)
+            if self._open(call):
+                call.segment.begin_anew()
+                return True
+            self._maps.drop(call.reused.pop())
+            with self._lock:
+                self._given_up += 1
+
+    def _create(self, call: _WriteCall, size: int) -> None:
+        """Make a file; a number that is taken by something else is given up."""
+        while call.fd < 0:
+            with self._lock:
+                number = self._next_number
+                self._next_number += 1
+            try:
+                call.fd = self._directory.create(number)
+            except FileExistsError:
+                with self._lock:
+                    self._given_up += 1
+        call.segment = Segment(self, number, size)
+        call.created.append(call.segment)
+        self._files.ftruncate(call.fd, size)
+        status = self._files.status(call.fd)
+        call.segment.identity = status.st_dev, status.st_ino
+
+    def _undo(self, call: _WriteCall, error: BaseException) -> None:
+        """Keep again what was kept, remove what was made; what was appended to the tail does not count."""
+        dropped = call.created
+        with self._lock:
+            suspect = call.segment if isinstance(error, OSError) and error.errno not in _NO_FAULT_OF_THE_FILE else None
+            if suspect is not None and suspect is self.tail:  # a bad file must not fail every later write
+                self.tail = None
+                if not suspect.live:
+                    self._retire(suspect)
+            elif suspect in call.reused:
+                call.reused.remove(suspect)
+                dropped.append(suspect)
+            self._kept += call.reused
+            dropped += self._take_dropped()
+        for segment in dropped:
+            self._unlink(segment)
+
+    def _install(self, call: _WriteCall) -> None:
+        """Make readable what was written."""
+        with self._lock:
+            for segment, slot, span, start in call.blocks:
+                if not segment.keys:
+                    self._lead(slot, segment)
+                self._add_block(segment, slot, span, start, span)
+            for segment, end in call.ends.items():
+                self._used += end - segment.used
+                segment.used = end
+            self._created += len(call.created)
+            self._overwritten += len(call.reused)
+            before, self.tail = self.tail, call.segment
+            if before is not None and before is not self.tail and not before.live:
+                self._retire(before)
+            dropped = self._take_dropped()
+        for segment in dropped:
+            self._unlink(segment)
+
+    # Index ------------------------------------------------------------------------------------------ under the lock
+
+    def _add_block(self, segment: Segment, slot: int, span: int, start: int, messages: int) -> None:
+        segment.firsts.append(slot)
+        segment.spans.append(span)
+        segment.starts.append(start)
+        segment.held += messages
+        segment.live += messages
+        self._held += messages
+        self._live += messages
+
+    def _lead(self, slot: int, segment: Segment) -> None:
+        self._index[slot] = segment
+        segment.keys.append(slot)
+        self.head = self._index.peekitem(0)[1]
+
+    def _take_from_index(self, segment: Segment) -> None:
+        for key in segment.keys:
+            del self._index[key]
+        segment.keys = []
+        self._used -= segment.used
+        self._held -= segment.held
+        self._live -= segment.live
+        segment.used = segment.held = segment.live = 0
+        self.head = self._index.peekitem(0)[1] if self._index else None
+
+    def _find(self, slot: int) -> tuple[Segment, int]:
+        """Return the segment of a slot in use, and which of its blocks has it."""
+        segment: Segment = self._index.peekitem(self._index.bisect_right(slot) - 1)[1]
+        return segment, bisect_right(segment.firsts, slot) - 1
+
+    def _retire(self, segment: Segment) -> None:
+        """Keep a segment that holds nothing, as soon as nobody reads it."""
+        if not segment.retired:
+            self._take_from_index(segment)
+            segment.retired = True
+        if not segment.pins:
+            if segment.size != self._segment_bytes:
+                self._dropped.append(segment)
+                return
+            self._kept.append(segment)
+            if len(self._kept) > self._max_kept:
+                self._dropped.append(self._kept.pop(0))
+
+    def _take_dropped(self) -> list[Segment]:
+        """Return the segments that are not kept; the caller unlinks them."""
+        if not self._dropped:
+            return []
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    # Reading -----------------------------------------------------------------------------------------------------
+
+    def read(
+        self, first: int, slots: Slots, max_bytes: int, largest: int
+    ) -> tuple[list[Record | None], list[tuple[int, str]]]:
+        """Read messages from the first slot on; see `SpillArea.read`. Cost, 1 KiB: 0.5 µs a message."""
+        records: list[Record | None] = []
+        problems: list[tuple[int, str]] = []
+        room = max_bytes
+        with Reading(self._files, self._maps) as reading:
+            blocks_read = self._read_blocks(reading, first, slots)
+            while not records or room >= OVERHEAD_BYTES:
+                try:
+                    found = next(blocks_read, None)
+                except OSError as error:  # no file can be opened now
+                    if records:
+                        break
+                    raise storage_error(error, "read a spill segment", self._directory.prefix) from error
+                if found is None:
+                    break
+                if found.records is None:
+                    problems += ((first + len(records) + place, found.reason) for place in range(found.count))
+                    records += repeat(None, found.count)
+                    continue
+                cost = charge(found.records)
+                if cost > room:
+                    costs = accumulate(len(record) + OVERHEAD_BYTES for record in found.records)
+                    fitting = bisect_right(list(costs), room)
+                    records += found.records[: fitting if records else max(1, fitting)]
+                    break
+                records += found.records
+                room -= cost
+        return records, problems
+
+    def _read_blocks(self, reading: Reading, first: int, slots: Slots) -> Iterator[_Found]:
+        """Yield what each block has of some slots; raises OSError if no file can be opened now."""
+        sequence = first
+        for piece in slots.ranges():
+            slot = piece.start
+            while slot < piece.stop:
+                found = self._read_block(reading, slot, piece.stop, sequence)
+                yield found
+                slot += found.count
+                sequence += found.count
+
+    def _read_block(self, reading: Reading, slot: int, stop: int, sequence: int) -> _Found:
+        """Return the messages of [slot, stop) in the block of `slot`."""
+        with self._lock:
+            if self._directory.removed:
+                return _Found(stop - slot, None, f"{self._directory.prefix}: removed with its queue")
+            segment, block = self._find(slot)
+            first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
+            stop = min(stop, first + segment.spans[block])
+            segment.pins += 1
+            self._read += 1
+        where = f"{segment.path}, byte {start}"
+        try:
+            if end - start > BLOCK_BYTES:  # one message, which is not copied again
+                head, body, tail = reading.pieces(
+                    segment, start, end, SINGLE_HEAD_BYTES, SINGLE_HEAD_BYTES - SINGLE_BYTES
+                )
+                return _Found(1, [self._singles.unframe(head, body, tail, sequence, where)])
+            found = blocks.decode(
+                reading.view(segment, start, end),
+                BlockKey(SPILL_TABLE, self._owner, SPILL_LANE, sequence - (slot - first)),
+                where=where,
+            )
+            low, high = bisect_left(found.offsets, slot - first), bisect_left(found.offsets, stop - first)
+            if high - low < stop - slot:
+                raise CorruptionError(f"{where}: not all messages are there")
+            return _Found(stop - slot, found.records[low:high])
+        except CorruptionError as error:
+            return _Found(stop - slot, None, str(error))
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise
+            return _Found(stop - slot, None, f"{where}: {error.strerror}")
+        finally:
+            self._unpin(segment)
+
+    def _unpin(self, segment: Segment) -> None:
+        with self._lock:
+            segment.pins -= 1
+            if not segment.retired or segment.pins or self._directory.removed:
+                return
+            self._retire(segment)
+            dropped = self._take_dropped()
+        for other in dropped:
+            self._unlink(other)
+
+    # Freeing -----------------------------------------------------------------------------------------------------
+
+    def free(self, slots: Slots) -> None:
+        """Give back slots; see `SpillArea.free`. Cost: 3 µs a block, and now and then a compaction."""
+        with self._lock:
+            if self._directory.removed:
+                return
+            for piece in slots.ranges():
+                slot = piece.start
+                while slot < piece.stop:
+                    slot = self._free_in_block(slot, piece.stop)
+            dropped = self._take_dropped()
+            sparse = self._is_sparse()
+        for segment in dropped:
+            self._unlink(segment)
+        if sparse and self._writing.acquire(blocking=False):
+            try:
+                self._compact()
+            finally:
+                self._writing.release()
+
+    def _free_in_block(self, slot: int, stop: int) -> int:
+        """Free what [slot, stop) has in the block of `slot`; return where that ends. Under the lock."""
+        segment, block = self._find(slot)
+        first = segment.firsts[block]
+        stop = min(stop, first + segment.spans[block])
+        bits = ((1 << (stop - slot)) - 1) << (slot - first)
+        before = segment.freed.get(block, 0)
+        segment.freed[block] = before | bits
+        number = (bits & ~before).bit_count()
+        segment.live -= number
+        self._live -= number
+        if not segment.live and segment is not self.tail:
+            self._retire(segment)
+        return stop
+
+    def _unlink(self, segment: Segment) -> None:
+        """Remove the file of a segment that nothing leads to."""
+        self._maps.drop(segment)
+        done = failed = 0
+        try:
+            self._files.unlink(segment.path)
+            done = 1
+        except FileNotFoundError:
+            pass
+        except OSError:
+            failed = 1
+        with self._lock:
+            self._unlinked += done
+            self._unlink_failures += failed
+
+    def remove(self) -> None:
+        """Set the directory aside for a `Wiper`; see `SpillArea.remove`. Cost: one rename."""
+        failed = False
+        try:
+            self._directory.remove()
+        except OSError:
+            failed = True
+        with self._lock:
+            dropped = {*self._index.values(), *self._kept, *filter(None, (self.tail,))}
+            self._index.clear()
+            self._kept = []
+            self.head = self.tail = None
+            self._unlink_failures += failed
+        for segment in dropped:
+            self._maps.drop(segment)
+
+    # Compaction --------------------------------------------------------------------------------------------------
+
+    def _is_sparse(self) -> bool:
+        """Tell whether more than half of what the segments hold is freed, and four segments more. Under the lock."""
+        live = self._used * self._live // max(1, self._held)
+        return self._used - 2 * live > 4 * self._segment_bytes + self._patience
+
+    def _compact(self) -> None:
+        """Move what is left in the sparsest segments into one file; the writing lock is held. Never raises OSError."""
+        with self._lock:
+            chosen = self._sparsest()
+            if not chosen:
+                return
+            for segment in chosen:
+                segment.pins += 1
+            places = sorted((first, segment, block) for segment in chosen for block, first in enumerate(segment.firsts))
+        call = _WriteCall(0)
+        try:
+            try:
+                self._create(call, sum(segment.used + 4 * segment.held for segment in chosen))
+                with Reading(self._files, self._maps) as reading:
+                    moved = [
+                        move for _, segment, block in places if (move := self._copy(call, reading, segment, block))
+                    ]
+                self._flush(call)
+            finally:
+                self._close(call)
+            self._directory.must_exist()
+        except BaseException as error:
+            self._undo(call, error)
+            with self._lock:
+                self._patience += self._segment_bytes  # or it would be tried again with each message freed
+            if not isinstance(error, OSError | StorageError | CorruptionError):
+                raise
+        else:
+            self._lead_over(call, chosen, moved)
+        finally:
+            for segment in chosen:
+                self._unpin(segment)
+
+    def _sparsest(self) -> list[Segment]:
+        """Return segments that are at most half alive, and together fit into one. Under the lock."""
+        segments = {segment for segment in self._index.values() if segment is not self.tail and not segment.damaged}
+        sparse = sorted(segments, key=lambda segment: segment.live / segment.held)[:COMPACTED_AT_ONCE]
+        totals = accumulate(segment.used * segment.live // segment.held for segment in sparse)
+        return [
+            segment
+            for segment, total in zip(sparse, totals, strict=True)
+            if 2 * segment.live <= segment.held and total <= self._segment_bytes
+        ]
+
+    def _copy(self, call: _WriteCall, reading: Reading, segment: Segment, block: int) -> _Move | None:
+        """Write a block again without what is freed, if anything is left of it."""
+        first, span = segment.firsts[block], segment.spans[block]
+        with self._lock:
+            wanted = ((1 << span) - 1) & ~segment.freed.get(block, 0)
+        if not wanted:
+            return None
+        start = segment.starts[block]
+        try:
+            view = reading.view(segment, start, segment.end_of(block))
+            found = blocks.decode(view, None, where=f"{segment.path}, byte {start}")
+        except (CorruptionError, OSError):
+            segment.damaged = True  # whoever reads it gets to know
+            raise
+        left = [place for place, offset in enumerate(found.offsets) if wanted >> offset & 1]
+        offsets = [found.offsets[place] for place in left]
+        dense = offsets[-1] == len(offsets) - 1
+        records = [found.records[place] for place in left]
+        call.add(first, offsets[-1] + 1, blocks.pieces(found.header.key, records, None if dense else offsets))
+        if call.used - call.position >= WRITE_BYTES:
+            self._flush(call)
+        return _Move(segment, block, wanted)
+
+    def _lead_over(self, call: _WriteCall, chosen: list[Segment], moved: list[_Move]) -> None:
+        """Let the index lead to the copies. What was freed meanwhile is freed in them, too."""
+        target = call.segment
+        assert target is not None
+        with self._lock:
+            if self._directory.removed:
+                return
+            self._created += 1
+            for number, ((_, slot, span, start), move) in enumerate(zip(call.blocks, moved, strict=True)):
+                left = move.wanted & ~move.segment.freed.get(move.block, 0)
+                self._add_block(target, slot, span, start, left.bit_count())
+                target.freed[number] = ((1 << span) - 1) & ~left
+            target.used = call.used
+            self._used += call.used
+            keys = [key for segment in chosen for key in segment.keys]
+            for segment in chosen:
+                self._retire(segment)
+            for key in keys:
+                self._lead(key, target)
+            if not target.live:
+                self._retire(target)
+            self._patience = 0
+            dropped = self._take_dropped()
+        for segment in dropped:
+            self._unlink(segment)
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    def problems(self, slots: list[int]) -> list[str]:
+        """Compare files, slots in use and slots known; see `SpillArea.problems`. Cost: O(messages)."""
+        if self._directory.removed:
+            return []
+        there = self._directory.numbers()
+        with self._lock:
+            known = Counter(chain.from_iterable(map(_live_slots, set(self._index.values()))))
+            used = {segment.number for segment in self._index.values() if segment.live}
+            tail = {self.tail.number} if self.tail else set()
+            kept = {segment.number for segment in self._kept}
+            tallies = {"live": self._live, "held": self._held, "used": self._used}
+            sums = {name: sum(getattr(one, name) for one in set(self._index.values())) for name in tallies}
+            excused = self._given_up + self._unlink_failures
+        prefix = self._directory.prefix
+        found = [
+            f"slot {slot} of {prefix} is in use {times} times" for slot, times in Counter(slots).items() if times > 1
+        ]
+        found += [f"slot {slot} of {prefix} is in use and free" for slot in sorted(set(slots) - known.keys())]
+        found += [f"slot {slot} of {prefix} belongs to no message" for slot in sorted(known.keys() - set(slots))]
+        found += [f"slot {slot} of {prefix} is held {times} times" for slot, times in known.items() if times > 1]
+        found += [f"{self._directory.path(number)} is missing" for number in sorted(used - there)]
+        found += [f"{self._directory.path(number)} is in use and free" for number in sorted(used & kept)]
+        if tallies != sums:
+            found.append(f"{prefix} counts {tallies}, a recount gives {sums}")
+        nobodys = there - kept - used - tail
+        if len(nobodys) > excused:
+            found.append(f"{len(nobodys)} segments belong to no message, such as {self._directory.path(min(nobodys))}")
+        return found
+
+    def counters(self) -> SpillCounters:
+        """Return what was done so far."""
+        with self._lock:
+            return SpillCounters(
+                created=self._created,
+                overwritten=self._overwritten,
+                read=self._read,
+                unlinked=self._unlinked,
+                unlink_failures=self._unlink_failures,
+                kept=len(self._kept),
+            )
+
+
+def _live_slots(segment: Segment) -> Iterator[int]:
+    for block, first in enumerate(segment.firsts):
+        freed = segment.freed.get(block, 0)
+        yield from (first + offset for offset in range(segment.spans[block]) if not freed >> offset & 1)

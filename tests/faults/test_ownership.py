@@ -1,0 +1,199 @@
+"""Who may open a spool: second processes, forked children, foreign directories, files in the way."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import qflow
+from crash.seams import run_in_child
+from faults.seams import drained, in_thread
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+OPEN_HERE = """
+import sys, qflow
+try:
+    qflow.open(sys.argv[1])
+except qflow.QflowError as error:
+    print(type(error).__name__, error)
+else:
+    print("opened")
+"""
+
+
+def tree(path: Path) -> dict[str, int]:
+    """Return every path below with its size."""
+    return {str(entry): entry.lstat().st_size for entry in path.rglob("*")}
+
+
+def open_elsewhere(path: Path) -> str:
+    """Open a spool in another process; return what it says."""
+    return subprocess.check_output([sys.executable, "-c", OPEN_HERE, str(path)], text=True, timeout=60)
+
+
+def test_a_second_process_is_refused_before_anything_is_wiped(spool, open_spool):
+    """Edge 12: SpoolInUse names the owner, and its spill files are still there."""
+    broker = open_spool(capacity_bytes=1_000)
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many([b"x" * 100] * 30)
+    queue.put(b"y")
+    assert queue.stats().spilled_messages
+    before = tree(spool / "spill")
+    said = open_elsewhere(spool)
+    assert said.startswith("SpoolInUse")
+    assert str(os.getpid()) in said
+    assert tree(spool / "spill") == before
+    assert drained(queue) == [b"x" * 100] * 30 + [b"y"]
+
+
+def test_a_spool_is_free_after_a_close_and_after_a_failed_open(spool):
+    """Edge 12: neither a close nor an open that failed keeps the lock."""
+    qflow.open(spool).close()
+    (spool / "spill").rmdir()
+    (spool / "spill").write_bytes(b"")
+    with pytest.raises(qflow.StorageError):
+        qflow.open(spool)
+    (spool / "spill").unlink()
+    assert open_elsewhere(spool) == "opened\n"
+
+
+def test_every_call_in_a_forked_child_says_so_and_the_parent_goes_on(spool, open_spool):
+    """Edge 12: ForkedProcess from puts, gets, acks, looks and close; the parent's queue is as it was."""
+    broker = open_spool()
+    durable, transient = broker.declare_queue("q"), broker.declare_queue("t", durable=False)
+    for queue in (durable, transient):
+        queue.put_many([b"a", b"b", b"c", b"d"])
+    delivery, batch = durable.get(), durable.get_many(2)
+
+    def child() -> None:
+        calls: list[Callable[[], object]] = [
+            broker.stats, broker.check, broker.queues, broker.close, lambda: broker.queue("q"),
+            lambda: broker.declare_queue("new"), lambda: broker.delete_queue("q"), lambda: durable.submit(b"x"),
+            delivery.ack, lambda: delivery.ack(wait=True), delivery.nack, batch.ack, lambda: batch[0].nack(),
+            lambda: durable.ack_many([delivery]),
+        ]  # fmt: skip
+        for queue in (durable, transient):
+            calls += [
+                partial(queue.put, b"x"), partial(queue.put_many, [b"x"]), partial(queue.get, 0),
+                partial(queue.get_many, 3, timeout_s=0), lambda queue=queue: list(queue.browse()), partial(len, queue),
+                queue.purge, queue.stats,
+            ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(qflow.ForkedProcess):
+                call()
+        assert delivery.body == b"a"
+        with pytest.raises(qflow.SpoolInUse):
+            qflow.open(spool)
+
+    assert run_in_child(child) == 0
+    delivery.ack(wait=True)
+    batch.nack()
+    assert drained(durable) == [b"b", b"c", b"d"]
+
+
+def test_a_fork_while_other_threads_put_does_not_hang_the_child(spool, open_spool):
+    """Edge 12: locks that other threads held at the moment of the fork are not waited for."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    stop = threading.Event()
+
+    def produce() -> None:
+        while not stop.is_set():
+            queue.put(b"x")
+
+    threads = [threading.Thread(target=produce) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+
+    def child() -> None:
+        for call in (lambda: queue.put(b"y"), broker.close, lambda: queue.get(0)):
+            with pytest.raises(qflow.ForkedProcess):
+                call()
+
+    codes = [run_in_child(child) for _ in range(10)]
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert codes == [0] * 10
+
+
+def test_a_killed_parent_frees_the_spool_although_a_child_lives(tmp_path):
+    """Edge 12: after SIGKILL of the owner its forked child does not keep others out."""
+    script = """
+import os, sys, qflow
+broker = qflow.open(sys.argv[1])
+broker.declare_queue("q").put(b"x")
+if os.fork() == 0:
+    os.write(1, b"child\\n")
+    os.read(0, 1)
+    os._exit(0)
+os.wait()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "spool")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"child\n"
+        owner.kill()
+        assert owner.wait(30) == -9
+        with qflow.open(tmp_path / "spool") as broker:
+            assert len(broker.queue("q")) == 1
+
+
+def test_a_foreign_directory_is_refused_and_untouched(tmp_path):
+    """Edge 12: a directory that holds something else is not made a spool."""
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(qflow.StorageError, match=r"thesis\.tex"):
+        qflow.open(tmp_path)
+    assert tree(tmp_path) == {str(tmp_path / "thesis.tex"): 13}
+
+
+def test_files_of_others_inside_a_spool_are_left_alone(spool):
+    """I8: what somebody put into a spool, its spill directory included, is still there after wipes."""
+    qflow.open(spool).close()
+    strange = [spool / "notes.txt", spool / "spill" / "notes.txt", spool / "wiping" / "notes.txt"]
+    for path in strange:
+        path.write_text("mine")
+    with qflow.open(spool) as broker:
+        broker._wiper.step(1_000)
+    assert all(path.read_text() == "mine" for path in strange)
+
+
+@pytest.mark.parametrize("name", ["", "log", "spill", "wiping", "lock"])
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link", "FIFO"])
+def test_something_else_in_the_place_of_ours_is_a_clear_error(name, kind, spool, tmp_path):
+    """Edges 10, 12: a file, link or FIFO where a directory (or the lock) should be: StorageError, and it stays."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    path = spool / name if name else spool
+    if name:
+        spool.mkdir()
+    if (name, kind) in (("lock", "file"), ("", "link")):
+        pytest.skip("a file is what the lock is, and a link to a directory may lead to a spool")
+    if kind == "file":
+        path.write_bytes(b"precious")
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(elsewhere if kind == "link" else tmp_path / "nowhere")
+    with pytest.raises(qflow.StorageError) as caught:
+        in_thread(lambda: qflow.open(spool))
+    assert str(path) in str(caught.value)
+    status = path.lstat()
+    assert {"file": stat.S_ISREG, "FIFO": stat.S_ISFIFO}.get(kind, stat.S_ISLNK)(status.st_mode)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_spool_is_private(spool, open_spool):
+    """What is in a queue is for its owner's eyes: directories 0700, files 0600 or less."""
+    broker = open_spool(capacity_bytes=300)
+    broker.declare_queue("q", durable=False).put_many([b"x" * 100] * 9)
+    for path in [spool, *spool.rglob("*")]:
+        assert path.lstat().st_mode & 0o077 == 0, path
