@@ -26,9 +26,9 @@ def producers(setup: Setup) -> Iterator[Row]:
         found[count] = {}
         with contest.opened(setup, engines) as every:
             entrants = [one for one in every if one.opened is None or one.opened.put]
-            each = max(setup.size(800, 16) // count, 2)
+            each = max(setup.size(400, 16) // count, setup.size(16, 2))
             sides = [one.guarded(partial(together, count, each)) for one in entrants]
-            measured = interleave(setup.few_rounds, setup.size(3, 1), *sides)
+            measured = interleave(setup.few_rounds, setup.size(2, 1), *sides)
         for entrant, seconds in zip(entrants, measured, strict=True):
             column = f"{count} thread{'s' * (count > 1)}"
             if not entrant.problem:
