@@ -620,7 +620,7 @@ def open_broker(
     *,
     capacity_bytes: int | str = "64MiB",
     spill: str = "files",
-    segment_bytes: int | str = "4MiB",
+    segment_bytes: int | str = "8MiB",
     max_mapped_segments: int = 0,
     max_transaction_bytes: int | str = "64MiB",
     unsafe_filesystem: bool = False,

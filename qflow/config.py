@@ -169,7 +169,7 @@ class BrokerSettings:
 
     capacity_bytes: int = _setting(parse_size, "64MiB")
     spill: str = "files"
-    segment_bytes: int = _setting(parse_size, "4MiB")
+    segment_bytes: int = _setting(parse_size, "8MiB")
     max_mapped_segments: int = _setting(partial(parse_count, least=0), 0)
     max_transaction_bytes: int = _setting(parse_size, "64MiB")
     unsafe_filesystem: bool = False

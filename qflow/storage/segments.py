@@ -9,6 +9,7 @@ that fails gives an error and does not kill the process; they pay where the same
 from __future__ import annotations
 
 import mmap
+import os
 from array import array
 from itertools import pairwise
 from threading import Lock
@@ -18,12 +19,15 @@ from typing import Protocol
 from qflow.errors import CorruptionError
 from qflow.storage.files import READ, Files
 
+NOTHING_FREED: dict[int, int] = {}
+
 
 class Segment:
-    """A file and what is in it. Block `i` holds the slots `firsts[i] … + spans[i]` and begins at byte `starts[i]`."""
+    """A file and what is in it. Block `i` holds the slots from `firsts[i]` on and begins at byte `starts[i]`."""
 
     __slots__ = (
         "damaged",
+        "end",
         "firsts",
         "freed",
         "held",
@@ -45,11 +49,13 @@ class Segment:
         self.place = place
         self.number = number
         self.size = size
-        self.identity = (0, 0)
-        """Device and inode."""
+        self.identity = 0
+        """Of its file; see `identity_of`."""
         self.map: mmap.mmap | None = None
         self.pins = 0
         """Readers at this moment; it is not filled again meanwhile."""
+        self.retired = False
+        """Nothing leads here any more; kept when nobody reads it."""
         self.begin_anew()
 
     @property
@@ -57,30 +63,54 @@ class Segment:
         return self.place.path(self.number)
 
     def begin_anew(self) -> None:
-        self.firsts, self.spans, self.starts = array("Q"), array("H"), array("I")
+        """Hold nothing."""
+        self.firsts, self.starts = array("Q"), array("I")
+        self.spans: array[int] | None = None
+        """How many slots each block covers; None: up to the next block."""
+        self.end = 0
+        """The slot after the last one."""
         self.used = 0
+        """Bytes."""
         self.held = self.live = 0
         """Messages put into it, and those of them not freed."""
-        self.freed: dict[int, int] = {}
+        self.freed = NOTHING_FREED
         """Block: bits of its slots that hold nothing any more."""
-        self.keys: list[int] = []
+        self.keys: tuple[int, ...] = ()
         """Where the index leads here."""
-        self.retired = False
-        """Nothing leads here."""
         self.damaged = False
+
+    def span_of(self, block: int) -> int:
+        """Return how many slots a block covers."""
+        if self.spans is not None:
+            return self.spans[block]
+        stop = self.firsts[block + 1] if block + 1 < len(self.firsts) else self.end
+        return stop - self.firsts[block]
 
     def end_of(self, block: int) -> int:
         """Return the byte after a block."""
         return self.starts[block + 1] if block + 1 < len(self.starts) else self.used
 
+    def free(self, block: int, bits: int) -> None:
+        """Set which slots of a block hold nothing any more."""
+        if self.freed is NOTHING_FREED:
+            self.freed = {}
+        self.freed[block] = bits
+
 
 class Place(Protocol):
     """What a segment's area tells: where files are, and which segments are the first and the last one."""
 
-    head: Segment | None
     tail: Segment | None
 
+    @property
+    def head(self) -> Segment | None: ...
+
     def path(self, number: int) -> str: ...
+
+
+def identity_of(status: os.stat_result) -> int:
+    """Return a number that tells a file from any other: device and inode."""
+    return status.st_dev << 64 | status.st_ino
 
 
 def open_segment(files: Files, segment: Segment) -> int:
@@ -88,7 +118,7 @@ def open_segment(files: Files, segment: Segment) -> int:
     fd = files.open(segment.path, READ, 0)
     try:
         status = files.status(fd)
-        if (status.st_dev, status.st_ino) != segment.identity:
+        if identity_of(status) != segment.identity:
             raise CorruptionError(f"{segment.path}: not the file that was written")
         if status.st_size < segment.size:
             raise CorruptionError(f"{segment.path}: {status.st_size} bytes, expected {segment.size}")

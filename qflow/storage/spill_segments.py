@@ -1,7 +1,7 @@
 """The spill store of fixed-size files that are appended to (`spill="segments"`).
 
 An area is a directory of *segments*: files of one size, each filled from its start with blocks of many messages. A slot
-is a number that only grows, one a message; an index of 14 bytes a block tells where it is. (The idea is that of the
+is a number that only grows, one a message; `segment_index` tells where it is. (The idea is that of the
 mmap-queue of Apache SkyWalking Satellite.) Rules:
 
 - Only the *tail*, the segment written last, is appended to. When all its messages are freed it begins anew.
@@ -20,30 +20,26 @@ from __future__ import annotations
 import errno
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 from threading import Lock
 from typing import NamedTuple
-
-from sortedcontainers import SortedDict
 
 from qflow.errors import CorruptionError, StorageError
 from qflow.message import OVERHEAD_BYTES, Record, charge
 from qflow.storage import blocks
 from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey, Singles
 from qflow.storage.files import OVERWRITE, Files, storage_error, write_all
-from qflow.storage.segments import Maps, Reading, Segment
+from qflow.storage.segment_index import Move, SegmentIndex
+from qflow.storage.segments import Maps, Reading, Segment, identity_of
 from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
 
-SEGMENT_BYTES = 4 * 2**20
+SEGMENT_BYTES = 8 * 2**20
 MAX_KEPT_BYTES = 256 * 2**20
 """Free segments an area keeps to be filled again."""
 BLOCK_BYTES = 128 * 1024
 """No block is larger, unless it holds a single message."""
 WRITE_BYTES = 256 * 1024
 """Encoded and written at once."""
-COMPACTED_AT_ONCE = 8
-"""Segments, at most; together they hold no more than one."""
 
 _END = bytes(4)
 """Written after the last block, so that who looks at the file does not take older blocks for new ones."""
@@ -83,14 +79,6 @@ class _Found(NamedTuple):
     count: int  # type: ignore[assignment]
     records: list[Record] | None
     reason: str = ""
-
-
-class _Move(NamedTuple):
-    """A block that was copied, and the bits of the messages that were."""
-
-    segment: Segment
-    block: int
-    wanted: int
 
 
 class _WriteCall:
@@ -144,18 +132,19 @@ class SegmentsArea:
         # Below: under the lock.
         self._lock = Lock()
         self.tail: Segment | None = None
-        self.head: Segment | None = None
-        """The one with the lowest slot."""
-        self._index: SortedDict[int, Segment] = SortedDict()
-        """First slot of a range: the segment that has what is left of it, up to the next range."""
+        self._index = SegmentIndex(segment_bytes)
         self._kept: list[Segment] = []
         self._dropped: list[Segment] = []
         self._next_slot = self._next_number = 0
-        self._used = self._held = self._live = 0  # sums over the segments in the index
         self._patience = 0
         """Bytes that may be wasted beyond the bound, after a compaction failed."""
         self._created = self._overwritten = self._read = self._unlinked = self._unlink_failures = 0
         self._given_up = 0
+
+    @property
+    def head(self) -> Segment | None:
+        """The segment with the lowest slot."""
+        return self._index.head
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -188,8 +177,7 @@ class SegmentsArea:
             self._next_slot += count
             if self.tail is not None and not self.tail.live and not self.tail.pins:
                 if self.tail.size == self._segment_bytes:
-                    self._take_from_index(self.tail)
-                    self.tail.begin_anew()
+                    self._index.take_out(self.tail)
                 else:
                     self._retire(self.tail)
                     self.tail = None
@@ -213,7 +201,7 @@ class SegmentsArea:
                 return False
             raise
         status = self._files.status(call.fd)
-        if (status.st_dev, status.st_ino) == call.segment.identity and status.st_size >= call.segment.size:
+        if identity_of(status) == call.segment.identity and status.st_size >= call.segment.size:
             return True
         self._close(call)
         return False
@@ -271,7 +259,7 @@ class SegmentsArea:
                 call.segment = self._kept.pop()
                 call.reused.append(call.segment)
             if self._open(call):
-                call.segment.begin_anew()
+                call.segment.retired = False
                 return True
             self._maps.drop(call.reused.pop())
             with self._lock:
@@ -292,7 +280,7 @@ class SegmentsArea:
         call.created.append(call.segment)
         self._files.ftruncate(call.fd, size)
         status = self._files.status(call.fd)
-        call.segment.identity = status.st_dev, status.st_ino
+        call.segment.identity = identity_of(status)
 
     def _undo(self, call: _WriteCall, error: BaseException) -> None:
         """Keep again what was kept, remove what was made; what was appended to the tail does not count."""
@@ -314,13 +302,10 @@ class SegmentsArea:
     def _install(self, call: _WriteCall) -> None:
         """Make readable what was written."""
         with self._lock:
-            for segment, slot, span, start in call.blocks:
-                if not segment.keys:
-                    self._lead(slot, segment)
-                self._add_block(segment, slot, span, start, span)
+            for block in call.blocks:
+                self._index.add_block(*block)
             for segment, end in call.ends.items():
-                self._used += end - segment.used
-                segment.used = end
+                self._index.fill(segment, end)
             self._created += len(call.created)
             self._overwritten += len(call.reused)
             before, self.tail = self.tail, call.segment
@@ -330,42 +315,10 @@ class SegmentsArea:
         for segment in dropped:
             self._unlink(segment)
 
-    # Index ------------------------------------------------------------------------------------------ under the lock
-
-    def _add_block(self, segment: Segment, slot: int, span: int, start: int, messages: int) -> None:
-        segment.firsts.append(slot)
-        segment.spans.append(span)
-        segment.starts.append(start)
-        segment.held += messages
-        segment.live += messages
-        self._held += messages
-        self._live += messages
-
-    def _lead(self, slot: int, segment: Segment) -> None:
-        self._index[slot] = segment
-        segment.keys.append(slot)
-        self.head = self._index.peekitem(0)[1]
-
-    def _take_from_index(self, segment: Segment) -> None:
-        for key in segment.keys:
-            del self._index[key]
-        segment.keys = []
-        self._used -= segment.used
-        self._held -= segment.held
-        self._live -= segment.live
-        segment.used = segment.held = segment.live = 0
-        self.head = self._index.peekitem(0)[1] if self._index else None
-
-    def _find(self, slot: int) -> tuple[Segment, int]:
-        """Return the segment of a slot in use, and which of its blocks has it."""
-        segment: Segment = self._index.peekitem(self._index.bisect_right(slot) - 1)[1]
-        return segment, bisect_right(segment.firsts, slot) - 1
-
     def _retire(self, segment: Segment) -> None:
-        """Keep a segment that holds nothing, as soon as nobody reads it."""
-        if not segment.retired:
-            self._take_from_index(segment)
-            segment.retired = True
+        """Keep a segment that holds nothing, as soon as nobody reads it. Under the lock."""
+        self._index.take_out(segment)
+        segment.retired = True
         if not segment.pins:
             if segment.size != self._segment_bytes:
                 self._dropped.append(segment)
@@ -375,7 +328,7 @@ class SegmentsArea:
                 self._dropped.append(self._kept.pop(0))
 
     def _take_dropped(self) -> list[Segment]:
-        """Return the segments that are not kept; the caller unlinks them."""
+        """Return the segments that are not kept; the caller unlinks them. Under the lock."""
         if not self._dropped:
             return []
         dropped, self._dropped = self._dropped, []
@@ -422,9 +375,9 @@ class SegmentsArea:
         with self._lock:
             if self._directory.removed:
                 return _Found(stop - slot, None, f"{self._directory.prefix}: removed with its queue")
-            segment, block = self._find(slot)
+            segment, block = self._index.find(slot)
             first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
-            span = segment.spans[block]
+            span = segment.span_of(block)
             stop = min(stop, first + span)
             if most is not None and stop - slot == span and end - start - span * SINGLE_ROOM > most:
                 return _Found(0, None)  # else the block would be read again by the next call
@@ -475,9 +428,11 @@ class SegmentsArea:
             for piece in slots.ranges():
                 slot = piece.start
                 while slot < piece.stop:
-                    slot = self._free_in_block(slot, piece.stop)
+                    segment, slot = self._index.free(slot, piece.stop)
+                    if not segment.live and segment is not self.tail:
+                        self._retire(segment)
             dropped = self._take_dropped()
-            sparse = self._is_sparse()
+            sparse = self._index.is_sparse(self._patience)
         for segment in dropped:
             self._unlink(segment)
         if sparse and self._writing.acquire(blocking=False):
@@ -485,21 +440,6 @@ class SegmentsArea:
                 self._compact()
             finally:
                 self._writing.release()
-
-    def _free_in_block(self, slot: int, stop: int) -> int:
-        """Free what [slot, stop) has in the block of `slot`; return where that ends. Under the lock."""
-        segment, block = self._find(slot)
-        first = segment.firsts[block]
-        stop = min(stop, first + segment.spans[block])
-        bits = ((1 << (stop - slot)) - 1) << (slot - first)
-        before = segment.freed.get(block, 0)
-        segment.freed[block] = before | bits
-        number = (bits & ~before).bit_count()
-        segment.live -= number
-        self._live -= number
-        if not segment.live and segment is not self.tail:
-            self._retire(segment)
-        return stop
 
     def _unlink(self, segment: Segment) -> None:
         """Remove the file of a segment that nothing leads to."""
@@ -524,25 +464,20 @@ class SegmentsArea:
         except OSError:
             failed = True
         with self._lock:
-            dropped = {*self._index.values(), *self._kept, *filter(None, (self.tail,))}
+            dropped = {*self._index.segments(), *self._kept, *filter(None, (self.tail,))}
             self._index.clear()
             self._kept = []
-            self.head = self.tail = None
+            self.tail = None
             self._unlink_failures += failed
         for segment in dropped:
             self._maps.drop(segment)
 
     # Compaction --------------------------------------------------------------------------------------------------
 
-    def _is_sparse(self) -> bool:
-        """Tell whether more than half of what the segments hold is freed, and four segments more. Under the lock."""
-        live = self._used * self._live // max(1, self._held)
-        return self._used - 2 * live > 4 * self._segment_bytes + self._patience
-
     def _compact(self) -> None:
         """Move what is left in the sparsest segments into one file; the writing lock is held. Never raises OSError."""
         with self._lock:
-            chosen = self._sparsest()
+            chosen = self._index.sparsest(self.tail)
             if not chosen:
                 return
             for segment in chosen:
@@ -572,27 +507,17 @@ class SegmentsArea:
             for segment in chosen:
                 self._unpin(segment)
 
-    def _sparsest(self) -> list[Segment]:
-        """Return segments that are at most half alive, and together fit into one. Under the lock."""
-        segments = {segment for segment in self._index.values() if segment is not self.tail and not segment.damaged}
-        sparse = sorted(segments, key=lambda segment: segment.live / segment.held)[:COMPACTED_AT_ONCE]
-        totals = accumulate(segment.used * segment.live // segment.held for segment in sparse)
-        return [
-            segment
-            for segment, total in zip(sparse, totals, strict=True)
-            if 2 * segment.live <= segment.held and total <= self._segment_bytes
-        ]
-
-    def _copy(self, call: _WriteCall, reading: Reading, segment: Segment, block: int) -> _Move | None:
+    def _copy(self, call: _WriteCall, reading: Reading, segment: Segment, block: int) -> Move | None:
         """Write a block again without what is freed, if anything is left of it."""
-        first, span = segment.firsts[block], segment.spans[block]
         with self._lock:
-            wanted = ((1 << span) - 1) & ~segment.freed.get(block, 0)
+            if not segment.live:  # it went meanwhile
+                return None
+            wanted = self._index.wanted(segment, block)
+            _first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
         if not wanted:
             return None
-        start = segment.starts[block]
         try:
-            view = reading.view(segment, start, segment.end_of(block))
+            view = reading.view(segment, start, end)
             found = blocks.decode(view, None, where=f"{segment.path}, byte {start}")
         except (CorruptionError, OSError):
             segment.damaged = True  # whoever reads it gets to know
@@ -601,30 +526,24 @@ class SegmentsArea:
         offsets = [found.offsets[place] for place in left]
         dense = offsets[-1] == len(offsets) - 1
         records = [found.records[place] for place in left]
-        call.add(first, offsets[-1] + 1, blocks.pieces(found.header.key, records, None if dense else offsets))
+        call.add(
+            segment.firsts[block], offsets[-1] + 1, blocks.pieces(found.header.key, records, None if dense else offsets)
+        )
         if call.used - call.position >= WRITE_BYTES:
             self._flush(call)
-        return _Move(segment, block, wanted)
+        return Move(segment, block, wanted)
 
-    def _lead_over(self, call: _WriteCall, chosen: list[Segment], moved: list[_Move]) -> None:
-        """Let the index lead to the copies. What was freed meanwhile is freed in them, too."""
+    def _lead_over(self, call: _WriteCall, chosen: list[Segment], moved: list[Move]) -> None:
         target = call.segment
         assert target is not None
         with self._lock:
             if self._directory.removed:
                 return
             self._created += 1
-            for number, ((_, slot, span, start), move) in enumerate(zip(call.blocks, moved, strict=True)):
-                left = move.wanted & ~move.segment.freed.get(move.block, 0)
-                self._add_block(target, slot, span, start, left.bit_count())
-                target.freed[number] = ((1 << span) - 1) & ~left
-            target.used = call.used
-            self._used += call.used
-            keys = [key for segment in chosen for key in segment.keys]
+            self._index.lead_over(chosen, target, call.blocks, moved)
+            self._index.fill(target, call.used)
             for segment in chosen:
-                self._retire(segment)
-            for key in keys:
-                self._lead(key, target)
+                segment.retired = True  # they are pinned; whoever takes the last pin off keeps them
             if not target.live:
                 self._retire(target)
             self._patience = 0
@@ -640,12 +559,11 @@ class SegmentsArea:
             return []
         there = self._directory.numbers()
         with self._lock:
-            known = Counter(chain.from_iterable(map(_live_slots, set(self._index.values()))))
-            used = {segment.number for segment in self._index.values() if segment.live}
+            known = Counter(self._index.slots())
+            used = {segment.number for segment in self._index.segments() if segment.live}
             tail = {self.tail.number} if self.tail else set()
             kept = {segment.number for segment in self._kept}
-            tallies = {"live": self._live, "held": self._held, "used": self._used}
-            sums = {name: sum(getattr(one, name) for one in set(self._index.values())) for name in tallies}
+            wrong_sums = self._index.problems()
             excused = self._given_up + self._unlink_failures
         prefix = self._directory.prefix
         found = [
@@ -656,8 +574,7 @@ class SegmentsArea:
         found += [f"slot {slot} of {prefix} is held {times} times" for slot, times in known.items() if times > 1]
         found += [f"{self._directory.path(number)} is missing" for number in sorted(used - there)]
         found += [f"{self._directory.path(number)} is in use and free" for number in sorted(used & kept)]
-        if tallies != sums:
-            found.append(f"{prefix} counts {tallies}, a recount gives {sums}")
+        found += [f"{prefix}: {problem}" for problem in wrong_sums]
         nobodys = there - kept - used - tail
         if len(nobodys) > excused:
             found.append(f"{len(nobodys)} segments belong to no message, such as {self._directory.path(min(nobodys))}")
@@ -674,9 +591,3 @@ class SegmentsArea:
                 unlink_failures=self._unlink_failures,
                 kept=len(self._kept),
             )
-
-
-def _live_slots(segment: Segment) -> Iterator[int]:
-    for block, first in enumerate(segment.firsts):
-        freed = segment.freed.get(block, 0)
-        yield from (first + offset for offset in range(segment.spans[block]) if not freed >> offset & 1)

@@ -553,8 +553,8 @@ class AnyHistoryOfMappedSegments(AnyHistory):
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistoryOfSegments = AnyHistoryOfSegments.TestCase
 TestAnyHistoryOfMappedSegments = AnyHistoryOfMappedSegments.TestCase
-for case in (TestAnyHistory, TestAnyHistoryOfSegments, TestAnyHistoryOfMappedSegments):
-    case.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+ANY_HISTORY = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestAnyHistory.settings = TestAnyHistoryOfSegments.settings = TestAnyHistoryOfMappedSegments.settings = ANY_HISTORY
 
 
 # The store of files --------------------------------------------------------------------------------------------------
