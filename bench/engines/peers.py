@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.engines.base import KILL, MEMORY, PEER, SYNCED, Engine, Opened
 
@@ -68,7 +69,7 @@ def _persist_ack(path: Path) -> Opened:
 def _queuelib(path: Path) -> Opened:
     from queuelib import FifoDiskQueue
 
-    opened = FifoDiskQueue(str(path / "queue"))
+    opened: Any = FifoDiskQueue(str(path / "queue"))
     return Opened(put=opened.push, take=opened.pop, close=opened.close)
 
 
