@@ -31,7 +31,7 @@ class Ledger:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.chunk = max(1, min(256 * 1024, capacity // 256))
+        self.chunk = max(1, min(256 * 1024, capacity // 64))
         """What is borrowed at once, at least, where there is room for it."""
         self.borrowed = 0
         self._lock = threading.Lock()

@@ -34,8 +34,6 @@ from qflow.storage.transaction_log import Lane, TransactionLog
 
 READ_AHEAD_BYTES = 1024 * 1024
 """Restored at once, at most; and no more than an eighth of the capacity."""
-SPILL_BYTES = 64 * 1024
-"""Spilled at once, at least; and no more than a sixteenth of the capacity, where that is small."""
 RETRY_S = 0.5
 """A spill that failed is tried again after so long, while somebody waits for it."""
 NEVER = -1
@@ -220,7 +218,7 @@ class Backlog:
             if self._spilling:
                 return False
             capacity = self._account.capacity
-            chunk = max(wanted, capacity // 64, min(SPILL_BYTES, capacity // 16))
+            chunk = max(wanted, capacity // 64, min(self._area.chunk_bytes, capacity // 8))
             run = self._runs.claim_tail(claim, chunk)
             self._append = self._runs.open.records.append
             if run is None:
@@ -405,6 +403,7 @@ class Backlog:
             row = block_log.read_row(txn, owner, number)._replace(doubtful=lane.row.doubtful)
             replayed = block_log.read(txn, owner, number, row, first, run.end, budget)
             attempts = block_log.attempts(txn, owner, number, first, replayed.position)
+            tail_waits = not block_log.is_settled(txn, owner, number, row, row.tail)
         moved = _Moved(replayed.position)
         moved.purged = row.floor > first
         if moved.purged:
@@ -433,6 +432,9 @@ class Backlog:
         else:
             if following < replayed.position:
                 moved.lost.append((following, replayed.position))
+        read = sum(len(records) for _, records, _ in moved.pieces)
+        beyond = moved.position <= row.tail < run.end and tail_waits
+        moved.more = beyond or read < sum(len(records) for _, records in replayed.pieces)
         moved.problems += [(text, bool(key)) for sequence, text, key in replayed.problems if sequence < moved.position]
         moved.damaged += [key for sequence, _, key in replayed.problems if sequence < moved.position and key]
         return moved
@@ -452,7 +454,7 @@ class Backlog:
             self._repaired += moved.repaired
         last = moved.position >= run.end
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
-        if logged and not last and count >= run.count:
+        if logged and count >= run.count and moved.more:
             settled.append(self._count_up(run, count, charged))
         left = run.count - count - vanished
         if logged and last and left:  # the row and the blocks disagree
@@ -527,7 +529,7 @@ class Backlog:
 class _Moved:
     """What was read for a run's front, to be installed if the claim still stands."""
 
-    __slots__ = ("damaged", "lost", "needs", "pieces", "position", "problems", "purged", "repaired")
+    __slots__ = ("damaged", "lost", "more", "needs", "pieces", "position", "problems", "purged", "repaired")
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -539,6 +541,8 @@ class _Moved:
         self.problems: list[tuple[str, int]] = []
         """(what is wrong, blocks of the log it is wrong with)."""
         self.damaged: list[bytes] = []
+        self.more = False
+        """The log is known to hold something of the run behind this."""
         self.repaired = 0
         self.needs = 0
         self.purged = False

@@ -163,6 +163,9 @@ class SpillArea(Protocol):
     - Only `write` and `read` raise, and only `StorageError`; freeing and removing count their failures instead.
     """
 
+    chunk_bytes: int
+    """How much is best written at once."""
+
     def write(self, first: int, records: list[Record]) -> Slots:
         """Write records; record `i` has sequence `first + i`. All or nothing.
 
@@ -183,7 +186,8 @@ class SpillArea(Protocol):
         Args:
             first: sequence of the message in the first slot.
             slots: at least one; not freed by this.
-            max_bytes: stops before the sum of `len(record) + OVERHEAD_BYTES` would exceed this, yet after one at least.
+            max_bytes: stops before the sum of `len(record) + OVERHEAD_BYTES` would exceed this, yet after one at least;
+                not before half of this is reached, if there are more.
             largest: no message in these slots is larger, in bytes.
 
         Returns:

@@ -85,6 +85,8 @@ class _WriteCall:
 class FilesArea:
     """A `SpillArea` of one file per message."""
 
+    chunk_bytes = 64 * 1024
+
     def __init__(self, files: Files, directory: AreaDirectory, owner: int, max_kept: int) -> None:
         self._files = files
         self._directory = directory

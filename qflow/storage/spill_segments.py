@@ -129,6 +129,8 @@ class _WriteCall:
 class SegmentsArea:
     """A `SpillArea` of segments."""
 
+    chunk_bytes = WRITE_BYTES
+
     def __init__(self, files: Files, directory: AreaDirectory, owner: int, segment_bytes: int, maps: Maps) -> None:
         self.path = directory.path
         self._files = files
@@ -389,49 +391,43 @@ class SegmentsArea:
         problems: list[tuple[int, str]] = []
         room = max_bytes
         with Reading(self._files, self._maps) as reading:
-            blocks_read = self._read_blocks(reading, first, slots)
-            while not records or room >= OVERHEAD_BYTES:
-                try:
-                    found = next(blocks_read, None)
-                except OSError as error:  # no file can be opened now
-                    if records:
-                        break
-                    raise storage_error(error, "read a spill segment", self._directory.prefix) from error
-                if found is None:
-                    break
-                if found.records is None:
-                    problems += ((first + len(records) + place, found.reason) for place in range(found.count))
-                    records += repeat(None, found.count)
-                    continue
-                cost = charge(found.records)
-                if cost > room:
-                    costs = accumulate(len(record) + OVERHEAD_BYTES for record in found.records)
-                    fitting = bisect_right(list(costs), room)
-                    records += found.records[: fitting if records else max(1, fitting)]
-                    break
-                records += found.records
-                room -= cost
+            for piece in slots.ranges():
+                slot = piece.start
+                while slot < piece.stop and (room >= OVERHEAD_BYTES or not records):
+                    most = room if 2 * room < max_bytes else None
+                    try:
+                        found = self._read_block(reading, slot, piece.stop, first + len(records), most)
+                    except OSError as error:  # no file can be opened now
+                        if records:
+                            return records, problems
+                        raise storage_error(error, "read a spill segment", self._directory.prefix) from error
+                    if found.records is None:
+                        if not found.reason:
+                            return records, problems
+                        problems += ((first + len(records) + place, found.reason) for place in range(found.count))
+                        records += repeat(None, found.count)
+                    elif (cost := charge(found.records)) <= room:
+                        records += found.records
+                        room -= cost
+                    else:
+                        costs = accumulate(len(record) + OVERHEAD_BYTES for record in found.records)
+                        fitting = bisect_right(list(costs), room)
+                        records += found.records[: fitting if records else max(1, fitting)]
+                        return records, problems
+                    slot += found.count
         return records, problems
 
-    def _read_blocks(self, reading: Reading, first: int, slots: Slots) -> Iterator[_Found]:
-        """Yield what each block has of some slots; raises OSError if no file can be opened now."""
-        sequence = first
-        for piece in slots.ranges():
-            slot = piece.start
-            while slot < piece.stop:
-                found = self._read_block(reading, slot, piece.stop, sequence)
-                yield found
-                slot += found.count
-                sequence += found.count
-
-    def _read_block(self, reading: Reading, slot: int, stop: int, sequence: int) -> _Found:
-        """Return the messages of [slot, stop) in the block of `slot`."""
+    def _read_block(self, reading: Reading, slot: int, stop: int, sequence: int, most: int | None) -> _Found:
+        """Return the messages of [slot, stop) in the block of `slot`; none if they surely cost more than `most`."""
         with self._lock:
             if self._directory.removed:
                 return _Found(stop - slot, None, f"{self._directory.prefix}: removed with its queue")
             segment, block = self._find(slot)
             first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
-            stop = min(stop, first + segment.spans[block])
+            span = segment.spans[block]
+            stop = min(stop, first + span)
+            if most is not None and stop - slot == span and end - start - span * SINGLE_ROOM > most:
+                return _Found(0, None)  # else the block would be read again by the next call
             segment.pins += 1
             self._read += 1
         where = f"{segment.path}, byte {start}"

@@ -292,6 +292,20 @@ def test_a_queue_with_a_damaged_mark_is_not_taken_for_empty(held, written):
         assert broker.check() == []
 
 
+def test_numbers_that_were_never_logged_are_not_counted_behind_a_backlog(tmp_path, open_spool):
+    """I1: a replay that ends before gaps counts what it read, and nothing that could be there."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put(b"")
+    queue.put(b"", durable=False)
+    (tmp_path / "after" / "log").mkdir(parents=True)
+    broker._log._env.copy_to(str(tmp_path / "after" / "log"))
+    with qflow.open(tmp_path / "after", capacity_bytes=0) as again:
+        batch = again.queue("q").get_many(1, timeout_s=0)
+        assert (len(batch), len(again.queue("q"))) == (1, 1)
+        assert again.check() == []
+
+
 def test_a_log_whose_data_file_is_gone_is_refused_and_left_alone(written):
     """I10: a `log/` that cannot be opened is never deleted or made anew."""
     (written / "log" / "data.mdb").unlink()

@@ -74,6 +74,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.broker = qflow.open(self.path, capacity_bytes=self.broker_capacity, **self.spill)
+        self.broker._stop.set()  # maintenance is a step of the model, so that an example always runs the same
+        self.broker._maintenance.join()
         assert not list((self.path / "spill").iterdir())  # I8
         self.queue = self.broker.declare_queue(
             "q", durable=self.durable, capacity_bytes=self.capacity, limit_messages=self.limit
@@ -215,16 +217,15 @@ class QueueMachine(RuleBasedStateMachine):
         assert {entry.sequence for entry in entries} <= self.waiting | self.uncertain
         assert [entry.sequence for entry in entries] == sorted(entry.sequence for entry in entries)
 
-    @precondition(lambda self: self.durable)
     @rule(limit=st.integers(1, 100))
-    def hollow(self, limit: int) -> None:
-        """Maintenance looks at every block, by steps of any size."""
+    def maintain(self, limit: int) -> None:
+        """All that the maintenance thread would do, and a look at every block, by steps of any size."""
         self.patch.setattr(block_log, "HOLLOWING_STEPS", limit)
-        lane = self.queue.lane
-        assert lane is not None
-        with self.broker._upkeep:
+        broker, lane = self.broker, self.queue.lane
+        if lane is not None:
             lane.hollow_at = 0
-            while self.broker._hollow():
+        with broker._upkeep:
+            while broker._sweep() or broker._remove_settled() or broker._hollow():
                 pass
 
     @rule()
