@@ -229,5 +229,5 @@ def show(value: float, unit: str) -> str:
         return f"{value / 1e6:.2f} M/s"
     if unit == "/s" and value >= 1e4:
         return f"{value / 1e3:.1f} k/s"
-    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
-    return f"{value:.{digits}f} {unit}" if unit != "/s" else f"{value:.{digits}f}/s"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 0.1 or not value else 4
+    return f"{value:.{digits}f}/s" if unit == "/s" else f"{value:.{digits}f} {unit}".rstrip()

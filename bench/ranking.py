@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from bench.engines import by_name
 from bench.engines.base import PROMISES
-from bench.measure import Row, show
+from bench.measure import Rank, Row, show
 
 Cells = dict[str, Row]
 """The rows of one engine, by column."""
@@ -21,7 +21,7 @@ def lines(rows: Iterable[Row]) -> list[str]:
     found: list[str] = []
     for table, engines in tables.items():
         for promise in PROMISES:
-            ranked = {name: cells for name, cells in engines.items() if _any(cells).rank.promise == promise}
+            ranked = {name: cells for name, cells in engines.items() if _rank(cells).promise == promise}
             if ranked:
                 found += ["", f"{table}; promise: {promise}", *_table(ranked)]
     if found:
@@ -32,8 +32,11 @@ def lines(rows: Iterable[Row]) -> list[str]:
     return found
 
 
-def _any(cells: Cells) -> Row:
-    return next(iter(cells.values()))
+def _rank(cells: Cells) -> Rank:
+    """Return the place of an engine's first cell; engine, promise and kind are the same for all."""
+    rank = next(iter(cells.values())).rank
+    assert rank is not None
+    return rank
 
 
 def _table(engines: dict[str, Cells]) -> list[str]:
@@ -43,7 +46,7 @@ def _table(engines: dict[str, Cells]) -> list[str]:
     ordered = sorted(engines.items(), key=lambda item: _place(item[1], columns[0]))
     place = 0
     for name, cells in ordered:
-        rank = _any(cells).rank
+        rank = _rank(cells)
         problems = {row.problem for row in cells.values() if row.figure is None}
         if rank.floor or problems:
             mark = "floor" if rank.floor else "-"

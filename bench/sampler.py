@@ -41,7 +41,8 @@ class Sampler:
             self._samples[name].append(value)
             self._peaks[name] = max(self._peaks[name], value)
         if len(self._seconds) == 2 * MOST:
-            for values in (self._seconds, *self._samples.values()):
+            del self._seconds[1::2]
+            for values in self._samples.values():
                 del values[1::2]
             self._pause_s *= 2
 

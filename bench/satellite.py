@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import attrs
 
@@ -52,7 +53,7 @@ def _measured(setup: Setup, shape: Shape) -> Iterator[Row]:
     body = bytes(shape.message_kib * 1024)
     count = setup.size(shape.capacity, shape.capacity // 20)
     setup.need_disk(3 * count * (len(body) + 4096))
-    settings = {"segment_bytes": shape.segment_kib * 1024, "max_mapped_segments": shape.mapped}
+    settings: dict[str, Any] = {"segment_bytes": shape.segment_kib * 1024, "max_mapped_segments": shape.mapped}
     with ExitStack() as stack:
         path = stack.enter_context(setup.scratch())
         broker = stack.enter_context(open_broker(path / "spool", spill="segments", **settings))

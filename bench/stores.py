@@ -10,6 +10,7 @@ from time import perf_counter
 from bench import loops
 from bench.engines.qflow_queues import STORES, open_broker
 from bench.measure import Bound, Row, Setup, Workload, at_most, interleave, micros, ratio
+from qflow.message import Record
 from qflow.storage.blocks import SINGLE_BYTES
 
 BODY = bytes(1024)
@@ -38,7 +39,7 @@ def _store(setup: Setup, spill: str, runs: int) -> Row:
             return Row(name=_name(spill), problem=f"not measured: {error}")
         area = broker._store.area("bench", 2**31 - 1, 1)
         files = stack.enter_context(loops.append_files(path))
-        records = [BODY] * RUN
+        records: list[Record] = [BODY] * RUN
         first = 0
 
         def mine() -> float:

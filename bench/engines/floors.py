@@ -109,7 +109,7 @@ class _Lmdb:
         if self._blocks:
             most, pieces = 1, self._counts.popleft()
         with self._env.begin(write=True) as txn, txn.cursor() as cursor:
-            found = []
+            found: list[bytes] = []
             while len(found) < most and cursor.first():
                 found.append(cursor.value())
                 cursor.delete()

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from bench.engines.base import KILL, MEMORY, PEER, SYNCED, Engine, Opened
+from bench.measure import CannotRun
+
+
+def _check_default_syncs() -> None:
+    """Hold that this SQLite syncs each commit unless told otherwise: it can be built not to, in WAL mode."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        options = {name for (name,) in db.execute("PRAGMA compile_options")}
+    if options & {"DEFAULT_WAL_SYNCHRONOUS=0", "DEFAULT_WAL_SYNCHRONOUS=1"}:
+        raise CannotRun("this SQLite was built not to sync each commit in WAL mode, so the engine would promise less")
 
 
 def _persist_file(path: Path) -> Opened:
@@ -35,6 +47,7 @@ def _persist_file(path: Path) -> Opened:
 def _persist_sqlite(path: Path) -> Opened:
     import persistqueue
 
+    _check_default_syncs()
     # Without auto_commit, several gets are settled by one task_done; a put commits by itself either way.
     opened = persistqueue.SQLiteQueue(str(path), multithreading=True, auto_commit=False)
 
@@ -49,6 +62,7 @@ def _persist_sqlite(path: Path) -> Opened:
 def _persist_ack(path: Path) -> Opened:
     import persistqueue
 
+    _check_default_syncs()
     opened = persistqueue.SQLiteAckQueue(str(path), multithreading=True)
     taken = 0
 
@@ -68,7 +82,7 @@ def _persist_ack(path: Path) -> Opened:
 def _queuelib(path: Path) -> Opened:
     from queuelib import FifoDiskQueue
 
-    opened = FifoDiskQueue(str(path / "queue"))
+    opened: Any = FifoDiskQueue(str(path / "queue"))
     return Opened(put=opened.push, take=opened.pop, close=opened.close)
 
 
@@ -128,6 +142,7 @@ def _litequeue(path: Path) -> Opened:
 def _huey(path: Path) -> Opened:
     from huey.storage import SqliteStorage
 
+    _check_default_syncs()
     opened = SqliteStorage(filename=str(path / "huey.db"), strict_fifo=True)
     return Opened(put=opened.enqueue, take=opened.dequeue, close=opened.close)
 
