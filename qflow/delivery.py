@@ -129,7 +129,7 @@ class Deliveries(Sequence[Delivery]):
     Cost: 0.1 µs a delivery made; `.bodies` and `.ack()` 0.01 µs a message.
     """
 
-    __slots__ = ("_settler", "segments", "settled", "total")
+    __slots__ = ("_measured", "_settler", "segments", "settled", "settled_bytes", "total")
 
     def __init__(self, settler: BatchSettler, segments: list[Segment]) -> None:
         self._settler = settler
@@ -137,6 +137,8 @@ class Deliveries(Sequence[Delivery]):
         self.total = sum(len(segment.records) for segment in segments)
         self.settled: set[int] | None = set()
         """Positions settled one by one; None once the batch is settled as a whole."""
+        self.settled_bytes = 0
+        self._measured = (0, 0)
 
     @property
     def name(self) -> str:
@@ -195,6 +197,14 @@ class Deliveries(Sequence[Delivery]):
                     start = index + 1
             position += len(records)
         return left
+
+    def left_size(self) -> tuple[int, int]:
+        """Return (messages, bytes) of what is not settled yet. Cost: O(1), but for the first time."""
+        if self.settled is None:
+            return 0, 0
+        if self._measured[0] != self.total:
+            self._measured = self.total, sum(sum(map(len, segment.records)) for segment in self.segments)
+        return self.total - len(self.settled), self._measured[1] - self.settled_bytes
 
     def at(self, position: int) -> tuple[int, Record, int]:
         """Return (sequence, record, marks) of one message."""

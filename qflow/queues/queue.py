@@ -319,6 +319,7 @@ class Queue(Intake):
             delivery._settler = self
             assert batch.settled is not None
             batch.settled.add(index)
+            batch.settled_bytes += len(delivery.record)
             self._acquired[delivery] = None
             if len(batch.settled) == batch.total:
                 batch.settled = None
@@ -459,13 +460,14 @@ class Queue(Intake):
             resident = runs.tally(Place.RESIDENT)[0]
             spilled, spilled_charge = runs.tally(Place.SPILLED)
             logged, logged_charge = runs.tally(Place.LOGGED)
-            held, batches = list(self._acquired), list(self._batches)
+            held = list(self._acquired)
+            in_batches = [batch.left_size() for batch in self._batches]
             visible, used = self._visible_charge(), self._used
             put_total = self._messages() + self._acked + self._gone - self._start
             acked, returned, purged = self._acked, self._returned, self._purged
             lost, quarantined, repaired = self._lost, self._quarantined, self._repaired
-        acquired = len(held) + sum(len(records) for batch in batches for _, records, _ in batch.left())
-        acquired_charge = _charge_of(held, batches)
+        acquired = len(held) + sum(messages for messages, _ in in_batches)
+        acquired_bytes = sum(len(delivery.record) for delivery in held) + sum(size for _, size in in_batches)
         charged = visible + spilled_charge + logged_charge
         messages = resident + spilled + logged + acquired
         settings = self.settings
@@ -480,7 +482,7 @@ class Queue(Intake):
             spilled_bytes=spilled_charge - OVERHEAD_BYTES * spilled,
             logged_messages=logged,
             acquired_messages=acquired,
-            acquired_bytes=acquired_charge - OVERHEAD_BYTES * acquired,
+            acquired_bytes=acquired_bytes,
             capacity_bytes=self._account.capacity,
             limit_messages=settings.limit_messages,
             limit_bytes=settings.limit_bytes,
@@ -502,7 +504,8 @@ class Queue(Intake):
         return bool(self._acquired) or any(batch.total for batch in self._batches)
 
     def _acquired_charge(self) -> int:
-        return _charge_of(self._acquired, self._batches)
+        charged = charge([delivery.record for delivery in self._acquired])
+        return charged + sum(charge(records) for batch in self._batches for _, records, _ in batch.left())
 
     def problems(self) -> list[str]:
         """Check every invariant; return what is wrong, in words."""
@@ -515,6 +518,12 @@ class Queue(Intake):
             waiting += sum(len(records) for batch in self._batches for _, records, _ in batch.left())
             if waiting != self._messages():
                 found.append(f"{self._messages()} messages by the counters, {waiting} by the list")
+            for batch in self._batches:
+                left = [record for _, records, _ in batch.left() for record in records]
+                if batch.left_size() != (len(left), sum(map(len, left))):
+                    found.append(
+                        f"{batch!r} counts {batch.left_size()} unsettled messages and bytes, a recount differs"
+                    )
             spilled = sorted(slot for run in runs if run.place is Place.SPILLED for slot in run.slots)
             spilled += [slot for slots in self._trash for slot in slots]
             found += self._area.problems(spilled)
@@ -598,12 +607,6 @@ class Queue(Intake):
             self._ledger.set_capacity(self._account, settings.capacity_bytes)
             self._look_around()
         self.spill_excess()
-
-
-def _charge_of(held: Iterable[Delivery], batches: Iterable[Deliveries]) -> int:
-    """Return what acquired messages are charged."""
-    charged = charge([delivery.record for delivery in held])
-    return charged + sum(charge(records) for batch in batches for _, records, _ in batch.left())
 
 
 def _settled(first: int, records: list[Record], size: int) -> Settled:
