@@ -34,7 +34,7 @@ from qflow.storage.segments import Maps, Reading, Segment, identity_of
 from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
 
 SEGMENT_BYTES = 8 * 2**20
-MAX_KEPT_BYTES = 256 * 2**20
+MAX_KEPT_BYTES = 2**30
 """Free segments an area keeps to be filled again."""
 BLOCK_BYTES = 128 * 1024
 """No block is larger, unless it holds a single message."""
