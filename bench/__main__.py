@@ -108,11 +108,11 @@ def _choose(names: list[str]) -> list[Workload]:
 
 def _run(workload: Workload, setup: Setup, results: report.Results) -> bool:
     """Run a workload and add what it found, row by row; return False if it was interrupted."""
-    print(f"{workload.name} ...", end=" ", file=sys.stderr, flush=True)
     start = perf_counter()
     rows: list[Row] = []
     results.append((workload, rows))
     try:
+        print(f"{workload.name} ...", end=" ", file=sys.stderr, flush=True)
         for row in workload.run(setup):
             rows.append(row)
     except KeyboardInterrupt:

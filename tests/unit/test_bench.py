@@ -31,7 +31,7 @@ ROWS = (
     "get + ack(wait=True), one by one",
     "spill to files, 1 KiB, drained and filled again",
     "spill to segments, 1 KiB, write + read + free",
-    "Satellite's push + pop, segments of 128 KiB, 10 mapped, messages of 8 KiB, 10 k waiting",
+    "Satellite's push + pop, 8 KiB messages, segments of 128 KiB, 10 k waiting",
     "the first fill of a queue",
     "files: file operations a message",
     "segments: file operations a message",
