@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 
 from bench import contest
 from bench.engines import by_name
@@ -36,6 +36,9 @@ def producers(setup: Setup) -> Iterator[Row]:
             series = found[count].get(entrant.engine.name, Series(entrant.engine.name, "/s", []))
             yield entrant.row(TABLE, column, series, more=True)
     yield from _ratios(found, contest.synced_peers(setup))
+    raw = found[1].get("lmdb-message")
+    if raw is not None:
+        yield _bare_gate(setup, 1 / raw.median)
 
 
 def together(count: int, each: int, opened: Opened) -> float:
@@ -65,6 +68,44 @@ def together(count: int, each: int, opened: Opened) -> float:
         raise errors[0]
     opened.pull(count * each)
     return seconds
+
+
+class Gate:
+    """What waiting together costs by itself: who comes first sleeps for all who come meanwhile, then lets them pass."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._open: threading.Lock | None = None
+        self._asleep = threading.Lock()
+
+    def put(self, _body: bytes) -> None:
+        with self._lock:
+            gate, leads = self._open, self._open is None
+            if gate is None:
+                gate = self._open = threading.Lock()
+                gate.acquire()
+        if leads:
+            with self._asleep:
+                with self._lock:
+                    self._open = None
+                sleep(self._seconds)
+        else:
+            gate.acquire()
+        gate.release()
+
+
+def _bare_gate(setup: Setup, commit_s: float) -> Row:
+    """Measure 64 threads that wait for each other and for nothing else."""
+    gate = Gate(commit_s)
+    opened = Opened(put=gate.put, take=lambda: None, close=lambda: None)
+    each = setup.size(100, 2)
+    (seconds,) = interleave(setup.few_rounds, setup.size(2, 1), lambda: together(64, each, opened))
+    return Row(
+        name="64 threads at a bare gate, no log: one sleeps as long as a raw commit takes, the others wait: rate",
+        figure=rates("bare gate", 64 * each, seconds),
+        notes=[f"the sleep is {commit_s * 1e6:.0f} µs; the interpreter's switches between threads are what is left"],
+    )
 
 
 def _ratios(found: dict[int, dict[str, Series]], peers: list[Engine]) -> Iterator[Row]:
