@@ -208,7 +208,7 @@ class Deliveries(Sequence[Delivery]):
 
     def at(self, position: int) -> tuple[int, Record, int]:
         """Return (sequence, record, marks) of one message."""
-        for first, records, marks in self.segments:
+        for first, records, marks in self.segments if position >= 0 else ():
             if position < len(records):
                 return first + position, records[position], marks
             position -= len(records)

@@ -440,6 +440,8 @@ class Queue(Intake):
         assert lane is not None
         while position < stop:
             with log.read() as txn:
+                if self._ended is not None:
+                    return
                 row = block_log.read_row(txn, lane.owner, lane.lane)
                 found = block_log.read(txn, lane.owner, lane.lane, row, position, stop, READ_AHEAD_BYTES)
             for first, records in found.pieces:

@@ -6,16 +6,19 @@ kilobyte, which is 1 MB for 10 GiB in segments of 8 MiB.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from qflow.storage.segments import Segment
 
 COMPACTED_AT_ONCE = 8
 """Segments, at most; together they hold no more than one."""
+
+
+Placed: TypeAlias = tuple[Segment, int, int, int]
+"""(segment, first slot, span, first byte) of a block."""
 
 
 class Move(NamedTuple):
@@ -34,8 +37,8 @@ class SegmentIndex:
         self._keys: list[int] = []
         self._segments: list[Segment] = []
         """For each key, the segment that has what is left of the slots from there to the next key."""
-        self.used = self.held = self.live = 0
-        """Sums over the segments: bytes, messages ever put in, and those not freed."""
+        self.used = self.live_bytes = 0
+        """Sums over the segments: bytes, and about how many of them are of messages that are not freed."""
 
     @property
     def head(self) -> Segment | None:
@@ -45,34 +48,35 @@ class SegmentIndex:
     def segments(self) -> set[Segment]:
         return set(self._segments)
 
-    def add_block(self, segment: Segment, slot: int, span: int, start: int, messages: int | None = None) -> None:
-        """Enter a block behind those its segment has; `messages` are fewer than `span` where it has gaps."""
-        if not segment.keys:
-            self.lead(slot, segment)
-        if slot != segment.end and segment.firsts and segment.spans is None:
-            segment.spans = array("H", map(segment.span_of, range(len(segment.firsts))))
-        messages = span if messages is None else messages
-        segment.firsts.append(slot)
-        segment.starts.append(start)
-        if segment.spans is not None:
-            segment.spans.append(span)
-        segment.end = slot + span
-        segment.held += messages
-        segment.live += messages
-        self.held += messages
-        self.live += messages
+    def install(self, blocks: list[Placed], ends: dict[Segment, int]) -> None:
+        """Enter blocks that were written, and how far their segments are filled: all, or none if it is interrupted."""
+        before = self._keys, self._segments, self.used, self.live_bytes
+        known = [(segment, segment.state()) for segment in ends]
+        last = self._segments[-1] if self._segments else None
+        if any(segment is not last for segment in ends):
+            self._keys, self._segments = self._keys.copy(), self._segments.copy()
+        try:
+            for segment, slot, span, start in blocks:
+                if segment is not last:
+                    self._keys.append(slot)
+                    self._segments.append(segment)
+                    segment.keys += (slot,)
+                    last = segment
+                segment.add(slot, span, start, span)
+            for segment, used in ends.items():
+                self._count(segment, used, used - segment.used)
+        except BaseException:
+            self._keys, self._segments, self.used, self.live_bytes = before
+            for segment, state in known:
+                segment.restore(state)
+            raise
 
-    def fill(self, segment: Segment, used: int) -> None:
-        """Set how far a segment is filled."""
+    def _count(self, segment: Segment, used: int, live_bytes: int) -> None:
+        """Set how far a segment is filled, and add to its live bytes."""
         self.used += used - segment.used
+        self.live_bytes += live_bytes
         segment.used = used
-
-    def lead(self, key: int, segment: Segment) -> None:
-        """Let slots from `key` on lead to a segment."""
-        place = bisect_left(self._keys, key)
-        self._keys.insert(place, key)
-        self._segments.insert(place, segment)
-        segment.keys += (key,)
+        segment.live_bytes += live_bytes
 
     def take_out(self, segment: Segment) -> None:
         """Forget a segment and all it held."""
@@ -80,14 +84,13 @@ class SegmentIndex:
             place = bisect_left(self._keys, key)
             del self._keys[place], self._segments[place]
         self.used -= segment.used
-        self.held -= segment.held
-        self.live -= segment.live
+        self.live_bytes -= segment.live_bytes
         segment.begin_anew()
 
     def clear(self) -> None:
         self._keys.clear()
         self._segments.clear()
-        self.used = self.held = self.live = 0
+        self.used = self.live_bytes = 0
 
     def find(self, slot: int) -> tuple[Segment, int]:
         """Return the segment of a slot in use, and which of its blocks has it."""
@@ -104,25 +107,26 @@ class SegmentIndex:
         segment.free(block, before | bits)
         number = (bits & ~before).bit_count()
         segment.live -= number
-        self.live -= number
+        size = (segment.end_of(block) - segment.starts[block]) * number // segment.span_of(block)
+        segment.live_bytes -= size
+        self.live_bytes -= size
         return segment, stop
 
     # Compaction --------------------------------------------------------------------------------------------------
 
     def is_sparse(self, patience: int) -> bool:
         """Tell whether more than half of what the segments hold is freed, and four segments and `patience` more."""
-        live = self.used * self.live // max(1, self.held)
-        return self.used - 2 * live > 4 * self._segment_bytes + patience
+        return self.used - 2 * self.live_bytes > 4 * self._segment_bytes + patience
 
     def sparsest(self, tail: Segment | None) -> list[Segment]:
         """Return segments that are at most half alive, and together fit into one. Cost: O(segments)."""
         candidates = (segment for segment in self.segments() if segment is not tail and not segment.damaged)
-        sparse = sorted(candidates, key=lambda segment: segment.live / segment.held)[:COMPACTED_AT_ONCE]
-        totals = accumulate(segment.used * segment.live // segment.held for segment in sparse)
+        sparse = sorted(candidates, key=lambda segment: segment.live_bytes / segment.used)[:COMPACTED_AT_ONCE]
+        totals = accumulate(segment.live_bytes for segment in sparse)
         return [
             segment
             for segment, total in zip(sparse, totals, strict=True)
-            if 2 * segment.live <= segment.held and total <= self._segment_bytes
+            if 2 * segment.live_bytes <= segment.used and total <= self._segment_bytes
         ]
 
     def wanted(self, segment: Segment, block: int) -> int:
@@ -130,23 +134,50 @@ class SegmentIndex:
         return ((1 << segment.span_of(block)) - 1) & ~segment.freed.get(block, 0)
 
     def lead_over(
-        self, chosen: list[Segment], target: Segment, copies: list[tuple[Segment, int, int, int]], moved: list[Move]
+        self, chosen: list[Segment], target: Segment, copies: list[Placed], moved: list[Move], used: int
     ) -> None:
-        """Put a target in the place of the chosen segments. What was freed meanwhile is freed in it, too.
+        """Put a target in the place of the chosen segments: wholly, or not at all if it is interrupted.
 
         Args:
-            copies: (target, first slot, span, first byte) of each block that was copied.
-            moved: where each of them comes from.
+            copies: each block that was copied, in the order of slots.
+            moved: where each of them comes from. What was freed there meanwhile is freed in the target, too.
+            used: bytes of the target.
         """
         left = [move.wanted & self.wanted(move.segment, move.block) if move.segment.live else 0 for move in moved]
-        keys = sorted(key for segment in chosen for key in segment.keys)
-        for segment in chosen:
-            self.take_out(segment)
-        for key in keys:
-            self.lead(key, target)
-        for number, ((_, slot, span, start), bits) in enumerate(zip(copies, left, strict=True)):
-            self.add_block(target, slot, span, start, bits.bit_count())
-            target.free(number, ((1 << span) - 1) & ~bits)
+        before = self._keys, self._segments, self.used, self.live_bytes
+        known = [(segment, segment.state()) for segment in chosen]
+        try:
+            for number, ((_, slot, span, start), bits) in enumerate(zip(copies, left, strict=True)):
+                target.add(slot, span, start, bits.bit_count())
+                target.free(number, ((1 << span) - 1) & ~bits)
+            self._keys, self._segments = self._led_over(set(chosen), target, [slot for _, slot, _, _ in copies])
+            target.keys = tuple(
+                key for key, segment in zip(self._keys, self._segments, strict=True) if segment is target
+            )
+            self._count(target, used, used)
+            for segment in chosen:
+                self.used -= segment.used
+                self.live_bytes -= segment.live_bytes
+                segment.begin_anew()
+        except BaseException:
+            self._keys, self._segments, self.used, self.live_bytes = before
+            for segment, state in known:
+                segment.restore(state)
+            raise
+
+    def _led_over(self, chosen: set[Segment], target: Segment, slots: list[int]) -> tuple[list[int], list[Segment]]:
+        """Return keys and segments with the target for the chosen ones, without ranges that hold nothing any more."""
+        keys: list[int] = []
+        segments: list[Segment] = []
+        stops = [*self._keys[1:], 2**64]
+        for key, stop, segment in zip(self._keys, stops, self._segments, strict=True):
+            if segment in chosen and bisect_left(slots, key) == bisect_left(slots, stop):
+                continue
+            leads_to = target if segment in chosen else segment
+            if leads_to is not target or not segments or segments[-1] is not target:
+                keys.append(key)
+                segments.append(leads_to)
+        return keys, segments
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +190,15 @@ class SegmentIndex:
 
     def problems(self) -> list[str]:
         """Compare the sums with a recount."""
-        sums = tuple(sum(getattr(segment, name) for segment in self.segments()) for name in ("used", "held", "live"))
-        if sums == (self.used, self.held, self.live):
-            return []
-        return [f"used, held and live are {(self.used, self.held, self.live)}, a recount gives {sums}"]
+        segments = self.segments()
+        sums = sum(segment.used for segment in segments), sum(segment.live_bytes for segment in segments)
+        found = []
+        if sums != (self.used, self.live_bytes):
+            found.append(f"used and live bytes are {(self.used, self.live_bytes)}, a recount gives {sums}")
+        keys = {segment: segment.keys for segment in segments}
+        for key, segment in zip(self._keys, self._segments, strict=True):
+            if key not in keys[segment]:
+                found.append(f"slots from {key} lead to segment {segment.number}, which does not know of it")
+        if self._keys != sorted(self._keys) or len(self._keys) != sum(map(len, keys.values())):
+            found.append("the ranges of slots are out of order, or some lead nowhere")
+        return found

@@ -8,18 +8,26 @@ that fails gives an error and does not kill the process; they pay where the same
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from array import array
 from itertools import pairwise
 from threading import Lock
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from qflow.errors import CorruptionError
 from qflow.storage.files import READ, Files
 
 NOTHING_FREED: dict[int, int] = {}
+State: TypeAlias = tuple[
+    tuple["array[int]", "array[int]", "array[int] | None"],
+    int,
+    tuple[int, int, int, int, int],
+    dict[int, int],
+    tuple[int, ...],
+]
 
 
 class Segment:
@@ -34,6 +42,7 @@ class Segment:
         "identity",
         "keys",
         "live",
+        "live_bytes",
         "map",
         "number",
         "pins",
@@ -73,11 +82,44 @@ class Segment:
         """Bytes."""
         self.held = self.live = 0
         """Messages put into it, and those of them not freed."""
+        self.live_bytes = 0
+        """About how many of the bytes those take."""
         self.freed = NOTHING_FREED
         """Block: bits of its slots that hold nothing any more."""
         self.keys: tuple[int, ...] = ()
         """Where the index leads here."""
         self.damaged = False
+
+    def add(self, slot: int, span: int, start: int, messages: int) -> None:
+        """Enter a block behind the others, with so many messages in use."""
+        if slot != self.end and self.firsts and self.spans is None:
+            self.spans = array("H", map(self.span_of, range(len(self.firsts))))
+        self.firsts.append(slot)
+        self.starts.append(start)
+        if self.spans is not None:
+            self.spans.append(span)
+        self.end = slot + span
+        self.held += messages
+        self.live += messages
+
+    def state(self) -> State:
+        """Return what `add` and `begin_anew` change, so that it can be had back."""
+        arrays = self.firsts, self.starts, self.spans
+        return (
+            arrays,
+            len(self.firsts),
+            (self.end, self.used, self.held, self.live, self.live_bytes),
+            self.freed,
+            self.keys,
+        )
+
+    def restore(self, state: State) -> None:
+        """Be again as `state` says."""
+        (self.firsts, self.starts, self.spans), blocks, numbers, self.freed, self.keys = state
+        self.end, self.used, self.held, self.live, self.live_bytes = numbers
+        for column in (self.firsts, self.starts, self.spans):
+            if column is not None:
+                del column[blocks:]
 
     def span_of(self, block: int) -> int:
         """Return how many slots a block covers."""
@@ -148,6 +190,15 @@ class Maps:
         return memoryview(mapped)[start:stop]
 
     def _map(self, segment: Segment) -> mmap.mmap:
+        try:
+            return self._try_to_map(segment)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) or not self._mapped:
+                raise
+            self.clear()  # the maps themselves hold the descriptors
+            return self._try_to_map(segment)
+
+    def _try_to_map(self, segment: Segment) -> mmap.mmap:
         fd = open_segment(self._files, segment)
         try:
             mapped = self._files.map(fd, segment.size)
@@ -181,11 +232,12 @@ class Maps:
 def _expendable(segment: Segment) -> tuple[int, int]:
     """Rank mapped segments by how little it hurts to unmap them; a glance without the area's lock."""
     keys, head = segment.keys, segment.place.head
-    if not keys or head is None or not head.keys:
+    first = head.keys if head is not None else ()
+    if not keys or not first:
         return 2, 0
     if segment is segment.place.tail or segment is head:
         return 0, 0
-    return 1, keys[0] - head.keys[0]
+    return 1, keys[0] - first[0]
 
 
 class Reading:

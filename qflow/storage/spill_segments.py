@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, deque
 from itertools import accumulate, repeat
-from threading import Lock
+from threading import Lock, RLock
 from typing import NamedTuple
 
 from qflow.errors import CorruptionError, StorageError
@@ -40,6 +40,9 @@ BLOCK_BYTES = 128 * 1024
 """No block is larger, unless it holds a single message."""
 WRITE_BYTES = 256 * 1024
 """Encoded and written at once."""
+MANY_PIECES = 512
+"""No more are written with one call; the system takes 1,024."""
+MAX_KEPT = 4096
 
 _END = bytes(4)
 """Written after the last block, so that who looks at the file does not take older blocks for new ones."""
@@ -98,6 +101,7 @@ class _WriteCall:
         self.ends: dict[Segment, int] = {}
         self.reused: list[Segment] = []
         self.created: list[Segment] = []
+        self.installed = False
 
     @property
     def room(self) -> int:
@@ -125,15 +129,16 @@ class SegmentsArea:
         self._directory = directory
         self._owner = owner
         self._segment_bytes = segment_bytes
-        self._max_kept = max(1, MAX_KEPT_BYTES // segment_bytes)
+        self._max_kept = max(1, min(MAX_KEPT, MAX_KEPT_BYTES // segment_bytes))
         self._maps = maps
         self._singles = Singles(SPILL_TABLE, owner, SPILL_LANE)
-        self._writing = Lock()
+        self._writing = RLock()  # a write that is interrupted may free, and freeing may compact
+        self._compacting = False
         # Below: under the lock.
         self._lock = Lock()
         self.tail: Segment | None = None
         self._index = SegmentIndex(segment_bytes)
-        self._kept: list[Segment] = []
+        self._kept: deque[Segment] = deque()
         self._dropped: list[Segment] = []
         self._next_slot = self._next_number = 0
         self._patience = 0
@@ -153,7 +158,7 @@ class SegmentsArea:
         with self._writing:
             self._directory.must_exist()
             call, tail = self._begin(len(records))
-            slots = range(call.slot, call.slot + len(records))
+            slots = Slots([range(call.slot, call.slot + len(records))])
             try:
                 try:
                     if tail is not None:
@@ -162,13 +167,16 @@ class SegmentsArea:
                 finally:
                     self._close(call)
                 self._directory.must_exist()
+                self._install(call)
             except BaseException as error:
-                self._undo(call, error)
+                if call.installed:
+                    self.free(slots)
+                else:
+                    self._undo(call, error)
                 if isinstance(error, OSError):
                     raise storage_error(error, "write a spill segment", self._directory.prefix) from error
                 raise
-            self._install(call)
-            return Slots([slots])
+            return slots
 
     def _begin(self, count: int) -> tuple[_WriteCall, Segment | None]:
         """Reserve slots, whose numbers are not used again whatever happens; return them with the tail."""
@@ -176,11 +184,7 @@ class SegmentsArea:
             call = _WriteCall(self._next_slot)
             self._next_slot += count
             if self.tail is not None and not self.tail.live and not self.tail.pins:
-                if self.tail.size == self._segment_bytes:
-                    self._index.take_out(self.tail)
-                else:
-                    self._retire(self.tail)
-                    self.tail = None
+                self._index.take_out(self.tail)
             return call, self.tail
 
     def _continue(self, call: _WriteCall, tail: Segment) -> None:
@@ -218,16 +222,37 @@ class SegmentsArea:
             stop = blocks.reach(ends, start, min(BLOCK_BYTES, call.room))
             if stop == start:
                 alone = len(records[start]) + SINGLE_ROOM
+                if alone > self._segment_bytes:
+                    self._write_alone(call, start, first, records[start], alone)
+                    start += 1
+                    continue
                 if alone > call.room:
-                    self._next_segment(call, alone)
+                    self._next_segment(call)
                     continue
                 stop = start + 1
             key = BlockKey(SPILL_TABLE, self._owner, SPILL_LANE, first + start)
             call.add(call.slot + start, stop - start, blocks.pieces(key, records[start:stop]))
-            if call.used - call.position >= WRITE_BYTES:
+            if call.used - call.position >= WRITE_BYTES or len(call.pending) >= MANY_PIECES:
                 self._flush(call)
             start = stop
         self._flush(call)
+
+    def _write_alone(self, call: _WriteCall, start: int, first: int, record: Record, size: int) -> None:
+        """Write a message that no segment can hold to a file of its own, and go on where the call was."""
+        self._flush(call)
+        place = call.segment, call.fd, call.used, call.position
+        call.fd = -1
+        try:
+            self._create(call, size)
+            call.used = call.position = 0
+            key = BlockKey(SPILL_TABLE, self._owner, SPILL_LANE, first + start)
+            call.add(call.slot + start, 1, blocks.pieces(key, [record]))
+            self._flush(call)
+        finally:
+            try:
+                self._close(call)
+            finally:
+                call.segment, call.fd, call.used, call.position = place
 
     def _flush(self, call: _WriteCall) -> None:
         pieces, size = call.pending, call.used - call.position
@@ -238,16 +263,21 @@ class SegmentsArea:
             size += len(_END)
         written = self._files.pwritev(call.fd, pieces, call.position)
         if written < size:
-            write_all(self._files, call.fd, b"".join(pieces)[written:], call.position + written)
+            position = call.position
+            for piece in pieces:
+                done = min(max(written, 0), len(piece))
+                write_all(self._files, call.fd, memoryview(piece)[done:], position + done)
+                written -= len(piece)
+                position += len(piece)
         call.pending, call.position = [], call.used
 
-    def _next_segment(self, call: _WriteCall, least: int) -> None:
+    def _next_segment(self, call: _WriteCall) -> None:
         """Go on in a segment that is kept, or in a new one."""
         self._flush(call)
         self._close(call)
         call.segment = None
-        if least > self._segment_bytes or not self._reuse(call):
-            self._create(call, max(least, self._segment_bytes))
+        if not self._reuse(call):
+            self._create(call, self._segment_bytes)
         call.used = call.position = 0
 
     def _reuse(self, call: _WriteCall) -> bool:
@@ -289,8 +319,9 @@ class SegmentsArea:
             suspect = call.segment if isinstance(error, OSError) and error.errno not in _NO_FAULT_OF_THE_FILE else None
             if suspect is not None and suspect is self.tail:  # a bad file must not fail every later write
                 self.tail = None
-                if not suspect.live:
-                    self._retire(suspect)
+                if not suspect.live and not suspect.pins:
+                    self._index.take_out(suspect)
+                    dropped.append(suspect)
             elif suspect in call.reused:
                 call.reused.remove(suspect)
                 dropped.append(suspect)
@@ -302,13 +333,11 @@ class SegmentsArea:
     def _install(self, call: _WriteCall) -> None:
         """Make readable what was written."""
         with self._lock:
-            for block in call.blocks:
-                self._index.add_block(*block)
-            for segment, end in call.ends.items():
-                self._index.fill(segment, end)
+            before = self.tail
+            self._index.install(call.blocks, call.ends)
+            self.tail, call.installed = call.segment, True
             self._created += len(call.created)
             self._overwritten += len(call.reused)
-            before, self.tail = self.tail, call.segment
             if before is not None and before is not self.tail and not before.live:
                 self._retire(before)
             dropped = self._take_dropped()
@@ -325,7 +354,7 @@ class SegmentsArea:
                 return
             self._kept.append(segment)
             if len(self._kept) > self._max_kept:
-                self._dropped.append(self._kept.pop(0))
+                self._dropped.append(self._kept.popleft())
 
     def _take_dropped(self) -> list[Segment]:
         """Return the segments that are not kept; the caller unlinks them. Under the lock."""
@@ -372,19 +401,22 @@ class SegmentsArea:
 
     def _read_block(self, reading: Reading, slot: int, stop: int, sequence: int, most: int | None) -> _Found:
         """Return the messages of [slot, stop) in the block of `slot`; none if they surely cost more than `most`."""
-        with self._lock:
-            if self._directory.removed:
-                return _Found(stop - slot, None, f"{self._directory.prefix}: removed with its queue")
-            segment, block = self._index.find(slot)
-            first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
-            span = segment.span_of(block)
-            stop = min(stop, first + span)
-            if most is not None and stop - slot == span and end - start - span * SINGLE_ROOM > most:
-                return _Found(0, None)  # else the block would be read again by the next call
-            segment.pins += 1
-            self._read += 1
-        where = f"{segment.path}, byte {start}"
+        segment: Segment | None = None
+        where = self._directory.prefix
         try:
+            with self._lock:
+                if self._directory.removed:
+                    return _Found(stop - slot, None, f"{where}: removed with its queue")
+                found_in, block = self._index.find(slot)
+                first, start, end = found_in.firsts[block], found_in.starts[block], found_in.end_of(block)
+                span = found_in.span_of(block)
+                stop = max(slot + 1, min(stop, first + span))
+                if most is not None and stop - slot == span and end - start - span * SINGLE_ROOM > most:
+                    return _Found(0, None)  # else the block would be read again by the next call
+                self._read += 1
+                segment = found_in
+                segment.pins += 1
+            where = f"{segment.path}, byte {start}"
             if end - start > BLOCK_BYTES:  # one message, which is not copied again
                 head, body, tail = reading.pieces(
                     segment, start, end, SINGLE_HEAD_BYTES, SINGLE_HEAD_BYTES - SINGLE_BYTES
@@ -406,7 +438,8 @@ class SegmentsArea:
                 raise
             return _Found(stop - slot, None, f"{where}: {error.strerror}")
         finally:
-            self._unpin(segment)
+            if segment is not None:
+                self._unpin(segment)
 
     def _unpin(self, segment: Segment) -> None:
         with self._lock:
@@ -432,14 +465,11 @@ class SegmentsArea:
                     if not segment.live and segment is not self.tail:
                         self._retire(segment)
             dropped = self._take_dropped()
-            sparse = self._index.is_sparse(self._patience)
+            sparse = not self._compacting and self._index.is_sparse(self._patience)
         for segment in dropped:
             self._unlink(segment)
-        if sparse and self._writing.acquire(blocking=False):
-            try:
-                self._compact()
-            finally:
-                self._writing.release()
+        if sparse:
+            self._compact()
 
     def _unlink(self, segment: Segment) -> None:
         """Remove the file of a segment that nothing leads to."""
@@ -466,7 +496,7 @@ class SegmentsArea:
         with self._lock:
             dropped = {*self._index.segments(), *self._kept, *filter(None, (self.tail,))}
             self._index.clear()
-            self._kept = []
+            self._kept.clear()
             self.tail = None
             self._unlink_failures += failed
         for segment in dropped:
@@ -475,14 +505,27 @@ class SegmentsArea:
     # Compaction --------------------------------------------------------------------------------------------------
 
     def _compact(self) -> None:
-        """Move what is left in the sparsest segments into one file; the writing lock is held. Never raises OSError."""
-        with self._lock:
-            chosen = self._index.sparsest(self.tail)
-            if not chosen:
-                return
-            for segment in chosen:
-                segment.pins += 1
-            places = sorted((first, segment, block) for segment in chosen for block, first in enumerate(segment.firsts))
+        """Move what is left in the sparsest segments into one file. Never raises OSError."""
+        pinned: list[Segment] = []
+        with self._writing:
+            try:
+                with self._lock:
+                    if self._compacting or not self._index.is_sparse(self._patience):
+                        return
+                    self._compacting = True
+                    self._patience += self._segment_bytes  # if it fails, it is not tried with each message freed
+                    for segment in self._index.sparsest(self.tail):
+                        pinned.append(segment)
+                        segment.pins += 1
+                if pinned:
+                    self._move(pinned)
+            finally:
+                self._compacting = False
+                for segment in pinned:
+                    self._unpin(segment)
+
+    def _move(self, chosen: list[Segment]) -> None:
+        places = sorted((first, segment, block) for segment in chosen for block, first in enumerate(segment.firsts))
         call = _WriteCall(0)
         try:
             try:
@@ -495,17 +538,12 @@ class SegmentsArea:
             finally:
                 self._close(call)
             self._directory.must_exist()
+            self._lead_over(call, chosen, moved)
         except BaseException as error:
-            self._undo(call, error)
-            with self._lock:
-                self._patience += self._segment_bytes  # or it would be tried again with each message freed
+            if not call.installed:
+                self._undo(call, error)
             if not isinstance(error, OSError | StorageError | CorruptionError):
                 raise
-        else:
-            self._lead_over(call, chosen, moved)
-        finally:
-            for segment in chosen:
-                self._unpin(segment)
 
     def _copy(self, call: _WriteCall, reading: Reading, segment: Segment, block: int) -> Move | None:
         """Write a block again without what is freed, if anything is left of it."""
@@ -513,22 +551,25 @@ class SegmentsArea:
             if not segment.live:  # it went meanwhile
                 return None
             wanted = self._index.wanted(segment, block)
-            _first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
+            first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
         if not wanted:
             return None
         try:
             view = reading.view(segment, start, end)
             found = blocks.decode(view, None, where=f"{segment.path}, byte {start}")
-        except (CorruptionError, OSError):
-            segment.damaged = True  # whoever reads it gets to know
+            left = [place for place, offset in enumerate(found.offsets) if wanted >> offset & 1]
+            if found.header.key[:3] != (SPILL_TABLE, self._owner, SPILL_LANE) or len(left) != wanted.bit_count():
+                raise CorruptionError(f"{segment.path}, byte {start}: not the block that was written")
+        except (CorruptionError, OSError) as error:
+            if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+                segment.damaged = True  # whoever reads it gets to know
             raise
-        left = [place for place, offset in enumerate(found.offsets) if wanted >> offset & 1]
         offsets = [found.offsets[place] for place in left]
         dense = offsets[-1] == len(offsets) - 1
         records = [found.records[place] for place in left]
-        call.add(
-            segment.firsts[block], offsets[-1] + 1, blocks.pieces(found.header.key, records, None if dense else offsets)
-        )
+        call.add(first, offsets[-1] + 1, blocks.pieces(found.header.key, records, None if dense else offsets))
+        if len(call.pending) >= MANY_PIECES:
+            self._flush(call)
         if call.used - call.position >= WRITE_BYTES:
             self._flush(call)
         return Move(segment, block, wanted)
@@ -539,9 +580,9 @@ class SegmentsArea:
         with self._lock:
             if self._directory.removed:
                 return
+            self._index.lead_over(chosen, target, call.blocks, moved, call.used)
+            call.installed = True
             self._created += 1
-            self._index.lead_over(chosen, target, call.blocks, moved)
-            self._index.fill(target, call.used)
             for segment in chosen:
                 segment.retired = True  # they are pinned; whoever takes the last pin off keeps them
             if not target.live:

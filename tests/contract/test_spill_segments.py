@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from contract.test_spill_store import MUCH, FaultyFiles, bodies, good
 from qflow.errors import DiskFull
 from qflow.message import Message
-from qflow.storage import spill_segments
+from qflow.storage import blocks, spill_segments
+from qflow.storage.blocks import BlockKey
 from qflow.storage.files import Files
 from qflow.storage.spill import Slots, directory_name, wipe_spill
 from qflow.storage.spill_segments import SegmentsArea, SpillSegments
@@ -226,6 +228,127 @@ def test_a_damaged_segment_is_not_moved_and_stops_no_other(area, directory):
     assert area.counters().created > 30, "nothing was moved"
 
 
+def test_survivors_of_very_many_small_blocks_move_too(spool, files):
+    """More pieces than the system takes with one call are written with several."""
+    area = SpillSegments(files, spool, segment_bytes=2**18).area("orders", 7, 3)
+    left = {}
+    for turn in range(1500):
+        first, *rest = singles(area.write(10 * turn, bodies(10, 100, seed=turn)))
+        left[turn] = first
+        area.free(rest[0] + rest[1] + rest[2] + rest[3] + rest[4] + rest[5] + rest[6] + rest[7] + rest[8])
+    assert area.counters().created - area.counters().unlinked < 20
+    assert area._patience == 0, "a compaction failed"
+    for turn, slot in left.items():
+        assert good(area, 10 * turn, slot, bodies(1, 100, seed=turn))
+
+
+def test_the_index_does_not_remember_every_compaction(area):
+    """Ranges of slots that hold nothing any more are forgotten, and neighbours joined."""
+    left: list[Slots] = []
+    for turn in range(300):
+        slots = singles(area.write(12 * turn, bodies(12, 300, seed=turn)))
+        for slot in slots[1:]:
+            area.free(slot)
+        left.append(slots[0])
+        if len(left) > 20:
+            area.free(left.pop(0))
+    assert area.counters().created > 30
+    assert len(area._index._keys) < 40
+    assert area.problems([slot for piece in left for slot in piece]) == []
+
+
+def test_a_whole_block_of_another_shape_is_damage(area, directory):
+    """Foreign content with right checksums stops neither a reader nor a compaction."""
+    slots = [area.write(10 * turn, bodies(10, 100, seed=turn)) for turn in range(300)]
+    foreign = blocks.encode(BlockKey(0xFF, 7, 0, 999_999), [b"y" * 1036])
+    assert len(foreign) == len(blocks.encode(BlockKey(0xFF, 7, 0, 0), bodies(10, 100)))
+    with open(directory / "0", "r+b") as file:
+        file.write(foreign)
+    for turn, slot in enumerate(slots):
+        kept, rest = slot.take(1)
+        area.free(rest)
+        slots[turn] = kept
+    assert area.read(0, slots[0], MUCH, 100)[0] == [None]
+    for turn in range(3, 300):
+        assert good(area, 10 * turn, slots[turn], bodies(1, 100, seed=turn))
+
+
+def test_without_descriptors_nothing_is_called_damaged(area, files):
+    """A compaction that finds no descriptor goes through when there are some again."""
+    records = bodies(180, 1000)
+    slots = singles(area.write(0, records))
+    files.fail("open", errno.EMFILE)
+    for place in range(90):
+        if place % PER_SEGMENT:
+            area.free(slots[place])
+    files.heal()
+    for place in range(90, 180):
+        if place % PER_SEGMENT:
+            area.free(slots[place])
+    assert area.counters().kept > 20
+    assert all_good(area, slots[::PER_SEGMENT], records[::PER_SEGMENT], PER_SEGMENT)
+
+
+def test_small_and_large_messages_in_turn_share_no_file(area):
+    """A large message's own file does not end the segment that small ones go to."""
+    for turn in range(50):
+        slots = area.write(2 * turn, [b"small", *bodies(1, 2 * SEGMENT)])
+        assert good(area, 2 * turn, slots, [b"small", *bodies(1, 2 * SEGMENT)])
+    assert area.counters().created == 50 + 1
+
+
+class Strike:
+    """Raises KeyboardInterrupt at one call or return of a call; a signal never strikes before a lock is let go."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame, event, argument) -> None:
+        if event in ("call", "c_return") or (event == "c_call" and argument.__name__ != "__exit__"):
+            self.left -= 1
+            if self.left < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # struck while a generator is closed
+@pytest.mark.parametrize("action", ["write", "compact"])
+def test_an_interrupt_anywhere_costs_no_other_message(action, tmp_path):
+    """Ctrl-C in the middle of a write or a compaction: what others wrote stays readable, and writes go on."""
+    struck = True
+    at = 0
+    while struck:
+        spool = tmp_path / str(at)
+        spool.mkdir()
+        wipe_spill(Files(), str(spool))
+        area = SpillSegments(Files(), str(spool), segment_bytes=SEGMENT).area("q", 1, 1)
+        records = bodies(75, 1000)
+        slots = singles(area.write(0, records))
+        kept = range(0, 75, PER_SEGMENT)
+        for place in set(range(72)) - set(kept):
+            area.free(slots[place])
+        compacted = area.counters().created
+        struck = False
+        sys.setprofile(Strike(at))
+        try:
+            if action == "write":
+                area.write(100, bodies(7, 1000))
+            else:
+                area._patience = -MUCH
+                area._compact()
+        except KeyboardInterrupt:
+            struck = True
+        finally:
+            sys.setprofile(None)
+        for place in kept:
+            assert good(area, place, slots[place], [records[place]]), f"struck at {at}"
+        written = area.write(200, bodies(9, 1000))
+        assert good(area, 200, written, bodies(9, 1000)), f"struck at {at}"
+        at += 1 if at < 40 else 5
+    assert at > 40
+    assert action == "write" or area.counters().created > compacted
+
+
 # Maps ----------------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +383,17 @@ def test_no_more_segments_are_mapped_than_allowed_and_the_farthest_goes_first(sp
         assert {1, 9} <= mapped(area) or segment == 1
     store.close()
     assert mapped(area) == set()
+
+
+def test_maps_give_way_when_descriptors_run_out(spool, files):
+    """The store unmaps its own segments and tries again before it says that no file can be opened."""
+    area = SpillSegments(files, spool, segment_bytes=SEGMENT, max_mapped=100).area("orders", 7, 3)
+    records = bodies(30, 1000)
+    slots = area.write(0, records)
+    assert good(area, 0, slots.take(15)[0], records[:15])
+    files.fail("open", errno.EMFILE, times=1)
+    assert good(area, 15, slots.take(15)[1], records[15:])
+    assert len(mapped(area)) == 5
 
 
 def test_the_bound_holds_for_all_queues_together(spool, files):
