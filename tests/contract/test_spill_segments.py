@@ -304,7 +304,7 @@ class Strike:
         self.left = at
 
     def __call__(self, frame, event, argument) -> None:
-        if event in ("call", "c_return") or (event == "c_call" and argument.__name__ != "__exit__"):
+        if event in ("call", "c_return") or (event == "c_call" and argument.__name__ not in ("__exit__", "setprofile")):
             self.left -= 1
             if self.left < 0:
                 sys.setprofile(None)
