@@ -36,13 +36,14 @@ from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, S
 SEGMENT_BYTES = 8 * 2**20
 MAX_KEPT_BYTES = 2**30
 """Free segments an area keeps to be filled again."""
-BLOCK_BYTES = 128 * 1024
+BLOCK_BYTES = 256 * 1024
 """No block is larger, unless it holds a single message."""
 WRITE_BYTES = 256 * 1024
 """Encoded and written at once."""
 MANY_PIECES = 512
 """No more are written with one call; the system takes 1,024."""
-MAX_KEPT = 4096
+MAX_KEPT = 8192
+"""And so many of them, for each takes half a kilobyte of memory."""
 
 _END = bytes(4)
 """Written after the last block, so that who looks at the file does not take older blocks for new ones."""
