@@ -82,7 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         "--engines", nargs="+", default=[], metavar="NAME", help="engines or kinds of engines (default: all)"
     )
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, for tests")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds to keep (default: as many as a row asks for)")
+    parser.add_argument(
+        "--rounds", type=_rounds, metavar="N", help="rounds to keep (default: as many as a row asks for)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", metavar="FILE", help="write the report there, too, and a picture beside it")
     parser.add_argument("--directory", default=".", help="where to work (default: the current directory)")
@@ -93,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
         help="two reports written with --json, or two git commits, whose workloads are then run in turns",
     )
     return parser
+
+
+def _rounds(text: str) -> int:
+    """Return a number of rounds, at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an int of at least 1, got {text!r}")
+    return int(text)
 
 
 def _choose(names: list[str]) -> list[Workload]:

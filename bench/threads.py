@@ -49,20 +49,24 @@ def together(count: int, each: int, opened: Opened) -> float:
     errors: list[Exception] = []
 
     def work() -> None:
-        barrier.wait()
         try:
+            barrier.wait()
             for _ in range(each):
                 put(BODY)
         except Exception as error:
             errors.append(error)
 
-    workers = [threading.Thread(target=work) for _ in range(count)]
-    for worker in workers:
-        worker.start()
-    barrier.wait()
-    start = perf_counter()
-    for worker in workers:
-        worker.join()
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    try:
+        for worker in workers:
+            worker.start()
+        barrier.wait()
+        start = perf_counter()
+        for worker in workers:
+            worker.join()
+    except BaseException:
+        barrier.abort()  # those that have started would wait for those that never come
+        raise
     seconds = perf_counter() - start
     if errors:
         raise errors[0]

@@ -58,6 +58,8 @@ from qflow.storage.transaction_log import Batch, TransactionLog
 
 OURS = frozenset({"lock", "log", "log.new", SPILL, WIPING, "stats.json", "stats.json.new", "lost+found"})
 MAINTENANCE_S = 1.0
+REST = 9
+"""Maintenance that has much to do rests so many times as long as it worked: a tenth of the time is its share."""
 WIPED_AT_ONCE = 256
 ALLOCATOR_HINT_BYTES = 4 * 2**20
 """Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
@@ -464,8 +466,10 @@ class Broker:
 
     def _maintain(self) -> None:
         busy = True
+        took = 0.0
         written = -math.inf
-        while not self._stop.wait(0.01 if busy else MAINTENANCE_S):
+        while not self._stop.wait(min(max(0.01, REST * took), MAINTENANCE_S) if busy else MAINTENANCE_S):
+            started = time.perf_counter()
             try:
                 with self._upkeep:
                     busy = self._wiper.step(WIPED_AT_ONCE) | self._sweep()
@@ -480,6 +484,7 @@ class Broker:
             except Exception:
                 busy = False
                 _logger.exception("%s: maintenance failed and is tried again", self.path)
+            took = time.perf_counter() - started
 
     def _sweep(self) -> bool:
         """Free spill files of purged messages, and spill what nobody else did."""
@@ -631,7 +636,7 @@ def open_broker(
         path: a directory; made with mode 0700 if missing. It may be an existing spool or empty.
         capacity_bytes: memory for the messages of all queues together, an int or a text such as "64MiB".
         spill: how messages that do not fit lie on disk: `"files"`, one each, or `"segments"`, many in a file of
-            fixed size, which costs a tenth of the file operations.
+            fixed size, which costs a hundredth of the file operations.
         segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own.
         max_mapped_segments: how many segments, of all queues, are mapped into memory for reading at once, each with a
             file descriptor; 0 maps none and reads with `pread`, which was found faster.

@@ -205,7 +205,7 @@ def _spilled_files(directory: str, name: str | None) -> Iterator[SpilledFacts]:
     except (FileNotFoundError, NotADirectoryError):
         return
     with entries:
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: (len(entry.name), entry.name)):
             yield from _spilled_file(entry.path, name)
 
 
@@ -222,7 +222,14 @@ def _spilled_file(path: str, name: str | None) -> Iterator[SpilledFacts]:
                 where = f"{path}, byte {position}" if position else path
                 header = blocks.read_header(head, where=where)
                 data = head + file.read(min(header.total_bytes, size) - len(head))
-                block = blocks.decode(data, None, where=where)
+                try:
+                    block = blocks.decode(data, None, where=where)
+                except CorruptionError as error:
+                    yield SpilledFacts(
+                        queue=name, sequence=None, size_bytes=0, file=path, position=position, problem=str(error)
+                    )
+                    position += len(data)
+                    continue
                 if header.key.table != SPILL_TABLE:
                     raise CorruptionError(f"{path}: not a spilled message")
                 for offset, record in zip(block.offsets, block.records, strict=True):
@@ -236,7 +243,8 @@ def _spilled_file(path: str, name: str | None) -> Iterator[SpilledFacts]:
                     )
                 position += len(data)
     except (OSError, CorruptionError) as error:
-        yield SpilledFacts(queue=name, sequence=None, size_bytes=0, file=path, position=position, problem=str(error))
+        problem = f"{error}; what follows in the file was not read" if position else str(error)
+        yield SpilledFacts(queue=name, sequence=None, size_bytes=0, file=path, position=position, problem=problem)
 
 
 def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> MessageFacts:

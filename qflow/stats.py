@@ -37,8 +37,11 @@ class QueueStats:
     spill_repaired_total: int
     """Spilled messages that could not be read back and were read from the log instead."""
     spill_files_created_total: int
+    """Files, or segments; likewise below."""
     spill_files_overwritten_total: int
+    """Taken into use again."""
     spill_files_read_total: int
+    """Reads: one a message that has a file of its own, one a block of a segment."""
     spill_files_unlinked_total: int
 
 

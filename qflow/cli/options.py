@@ -51,6 +51,14 @@ capacity = click.option(
     help="Memory for messages, such as 65536 or 8MiB; what does not fit waits on disk.",
 )
 
+spill = click.option(
+    "--spill",
+    type=click.Choice(["files", "segments"]),
+    default="files",
+    show_default=True,
+    help="How messages that do not fit lie on disk: a file each, or many in a file.",
+)
+
 delimiter = click.option(
     "--delimiter",
     metavar="TEXT",

@@ -32,6 +32,7 @@ from qflow.cli.stop import Stop, Stopped
 )
 @options.delimiter
 @options.capacity
+@options.spill
 @options.as_json
 def pipe(
     spool: Path,
@@ -41,6 +42,7 @@ def pipe(
     retries: int,
     delimiter: bytes,
     capacity: int,
+    spill: str,
     as_json: bool,
 ) -> int | None:
     """Buffer stdin durably in QUEUE on its way to COMMAND's stdin, or to stdout.
@@ -79,7 +81,7 @@ def pipe(
         raise click.UsageError("--batch needs a COMMAND to run")
     if command and shutil.which(command[0]) is None:
         raise click.UsageError(f"there is no command {command[0]!r}")
-    with Stop() as stop, qflow.open(spool, capacity_bytes=capacity) as broker:
+    with Stop() as stop, qflow.open(spool, capacity_bytes=capacity, spill=spill) as broker:
         flow = Flow(queue_to_fill(broker, queue_name), delimiter, stop)
         try:
             with suppress(Stopped), ThreadPoolExecutor(1) as threads:

@@ -17,10 +17,11 @@ from qflow.cli import facts, options
 def spilled(spool: Path, queue_name: str | None, as_json: bool) -> None:
     """List the messages that lie in the spill directory, of all queues or of one.
 
-    A line a message: queue, sequence, size in bytes, path; with --json, a JSON object a line. Files kept to be
-    overwritten still hold their last messages. Beside a live owner a file can change while it is read, and then shows
-    a problem that is none. Without an owner, these are the remains of the last one: the log has what matters, and the
-    next owner removes them.
+    A line a message: queue, sequence, size in bytes, path (and +BYTE, where in a segment its block begins); with
+    --json, a JSON object a line. What was settled since is listed, too: files that are kept still hold their last
+    messages, and segments all they were given since they were filled again; `qflow stats` counts what waits. Beside a
+    live owner a file can change while it is read, and then shows a problem that is none. Without an owner, these are
+    the remains of the last one: the log has what matters, and the next owner removes them.
     """
     from qflow import inspect
 
@@ -31,4 +32,5 @@ def spilled(spool: Path, queue_name: str | None, as_json: bool) -> None:
             queue = "?" if found.queue is None else facts.readable(found.queue)
             sequence = "?" if found.sequence is None else found.sequence
             problem = f"  ({found.problem})" if found.problem else ""
-            click.echo(f"{queue}  {sequence}  {found.size_bytes}  {found.file}{problem}")
+            place = f"+{found.position}" if found.position else ""
+            click.echo(f"{queue}  {sequence}  {found.size_bytes}  {found.file}{place}{problem}")

@@ -38,17 +38,17 @@ def _print(found: SpoolFacts) -> None:
     for problem in found.problems:
         click.echo(f"problem: {problem}")
     click.echo(_owner(found))
-    if not found.queues:
+    if found.queues:
+        click.echo()
+        facts.print_table(
+            ["queue", "messages", "bytes", "floor", "next"],
+            (
+                [facts.readable(queue.name), queue.messages, queue.bytes, queue.floor, queue.next_sequence]
+                for queue in found.queues
+            ),
+        )
+    else:
         click.echo("no durable queues")
-        return
-    click.echo()
-    facts.print_table(
-        ["queue", "messages", "bytes", "floor", "next"],
-        (
-            [facts.readable(queue.name), queue.messages, queue.bytes, queue.floor, queue.next_sequence]
-            for queue in found.queues
-        ),
-    )
     if found.live is not None and found.owner_pid is not None:
         _print_live(found.live, found.live_age_s)
 

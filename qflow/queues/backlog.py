@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
@@ -370,15 +370,17 @@ class Backlog:
         if None not in records:
             moved.pieces.append((first, records, run.marks))  # type: ignore[arg-type]
             return moved
+        outcomes: list[tuple[int, str]] = []
         for sequence, problem in problems:
             record = self._repair(sequence)
             outcome = "read from the log instead" if record is not None else "lost"
-            moved.problems.append((f"spilled message {sequence}: {problem}; {outcome}", 0))
+            outcomes.append((sequence, f"{problem}; {outcome}"))
             if record is None:
                 moved.lost.append((sequence, sequence + 1))
             else:
                 moved.repaired += 1
                 records[sequence - first] = record
+        moved.problems += [(text, 0) for text in _told_once(outcomes)]
         for sequence, found in enumerate(records, first):
             if found is not None:
                 moved.add(sequence, [found], run.marks)
@@ -555,6 +557,14 @@ class _Moved:
                 known += records
                 return
         self.pieces.append((first, records, marks))
+
+
+def _told_once(outcomes: list[tuple[int, str]]) -> Iterator[str]:
+    """Yield a line for each stretch of spilled messages that had the same fate for the same reason."""
+    for (text, _), group in groupby(enumerate(outcomes), key=lambda item: (item[1][1], item[1][0] - item[0])):
+        sequences = [sequence for _, (sequence, _) in group]
+        which = f"message {sequences[0]}" if len(sequences) == 1 else f"messages {sequences[0]} to {sequences[-1]}"
+        yield f"spilled {which}: {text}"
 
 
 def _by_marks(

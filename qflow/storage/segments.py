@@ -156,14 +156,15 @@ def identity_of(status: os.stat_result) -> int:
 
 
 def open_segment(files: Files, segment: Segment) -> int:
-    """Return a descriptor for reading a segment; raises OSError, or CorruptionError for another file in its place."""
+    """Return a descriptor for reading a segment; raises OSError, or CorruptionError for another file in its place.
+
+    It may have been cut short: what is left of it can be read.
+    """
     fd = files.open(segment.path, READ, 0)
     try:
         status = files.status(fd)
         if identity_of(status) != segment.identity:
             raise CorruptionError(f"{segment.path}: not the file that was written")
-        if status.st_size < segment.size:
-            raise CorruptionError(f"{segment.path}: {status.st_size} bytes, expected {segment.size}")
     except BaseException:
         files.close(fd)
         raise
@@ -201,6 +202,9 @@ class Maps:
     def _try_to_map(self, segment: Segment) -> mmap.mmap:
         fd = open_segment(self._files, segment)
         try:
+            size = self._files.status(fd).st_size
+            if size < segment.size:
+                raise CorruptionError(f"{segment.path}: {size} bytes, expected {segment.size}")
             mapped = self._files.map(fd, segment.size)
         finally:
             self._files.close(fd)

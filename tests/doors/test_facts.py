@@ -142,3 +142,29 @@ def test_spilled_lists_the_messages_of_segments_too(cli: CommandLine) -> None:
             assert len({(entry["file"], entry["position"]) for entry in found}) > 10
             while len(queue):
                 queue.get_many(1000, timeout_s=0).ack()
+
+
+def test_spilled_goes_on_behind_a_damaged_block(cli: CommandLine) -> None:
+    """One block of a segment that does not match its checksum is one line; the messages of the others are listed."""
+    with qflow.open(cli.spool, capacity_bytes="64KiB", spill="segments") as broker:
+        queue = broker.declare_queue("q", durable=False)
+        for _ in range(10):
+            queue.put_many([b"x" * 100] * 500)
+        (segment,) = (path for path in (cli.spool / "spill").rglob("*") if path.is_file())
+        with open(segment, "r+b") as file:
+            file.seek(800)
+            file.write(b"damage")
+        found = [json.loads(line) for line in cli.run("spilled", cli.spool, "--json").stdout.splitlines()]
+        assert [bool(entry["problem"]) for entry in found[:2]] == [True, False]
+        assert len(found) > 1000
+        queue.purge()
+
+
+def test_stats_show_what_the_owner_sees_of_queues_that_are_not_in_the_log(cli: CommandLine) -> None:
+    """A spool with transient queues alone has a table, too."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("clicks", durable=False).put(b"x")
+        shown = ""
+        while "clicks" not in shown:
+            shown = cli.run("stats", cli.spool).stdout.decode()
+        assert "no durable queues" in shown

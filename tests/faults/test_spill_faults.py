@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -163,10 +164,20 @@ def test_a_spill_directory_removed_underneath_loses_transient_messages_and_says_
             came[delivery.sequence] = delivery.body
     assert came == {sequence: BODIES[sequence] for sequence in sorted(resident)}
     assert queue.stats().lost_total == len(BODIES) - len(resident)
-    assert len(broker.recovery.problems) == len(BODIES) - len(resident)
+    assert sorted(named_in(broker.recovery.problems)) == sorted(set(range(len(BODIES))) - resident)
     assert queue.put(b"x") == len(BODIES)
     broker._problems.clear()
     assert broker.check() == []
+
+
+def named_in(problems: tuple[str, ...]) -> list[int]:
+    """Return the sequences that problems tell of, each once: "spilled message 3: …", "spilled messages 4 to 9: …"."""
+    sequences: list[int] = []
+    for problem in problems:
+        found = re.search(r"spilled messages? (\d+)(?: to (\d+))?: ", problem)
+        assert found, problem
+        sequences += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return sequences
 
 
 def harm(kind: str, path: Path, other: Path) -> None:
@@ -174,7 +185,7 @@ def harm(kind: str, path: Path, other: Path) -> None:
     if kind == "flipped bit":
         path.write_bytes(data[:100] + bytes([data[100] ^ 4]) + data[101:])
     elif kind == "truncated":
-        path.write_bytes(data[:-7])
+        path.write_bytes(data[:100])
     elif kind == "empty":
         path.write_bytes(b"")
     elif kind == "longer":
@@ -218,7 +229,7 @@ def test_a_damaged_spill_file_of_a_durable_message_is_read_from_the_log(kind, sp
     else:
         assert (stats.spill_repaired_total >= 2) == (kind not in HARMLESS)
     assert stats.lost_total == 0
-    assert len(broker.recovery.problems) == stats.spill_repaired_total
+    assert len(named_in(broker.recovery.problems)) == stats.spill_repaired_total
     broker._problems.clear()
 
 
@@ -235,9 +246,8 @@ def test_a_damaged_spill_file_of_a_transient_message_is_counted_as_lost(kind, sp
     came = in_thread(lambda: drained(queue))
     lost = [sequence for sequence, body in enumerate(BODIES) if body not in came]
     assert came == [body for sequence, body in enumerate(BODIES) if sequence not in lost]
-    assert queue.stats().lost_total == len(lost) == len(broker.recovery.problems)
-    for sequence, problem in zip(lost, broker.recovery.problems, strict=True):
-        assert f"message {sequence}: " in problem
+    assert queue.stats().lost_total == len(lost)
+    assert named_in(broker.recovery.problems) == lost
     if spill["spill"] == "files":
         assert lost == [sequences[1]]
     elif kind in HARMLESS:

@@ -139,6 +139,7 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
     [
         (["nonsense"], "'nonsense'"),
         (["put", "--engines", "nonsense"], "'nonsense'"),
+        (["put", "--rounds", "0"], "at least 1"),
         (["--directory", "/nonexistent"], "no directory"),
         (["--output", "/nonexistent/report.txt"], "no directory"),
         (["--compare", "nonsense", "HEAD"], "neither two reports nor two commits"),
