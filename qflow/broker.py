@@ -58,8 +58,8 @@ from qflow.storage.transaction_log import Batch, TransactionLog
 
 OURS = frozenset({"lock", "log", "log.new", SPILL, WIPING, "stats.json", "stats.json.new", "lost+found"})
 MAINTENANCE_S = 1.0
-REST = 9
-"""Maintenance that has much to do rests so many times as long as it worked: a tenth of the time is its share."""
+REST = 4
+"""Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
 WIPED_AT_ONCE = 256
 ALLOCATOR_HINT_BYTES = 4 * 2**20
 """Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
