@@ -175,7 +175,8 @@ def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[
     live = _live(os.path.join(spool, "stats.json"))
     transient = set((live or {}).get("queues", {})) - set(names.values())
     if queue is not None and queue not in names.values() and queue not in transient:
-        _queue(found, queue)
+        known = ", ".join(sorted({*names.values(), *transient})) or "none"
+        raise NotFound(f"neither the log nor its owner knows a queue {queue!r}; there are: {known}")
     directory = os.path.join(spool, SPILL)
     try:
         areas = sorted(os.listdir(directory))
