@@ -162,7 +162,7 @@ def _live(path: str) -> dict[str, Any] | None:
 
 
 def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[SpilledFacts]:
-    """Yield what lies in the spill directory now, in no order; readable beside a live owner, who changes it meanwhile.
+    """Yield what lies in the spill directory now, by file; readable beside a live owner, who changes it meanwhile.
 
     Freed files that are kept for overwriting still hold their last messages and are listed, too.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from qflow.config import parse_size
+from qflow.config import SPILL_STORES, parse_size
 from qflow.errors import InvalidArgument
 
 DEFAULT_CAPACITY = "64MiB"
@@ -53,7 +53,7 @@ capacity = click.option(
 
 spill = click.option(
     "--spill",
-    type=click.Choice(["files", "segments"]),
+    type=click.Choice(SPILL_STORES),
     default="files",
     show_default=True,
     help="How messages that do not fit lie on disk: a file each, or many in a file.",

@@ -32,7 +32,7 @@ from qflow.errors import (
 )
 from qflow.memory.ledger import Account
 from qflow.memory.run import Place
-from qflow.message import OVERHEAD_BYTES, Record, charge, is_plain
+from qflow.message import OVERHEAD_BYTES, Record, charge, is_logged, is_plain
 from qflow.queues.backlog import READ_AHEAD_BYTES, RETRY_S
 from qflow.queues.intake import Intake, again
 from qflow.stats import QueueStats
@@ -541,7 +541,7 @@ class Queue(Intake):
                 resident = [record for run in runs for record in run.records]
                 resident += [delivery.record for delivery in self._acquired]
                 resident += [record for batch in self._batches for _, records, _ in batch.left() for record in records]
-                logged += sum(type(record) is bytes or record.logged for record in resident)  # type: ignore[union-attr]
+                logged += sum(map(is_logged, resident))
                 if not self._lane.leaves_gaps and logged != row.messages:  # type: ignore[union-attr]
                     found.append(f"the row says {row.messages} messages, memory {logged}")
                 lowest = min((run.first for run in runs if run.waiting), default=runs.next)
@@ -615,6 +615,6 @@ def _settled(first: int, records: list[Record], size: int) -> Settled:
     """Return the range of `size` bytes as the log counts it: messages that were not logged count nothing."""
     end = first + len(records)
     if not is_plain(records):
-        records = [record for record in records if type(record) is bytes or record.logged]  # type: ignore[union-attr]
+        records = [record for record in records if is_logged(record)]
         size = sum(map(len, records))
     return Settled(first, end, len(records), size)

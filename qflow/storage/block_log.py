@@ -160,7 +160,7 @@ def append(
     """
     offsets: Sequence[int] = range(len(records))
     if not plain and any(type(record) is Message and not record.logged for record in records):
-        offsets = [index for index, record in enumerate(records) if type(record) is bytes or record.logged]  # type: ignore[union-attr]
+        offsets = [index for index, record in enumerate(records) if is_logged(record)]
         records = [records[index] for index in offsets]
         sizes = [sizes[index] for index in offsets]
         if not records:

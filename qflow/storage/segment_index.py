@@ -83,6 +83,10 @@ class SegmentIndex:
         for key in segment.keys:
             place = bisect_left(self._keys, key)
             del self._keys[place], self._segments[place]
+        self._empty(segment)
+
+    def _empty(self, segment: Segment) -> None:
+        """Take a segment that nothing leads to out of the sums."""
         self.used -= segment.used
         self.live_bytes -= segment.live_bytes
         segment.begin_anew()
@@ -156,9 +160,7 @@ class SegmentIndex:
             )
             self._count(target, used, used)
             for segment in chosen:
-                self.used -= segment.used
-                self.live_bytes -= segment.live_bytes
-                segment.begin_anew()
+                self._empty(segment)
         except BaseException:
             self._keys, self._segments, self.used, self.live_bytes = before
             for segment, state in known:

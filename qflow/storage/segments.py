@@ -8,7 +8,6 @@ that fails gives an error and does not kill the process; they pay where the same
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from array import array
@@ -18,13 +17,13 @@ from types import TracebackType
 from typing import Protocol, TypeAlias
 
 from qflow.errors import CorruptionError
-from qflow.storage.files import READ, Files
+from qflow.storage.files import EXHAUSTED, READ, Files
 
 NOTHING_FREED: dict[int, int] = {}
 State: TypeAlias = tuple[
     tuple["array[int]", "array[int]", "array[int] | None"],
     int,
-    tuple[int, int, int, int, int],
+    tuple[int, int, int, int],
     dict[int, int],
     tuple[int, ...],
 ]
@@ -38,7 +37,6 @@ class Segment:
         "end",
         "firsts",
         "freed",
-        "held",
         "identity",
         "keys",
         "live",
@@ -80,8 +78,8 @@ class Segment:
         """The slot after the last one."""
         self.used = 0
         """Bytes."""
-        self.held = self.live = 0
-        """Messages put into it, and those of them not freed."""
+        self.live = 0
+        """Messages put into it and not freed."""
         self.live_bytes = 0
         """About how many of the bytes those take."""
         self.freed = NOTHING_FREED
@@ -99,7 +97,6 @@ class Segment:
         if self.spans is not None:
             self.spans.append(span)
         self.end = slot + span
-        self.held += messages
         self.live += messages
 
     def state(self) -> State:
@@ -108,7 +105,7 @@ class Segment:
         return (
             arrays,
             len(self.firsts),
-            (self.end, self.used, self.held, self.live, self.live_bytes),
+            (self.end, self.used, self.live, self.live_bytes),
             self.freed,
             self.keys,
         )
@@ -116,7 +113,7 @@ class Segment:
     def restore(self, state: State) -> None:
         """Be again as `state` says."""
         (self.firsts, self.starts, self.spans), blocks, numbers, self.freed, self.keys = state
-        self.end, self.used, self.held, self.live, self.live_bytes = numbers
+        self.end, self.used, self.live, self.live_bytes = numbers
         for column in (self.firsts, self.starts, self.spans):
             if column is not None:
                 del column[blocks:]
@@ -194,7 +191,7 @@ class Maps:
         try:
             return self._try_to_map(segment)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) or not self._mapped:
+            if error.errno not in EXHAUSTED or not self._mapped:
                 raise
             self.clear()  # the maps themselves hold the descriptors
             return self._try_to_map(segment)

@@ -17,7 +17,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
 from itertools import chain, count
 from typing import NamedTuple, Protocol
@@ -301,6 +301,20 @@ class AreaDirectory:
             return {int(name, 16) for name in self._files.list(self.prefix[:-1]) if FILE.fullmatch(name)}
         except OSError:
             return set()
+
+    def problems(self, used: Set[int], spare: Set[int], excused: int) -> list[str]:
+        """Compare the files that are there with those that hold messages, and those that are kept without one.
+
+        Args:
+            excused: so many files nobody knows of are no problem.
+        """
+        there = self.numbers()
+        found = [f"{self.path(number)} is in use and free" for number in sorted(spare & used)]
+        found += [f"{self.path(number)} is missing" for number in sorted(used - there)]
+        nobodys = there - spare - used
+        if len(nobodys) > excused:
+            found.append(f"{len(nobodys)} spill files belong to no message, such as {self.path(min(nobodys))}")
+        return found
 
 
 def wipe_spill(files: Files, spool: str) -> list[str]:

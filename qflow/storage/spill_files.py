@@ -27,7 +27,16 @@ from threading import Lock
 from qflow.errors import CorruptionError
 from qflow.message import OVERHEAD_BYTES, Record
 from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, Singles
-from qflow.storage.files import OVERWRITE, READ, READ_OWN, Files, storage_error, write_all
+from qflow.storage.files import (
+    EXHAUSTED,
+    NO_FAULT_OF_THE_FILE,
+    OVERWRITE,
+    READ,
+    READ_OWN,
+    Files,
+    storage_error,
+    write_all,
+)
 from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
 
 MAX_KEPT = 32_768
@@ -40,8 +49,6 @@ _LARGE = 64 * 1024  # from here on a copy of the body costs more than two more s
 
 _NOT_OURS = frozenset({errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR, errno.ENODEV, errno.ENOTDIR})
 """What opening or writing a slot's file says when something else stands in its place."""
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_NO_FAULT_OF_THE_FILE = _EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 class SpillFiles:
@@ -217,7 +224,7 @@ class FilesArea:
 
     def _undo(self, call: _WriteCall, records: list[Record], error: BaseException) -> None:
         """Leave nothing of a failed call behind: kept files are kept again, fresh ones unlinked."""
-        drop = isinstance(error, OSError) and error.errno not in _NO_FAULT_OF_THE_FILE
+        drop = isinstance(error, OSError) and error.errno not in NO_FAULT_OF_THE_FILE
         lost = call.moved.keys() | ({call.failed} if drop else set())  # a bad file must not fail every later write
         created = set(call.created)
         pool = call.kept
@@ -282,7 +289,7 @@ class FilesArea:
                 finally:
                     close(fd)
             except OSError as error:
-                if error.errno in _EXHAUSTED:
+                if error.errno in EXHAUSTED:
                     if records:
                         break
                     raise storage_error(error, "read a spill file", path) from error
@@ -373,14 +380,8 @@ class FilesArea:
         with self._lock:
             kept = set(chain.from_iterable(self._kept))
             excused = self._given_up + self._unlink_failures
-        there = self._directory.numbers()
         found = [f"{self._path(slot)} is in use {times} times" for slot, times in used.items() if times > 1]
-        found += [f"{self._path(slot)} is in use and free" for slot in sorted(kept & used.keys())]
-        found += [f"{self._path(slot)} is missing" for slot in sorted(used.keys() - there)]
-        nobodys = there - kept - used.keys()
-        if len(nobodys) > excused:
-            found.append(f"{len(nobodys)} spill files belong to no message, such as {self._path(min(nobodys))}")
-        return found
+        return found + self._directory.problems(used.keys(), kept, excused)
 
     def counters(self) -> SpillCounters:
         """Return what was done so far."""

@@ -28,12 +28,11 @@ from qflow.errors import CorruptionError, StorageError
 from qflow.message import OVERHEAD_BYTES, Record, charge
 from qflow.storage import blocks
 from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey, Singles
-from qflow.storage.files import OVERWRITE, Files, storage_error, write_all
-from qflow.storage.segment_index import Move, SegmentIndex
+from qflow.storage.files import EXHAUSTED, NO_FAULT_OF_THE_FILE, OVERWRITE, Files, storage_error, write_all
+from qflow.storage.segment_index import Move, Placed, SegmentIndex
 from qflow.storage.segments import Maps, Reading, Segment, identity_of
 from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
 
-SEGMENT_BYTES = 8 * 2**20
 MAX_KEPT_BYTES = 2**30
 """Free segments an area keeps to be filled again."""
 BLOCK_BYTES = 256 * 1024
@@ -48,8 +47,6 @@ MAX_KEPT = 8192
 _END = bytes(4)
 """Written after the last block, so that who looks at the file does not take older blocks for new ones."""
 _NOT_OURS = frozenset({errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV, errno.ENOTDIR})
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_NO_FAULT_OF_THE_FILE = _EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 class SpillSegments:
@@ -61,7 +58,7 @@ class SpillSegments:
             reads them with `pread`.
     """
 
-    def __init__(self, files: Files, spool: str, *, segment_bytes: int = SEGMENT_BYTES, max_mapped: int = 0) -> None:
+    def __init__(self, files: Files, spool: str, *, segment_bytes: int, max_mapped: int = 0) -> None:
         self._files = files
         self._spool = spool
         self._segment_bytes = segment_bytes
@@ -97,8 +94,7 @@ class _WriteCall:
         self.used = self.position = 0
         """How far the segment is filled, and how far it is written."""
         self.pending: list[bytes] = []
-        self.blocks: list[tuple[Segment, int, int, int]] = []
-        """(segment, first slot, span, first byte) of each block."""
+        self.blocks: list[Placed] = []
         self.ends: dict[Segment, int] = {}
         self.reused: list[Segment] = []
         self.created: list[Segment] = []
@@ -107,6 +103,11 @@ class _WriteCall:
     @property
     def room(self) -> int:
         return self.segment.size - self.used if self.segment else 0
+
+    @property
+    def full(self) -> bool:
+        """So much is pending that it is to be written."""
+        return self.used - self.position >= WRITE_BYTES or len(self.pending) >= MANY_PIECES
 
     def add(self, slot: int, span: int, pieces: list[bytes]) -> None:
         """Put a block behind what is pending."""
@@ -233,7 +234,7 @@ class SegmentsArea:
                 stop = start + 1
             key = BlockKey(SPILL_TABLE, self._owner, SPILL_LANE, first + start)
             call.add(call.slot + start, stop - start, blocks.pieces(key, records[start:stop]))
-            if call.used - call.position >= WRITE_BYTES or len(call.pending) >= MANY_PIECES:
+            if call.full:
                 self._flush(call)
             start = stop
         self._flush(call)
@@ -317,7 +318,7 @@ class SegmentsArea:
         """Keep again what was kept, remove what was made; what was appended to the tail does not count."""
         dropped = call.created
         with self._lock:
-            suspect = call.segment if isinstance(error, OSError) and error.errno not in _NO_FAULT_OF_THE_FILE else None
+            suspect = call.segment if isinstance(error, OSError) and error.errno not in NO_FAULT_OF_THE_FILE else None
             if suspect is not None and suspect is self.tail:  # a bad file must not fail every later write
                 self.tail = None
                 if not suspect.live and not suspect.pins:
@@ -435,7 +436,7 @@ class SegmentsArea:
         except CorruptionError as error:
             return _Found(stop - slot, None, str(error))
         except OSError as error:
-            if error.errno in _EXHAUSTED:
+            if error.errno in EXHAUSTED:
                 raise
             return _Found(stop - slot, None, f"{where}: {error.strerror}")
         finally:
@@ -530,7 +531,7 @@ class SegmentsArea:
         call = _WriteCall(0)
         try:
             try:
-                self._create(call, sum(segment.used + 4 * segment.held for segment in chosen))
+                self._create(call, sum(segment.used + 4 * segment.live for segment in chosen))
                 with Reading(self._files, self._maps) as reading:
                     moved = [
                         move for _, segment, block in places if (move := self._copy(call, reading, segment, block))
@@ -562,16 +563,14 @@ class SegmentsArea:
             if found.header.key[:3] != (SPILL_TABLE, self._owner, SPILL_LANE) or len(left) != wanted.bit_count():
                 raise CorruptionError(f"{segment.path}, byte {start}: not the block that was written")
         except (CorruptionError, OSError) as error:
-            if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+            if not isinstance(error, OSError) or error.errno not in EXHAUSTED:
                 segment.damaged = True  # whoever reads it gets to know
             raise
         offsets = [found.offsets[place] for place in left]
         dense = offsets[-1] == len(offsets) - 1
         records = [found.records[place] for place in left]
         call.add(first, offsets[-1] + 1, blocks.pieces(found.header.key, records, None if dense else offsets))
-        if len(call.pending) >= MANY_PIECES:
-            self._flush(call)
-        if call.used - call.position >= WRITE_BYTES:
+        if call.full:
             self._flush(call)
         return Move(segment, block, wanted)
 
@@ -599,12 +598,12 @@ class SegmentsArea:
         """Compare files, slots in use and slots known; see `SpillArea.problems`. Cost: O(messages)."""
         if self._directory.removed:
             return []
-        there = self._directory.numbers()
         with self._lock:
             known = Counter(self._index.slots())
             used = {segment.number for segment in self._index.segments() if segment.live}
-            tail = {self.tail.number} if self.tail else set()
-            kept = {segment.number for segment in self._kept}
+            spare = {segment.number for segment in self._kept}
+            if self.tail is not None and not self.tail.live:
+                spare.add(self.tail.number)
             wrong_sums = self._index.problems()
             excused = self._given_up + self._unlink_failures
         prefix = self._directory.prefix
@@ -614,13 +613,8 @@ class SegmentsArea:
         found += [f"slot {slot} of {prefix} is in use and free" for slot in sorted(set(slots) - known.keys())]
         found += [f"slot {slot} of {prefix} belongs to no message" for slot in sorted(known.keys() - set(slots))]
         found += [f"slot {slot} of {prefix} is held {times} times" for slot, times in known.items() if times > 1]
-        found += [f"{self._directory.path(number)} is missing" for number in sorted(used - there)]
-        found += [f"{self._directory.path(number)} is in use and free" for number in sorted(used & kept)]
         found += [f"{prefix}: {problem}" for problem in wrong_sums]
-        nobodys = there - kept - used - tail
-        if len(nobodys) > excused:
-            found.append(f"{len(nobodys)} segments belong to no message, such as {self._directory.path(min(nobodys))}")
-        return found
+        return found + self._directory.problems(used, spare, excused)
 
     def counters(self) -> SpillCounters:
         """Return what was done so far."""
