@@ -217,6 +217,20 @@ def test_areas_do_not_see_each_other(store):
         assert good(area, 0, slots, bodies(3, seed=number))
 
 
+def test_a_check_tells_of_files_that_are_missing_or_nobodys(area, spool):
+    """What was removed under messages, and what no message has, are named by their paths."""
+    slots = area.write(0, bodies(3, 3000))
+    assert area.problems(list(slots)) == []
+    first, *_ = sorted(path for path in all_files(spool) if path.startswith("spill"))
+    stray = os.path.join(spool, os.path.dirname(first), "abcdef")
+    with open(stray, "w"):
+        os.unlink(os.path.join(spool, first))
+    assert area.problems(list(slots)) == [
+        f"{os.path.join(spool, first)} is missing",
+        f"1 spill files belong to no message, such as {stray}",
+    ]
+
+
 HOSTILE = [
     "..", ".", "/", "../../etc/passwd", "\0", "a\0b", "", "x" * 300, "😀" * 100, "naïve", "a b\n", "%2F", "\ud800",
     "CON", ".hidden", "-rf", "~", "a.00000001-0000000000000001", "*",
