@@ -53,13 +53,25 @@ class Delivery:
     def body(self) -> bytes:
         """The bytes that were put."""
         record = self.record
-        return record if type(record) is bytes else record.body  # type: ignore[union-attr]
+        return record if type(record) is bytes else record.body  # type: ignore[attr-defined]
 
     @property
     def headers(self) -> dict[str, HeaderValue]:
         """The headers that were put, decoded at each call."""
         record = self.record
         return decode_headers(record.header_bytes) if type(record) is Message else {}
+
+    @property
+    def topic(self) -> str:
+        """What it was published under; empty for a message that was put."""
+        record = self.record
+        return record.topic if isinstance(record, Message) else ""
+
+    @property
+    def expires_at_s(self) -> float | None:
+        """When it expires, in seconds since the epoch; None = never."""
+        record = self.record
+        return record.expires_ms / 1000 if isinstance(record, Message) and record.expires_ms else None
 
     @property
     def queue(self) -> str:
@@ -150,7 +162,7 @@ class Deliveries(Sequence[Delivery]):
         if len(self.segments) == 1:
             records = self.segments[0].records
             if is_plain(records):
-                return records.copy()  # type: ignore[return-value]
+                return records.copy()
         return [
             record if type(record) is bytes else record.body  # type: ignore[union-attr]
             for segment in self.segments

@@ -273,7 +273,7 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
     return MessageFacts(
         queue=queue,
         sequence=sequence,
-        body=message.body if type(message) is Message else bytes(message),  # type: ignore[arg-type]
+        body=message.body if type(message) is Message else bytes(message),
         headers=headers,
         time_ms=time_ms,
         settled=settled,

@@ -1,13 +1,14 @@
 """What a message is in memory: a *record*.
 
 A record is either plain `bytes` (a body and nothing else: the common case, no wrapper to pay for) or a `Message`
-(a body with headers, or one that is not logged). `len(record)` is the message's size in bytes either way: body plus
-encoded headers. That is what limits count; memory is charged `len(record) + OVERHEAD_BYTES`.
+(a body with headers, a topic, times, or one that is not logged). `len(record)` is the message's size in bytes either
+way: the body and what is encoded before it. That is what limits count; memory is charged `OVERHEAD_BYTES` more.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -24,30 +25,104 @@ HeaderValue: TypeAlias = str | int | float | bool | None
 Headers: TypeAlias = Mapping[str, HeaderValue]
 
 
-class Message:
-    """A record with more than a body: encoded headers, or the mark that it is not logged."""
+_UNLOGGED, _EXPIRES, _DUE, _TOPIC = 1, 2, 4, 8
+_META = struct.Struct("<BI")
+_MOMENT = struct.Struct("<Q")
+_TOPIC_LENGTH = struct.Struct("<H")
+_new = bytes.__new__
 
-    __slots__ = ("body", "header_bytes", "logged")
 
-    def __init__(self, body: bytes, header_bytes: bytes = b"", logged: bool = True) -> None:
-        self.body = body
-        self.header_bytes = header_bytes
-        self.logged = logged
+class Message(bytes):
+    """A record with more than a body, as the bytes it is everywhere: in memory, in a spill file and in the log.
 
-    def __len__(self) -> int:
-        return len(self.body) + len(self.header_bytes)
+        flags (1 byte) · length of all before the body (4) · [expiry (8)] · [due time (8)] · [topic, its length before
+        it (2)] · headers · body
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Message) and (self.body, self.header_bytes, self.logged) == (
-            other.body,
-            other.header_bytes,
-            other.logged,
-        )
+    One object of bytes, so that memory is charged what it takes. Its `body` is a copy, made at each access.
+    """
 
-    __hash__ = None  # type: ignore[assignment]
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        body: bytes,
+        header_bytes: bytes = b"",
+        logged: bool = True,
+        *,
+        expires_ms: int = 0,
+        due_ms: int = 0,
+        topic: str = "",
+    ) -> Message:
+        """Pack a message; times are milliseconds since the epoch, 0 = none."""
+        flags = 0 if logged else _UNLOGGED
+        parts = [b"", header_bytes, body]
+        if topic:
+            flags |= _TOPIC
+            name = topic.encode()
+            parts[1:1] = (_TOPIC_LENGTH.pack(len(name)), name)
+        if due_ms:
+            flags |= _DUE
+            parts.insert(1, _MOMENT.pack(due_ms))
+        if expires_ms:
+            flags |= _EXPIRES
+            parts.insert(1, _MOMENT.pack(expires_ms))
+        parts[0] = _META.pack(flags, _META.size + sum(map(len, parts)) - len(body))
+        return _new(cls, b"".join(parts))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Message:
+        """Return the message that these bytes are."""
+        return _new(cls, data)
+
+    @property
+    def body_offset(self) -> int:
+        """Where the body begins."""
+        start: int = _META.unpack_from(self)[1]
+        return start
+
+    @property
+    def body(self) -> bytes:
+        return bytes(memoryview(self)[self.body_offset :])
+
+    @property
+    def logged(self) -> bool:
+        return not self[0] & _UNLOGGED
+
+    @property
+    def expires_ms(self) -> int:
+        """When it expires, milliseconds since the epoch; 0 = never."""
+        return int(_MOMENT.unpack_from(self, _META.size)[0]) if self[0] & _EXPIRES else 0
+
+    @property
+    def due_ms(self) -> int:
+        """Not to be delivered before, milliseconds since the epoch; 0 = at once."""
+        flags = self[0]
+        return int(_MOMENT.unpack_from(self, _META.size + (4 * flags & 8))[0]) if flags & _DUE else 0
+
+    @property
+    def topic(self) -> str:
+        """What it was published under; empty for a put."""
+        if not self[0] & _TOPIC:
+            return ""
+        start = self._topic_offset()
+        (length,) = _TOPIC_LENGTH.unpack_from(self, start)
+        return str(memoryview(self)[start + 2 : start + 2 + length], "utf-8")
+
+    @property
+    def header_bytes(self) -> bytes:
+        """The headers, as `encode_headers` made them."""
+        start = self._topic_offset()
+        if self[0] & _TOPIC:
+            start += 2 + _TOPIC_LENGTH.unpack_from(self, start)[0]
+        return bytes(memoryview(self)[start : self.body_offset])
+
+    def _topic_offset(self) -> int:
+        flags = self[0]
+        return _META.size + (4 * flags & 8) + (2 * flags & 8)
 
     def __repr__(self) -> str:
-        return f"Message({len(self.body)} B body, {len(self.header_bytes)} B headers, logged={self.logged})"
+        start = self.body_offset
+        return f"Message({len(self) - start} B body, {start} B before it, logged={self.logged})"
 
 
 Record: TypeAlias = bytes | Message
@@ -92,18 +167,26 @@ def decode_headers(header_bytes: bytes) -> dict[str, HeaderValue]:
     return headers
 
 
-def record_of(body: object, headers: Headers | None, logged: bool, queue_is_durable: bool) -> Record:
-    """Return the leanest record for a message."""
+def record_of(
+    body: object,
+    headers: Headers | None,
+    *,
+    logged: bool = True,
+    expires_ms: int = 0,
+    due_ms: int = 0,
+    topic: str = "",
+) -> Record:
+    """Return the leanest record for a message; with `logged=False`, one that a durable queue keeps out of the log."""
     plain = body_bytes(body)
     header_bytes = encode_headers(headers)
-    if header_bytes or logged is not queue_is_durable:
-        return Message(plain, header_bytes, logged)
+    if header_bytes or not logged or expires_ms or due_ms or topic:
+        return Message(plain, header_bytes, logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic)
     return plain
 
 
 def is_logged(record: Record) -> bool:
     """Tell whether a record is one that the log holds."""
-    return type(record) is bytes or record.logged  # type: ignore[union-attr]
+    return type(record) is bytes or not record[0] & _UNLOGGED
 
 
 def is_plain(records: Sequence[Record]) -> bool:

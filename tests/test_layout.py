@@ -73,9 +73,10 @@ def test_one_room_touches_lmdb() -> None:
     assert users_of({"lmdb"}) == {"qflow.storage.environment"}
 
 
-def test_the_byte_layout_is_known_to_the_storage_wing_alone() -> None:
-    """Blocks are packed in one room; keys and small records in the two that own them."""
+def test_the_byte_layout_is_known_to_few() -> None:
+    """Messages and blocks are packed in one room each; keys and small records in the two that own them."""
     assert {name for name in users_of({"struct"}) if not name.startswith("qflow.cli")} == {
+        "qflow.message",
         "qflow.storage.blocks",
         "qflow.storage.block_log",
         "qflow.storage.recovery",

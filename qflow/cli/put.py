@@ -129,7 +129,7 @@ def _put(spool: Path, capacity: int, source: Source, tally: Tally, stop: Stop) -
             room = min(capacity, queue.settings.capacity_bytes or capacity) // 2
             for batch in batches:
                 tally.count(queue.put_many(batch, timeout_s=ROOM_S), batch)
-                room -= charge(batch)  # type: ignore[arg-type]
+                room -= charge(batch)
                 if room < 0:
                     break
             else:

@@ -179,7 +179,7 @@ class Intake(Backlog):
             raise InvalidArgument(f"durable must be True, False or None, got {durable!r}")
         elif durable and not is_durable:
             raise InvalidArgument(f"queue {self._name!r} is not durable: declare a durable one for this message")
-        return record_of(body, headers, durable, is_durable)
+        return record_of(body, headers, logged=durable or not is_durable)
 
     def _put(self, records: list[Record], plain: bool, timeout_s: float | None) -> int:
         log = self._log

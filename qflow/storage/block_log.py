@@ -31,7 +31,7 @@ from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey
 
 BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META = 1, 2, 3, 4, 5, 6
-FORMAT = 2
+FORMAT = 3
 TAIL_BYTES = 16 * 1024
 """The tail block grows under its key up to so many bytes."""
 REMOVED_AT_ONCE = 256
@@ -214,9 +214,9 @@ def _grow_tail(
     value = txn.get(_KEY.pack(*key))
     if value is None or len(value) >= TAIL_BYTES:
         return None
-    if plain and type(offsets) is range:
+    if type(offsets) is range:
         settled = max(0, row.floor - row.tail)
-        grown = blocks.grow(value, key, first, records, sizes, settled=settled, time_ms=now_ms)  # type: ignore[arg-type]
+        grown = blocks.grow(value, key, first, records, sizes, plain=plain, settled=settled, time_ms=now_ms)
         if grown is not None:
             return grown
     try:
@@ -473,7 +473,7 @@ def _hollow_block(txn: Any, key: BlockKey, floor: int, marks: list[tuple[int, in
     ranges = [(first, floor), *marks] if floor > first else marks
     settled = [slice(bisect_left(offsets, low - first), bisect_left(offsets, high - first)) for low, high in ranges]
     kept = 1 + header.count - sum(part.stop - part.start for part in settled)
-    columns = 1 + (header.columns | blocks.OFFSETS | blocks.UNLOGGED).bit_count()
+    columns = 1 + (header.columns | blocks.OFFSETS | blocks.KINDS).bit_count()
     left = header.payload_bytes - sum(sum(lengths[part]) for part in settled) + 4 * columns * kept
     if 4 * left > len(value) or len(value) - left < LEAST_GIVEN_BACK:
         return 0, header.end

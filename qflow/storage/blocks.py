@@ -2,12 +2,12 @@
 
     header    52 bytes, little-endian, the last four a CRC-32 of the ones before
     columns   lengths (4 bytes a message), then each optional column whose bit is set, 4 bytes a message
-    payload   for each message its header bytes, then its body
+    payload   the messages, each as `message.py` has it: a bare body, or a `Message`
     checksum  8 bytes, XXH3-64 of the payload, seeded with the CRC-32 of all that stands before it
 
 The header echoes the block's key (table, lane, owner, first sequence), so a block found under another key or in another
 file is noticed, and names the first sequence of its predecessor, so a block that vanished is noticed. Message `i` has
-sequence `first + i`, unless the OFFSETS column says otherwise. A length of a message covers its header bytes and body.
+sequence `first + i`, unless the OFFSETS column says otherwise.
 
 Rules: `decode` returns either exactly what `encode` was given or raises `CorruptionError`; it never guesses.
 Cost: 0.05 µs a message to encode, 0.1 µs to decode. The checksum adds 0.2 µs for 16 KiB, where a CRC-32 took 2.5.
@@ -20,7 +20,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, compress
 from typing import NamedTuple
 from zlib import crc32
 
@@ -29,7 +29,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_plain
 
-MAGIC = b"qfb2"
+MAGIC = b"qfb3"
 NO_PREVIOUS = 2**64 - 1
 MAX_BYTES = 64 * 1024
 """No block is larger, unless it holds a single message."""
@@ -38,9 +38,9 @@ MAX_MESSAGES = 1024
 _LARGE = 4096
 """From this mean size on it pays not to copy bodies once more."""
 
-HEADERS, OFFSETS, TIMES, UNLOGGED = 1, 2, 4, 8
-"""Optional columns: header lengths · sequence minus first · milliseconds after the block's time · 1 = not logged."""
-_COLUMNS = (HEADERS, OFFSETS, TIMES, UNLOGGED)
+KINDS, OFFSETS, TIMES = 1, 2, 4
+"""Optional columns: 1 = a `Message`, 0 = plain bytes · sequence minus first · milliseconds after the block's time."""
+_COLUMNS = (KINDS, OFFSETS, TIMES)
 _COLUMN_ROOM = 4 * (1 + len(_COLUMNS))
 
 _HEADER = struct.Struct("<4sHBBIIQIIQQ")
@@ -157,15 +157,9 @@ def encode(
         sizes = list(map(len, records))
     columns = 0
     parts: list[bytes] = [_column(sizes)]
-    payload: list[bytes] = records  # type: ignore[assignment]
-    unlogged: list[bool] = []
     if not (is_plain(records) if plain is None else plain):
-        messages = [record if isinstance(record, Message) else Message(record) for record in records]
-        if any(message.header_bytes for message in messages):
-            columns |= HEADERS
-            parts.append(_column(len(message.header_bytes) for message in messages))
-        payload = [piece for message in messages for piece in (message.header_bytes, message.body)]
-        unlogged = [not message.logged for message in messages]
+        columns |= KINDS
+        parts.append(_column(type(record) is not bytes for record in records))
     span = len(records)
     if offsets is not None:
         columns |= OFFSETS
@@ -174,13 +168,10 @@ def encode(
     if times is not None:
         columns |= TIMES
         parts.append(_column(times))
-    if any(unlogged):
-        columns |= UNLOGGED
-        parts.append(_column(unlogged))
     size = sum(sizes)
     bare = _HEADER.pack(MAGIC, columns, table, lane, owner, len(records), first, span, size, previous, time_ms)
     head = _join((bare, _pack_crc(crc32(bare)), *parts))
-    body = _join(payload)
+    body = _join(records)
     return _join((head, body, xxh3_64_digest(body, crc32(head))))
 
 
@@ -195,23 +186,24 @@ def pieces(key: BlockKey, records: list[Record], offsets: Sequence[int] | None =
     head = _join((bare, _pack_crc(crc32(bare)), _column(map(len, records))))
     checksum = xxh3_64(seed=crc32(head))
     for record in records:
-        checksum.update(record)  # type: ignore[arg-type]
-    return [head, *records, checksum.digest()]  # type: ignore[list-item]
+        checksum.update(record)
+    return [head, *records, checksum.digest()]
 
 
 def grow(
     block: bytes,
     key: BlockKey,
     sequence: int,
-    records: Sequence[bytes],
+    records: Sequence[Record],
     sizes: Sequence[int],
     *,
+    plain: bool,
     settled: int,
     time_ms: int,
 ) -> bytes | None:
-    """Return a block with plain records from `sequence` on at its end, without the bytes of the first `settled` ones.
+    """Return a block with records from `sequence` on at its end, without the bytes of the first `settled` ones.
 
-    The same as to decode, change and encode it, for the shape nearly all blocks have: plain bodies without gaps. It is
+    The same as to decode, change and encode it, for the shape nearly all blocks have: no gaps. It is
     done in bytes, so its cost does not grow with the messages: 7 µs for a block of 8 KiB, most of it for checksums.
 
     Returns:
@@ -224,7 +216,7 @@ def grow(
     late_ms = time_ms - start_ms
     if (
         (magic, table, owner, lane, first) != (MAGIC, *key)
-        or columns & ~TIMES
+        or columns & ~(TIMES | KINDS)
         or span != count
         or sequence != first + count
         or not settled <= count < total <= MAX_MESSAGES
@@ -235,6 +227,12 @@ def grow(
     width = 4 * count
     position = HEADER_BYTES + width
     lengths: bytes | memoryview = view[HEADER_BYTES:position]
+    kinds: bytes | memoryview = b""
+    if columns & KINDS:
+        kinds = view[position : position + width]
+        position += width
+    elif not plain:
+        kinds = bytes(width)
     times: bytes | memoryview = bytes(width)
     if columns & TIMES:
         times = view[position : position + width]
@@ -245,12 +243,19 @@ def grow(
     if settled:
         dropped = sum(_values(lengths[: 4 * settled]))
         lengths = bytes(4 * settled) + lengths[4 * settled :]
+        if kinds:
+            kinds = bytes(4 * settled) + kinds[4 * settled :]
         size -= dropped
         payload = payload[dropped:]
     size += sum(sizes)
-    bare = _HEADER.pack(MAGIC, TIMES, table, lane, owner, total, first, total, size, previous, start_ms)
+    columns = TIMES
+    new_kinds = b""
+    if kinds:
+        columns |= KINDS
+        new_kinds = bytes(4 * len(records)) if plain else _column(type(record) is not bytes for record in records)
+    bare = _HEADER.pack(MAGIC, columns, table, lane, owner, total, first, total, size, previous, start_ms)
     late = _pack_crc(late_ms) * len(records)
-    head = _join((bare, _pack_crc(crc32(bare)), lengths, _column(sizes), times, late))
+    head = _join((bare, _pack_crc(crc32(bare)), lengths, _column(sizes), kinds, new_kinds, times, late))
     body = _join((payload, *records))
     return _join((head, body, xxh3_64_digest(body, crc32(head))))
 
@@ -362,14 +367,9 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
         records = list(map(payload.__getitem__, cuts))
     else:
         records = list(map(bytes, map(payload.__getitem__, cuts)))
-    if HEADERS in optional or UNLOGGED in optional:
-        zeros = array("I", bytes(width))
-        header_lengths = optional.get(HEADERS, zeros)
-        unlogged = optional.get(UNLOGGED, zeros)
-        for index, (record, split, flag) in enumerate(zip(records, header_lengths, unlogged, strict=True)):
-            if split or flag:
-                whole = record if type(record) is bytes else b""
-                records[index] = Message(whole[split:], whole[:split], not flag)
+    if KINDS in optional:
+        for index in compress(range(count), optional[KINDS]):
+            records[index] = Message.unpack(records[index])
     times = optional.get(TIMES)
     return Block(
         header,

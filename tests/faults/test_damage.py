@@ -340,13 +340,13 @@ def test_a_spool_of_a_newer_format_is_refused_before_anything_is_touched(written
 
     edit(written, change)
     (written / "spill" / ("q.00000001-" + "0" * 16)).mkdir()
-    with pytest.raises(qflow.FormatTooNew, match=r"format 3.*up to 2"):
+    with pytest.raises(qflow.FormatTooNew, match=r"format 4.*up to 3"):
         qflow.open(written)
     with pytest.raises(qflow.FormatTooNew):
         inspect.check_spool(written)
     assert (written / "spill" / ("q.00000001-" + "0" * 16)).is_dir()
     edit(written, lambda txn: txn.put(block_log.meta_key("format"), block_log.seal((1).to_bytes(4, "little"))))
-    with pytest.raises(qflow.StorageError, match=r"format 1.*this qflow reads 2"):
+    with pytest.raises(qflow.StorageError, match=r"format 1.*this qflow reads 3"):
         qflow.open(written)
     edit(written, lambda txn: txn.put(block_log.meta_key("format"), block_log.seal((2).to_bytes(4, "little"))))
     with qflow.open(written) as broker:
