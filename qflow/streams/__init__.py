@@ -1,0 +1,1 @@
+"""Streams: topics, and what is chosen by them."""
