@@ -11,7 +11,7 @@ with qflow.open("spool", capacity_bytes="64MiB") as broker:
 
 from qflow.broker import Broker
 from qflow.broker import open_broker as open
-from qflow.config import Overflow
+from qflow.config import Overflow, SlowConsumer
 from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import (
     AlreadySettled,
@@ -35,7 +35,11 @@ from qflow.errors import (
     StorageError,
     TransactionTooLarge,
 )
+from qflow.events import Event, EventKind
+from qflow.queues.consumer import Consumer
 from qflow.queues.queue import Queue
+from qflow.queues.transaction import Transaction
+from qflow.routing import PublishResult
 from qflow.stats import BrokerStats, QueueStats, RecoveryReport
 
 __version__ = "0.1.0"
@@ -46,11 +50,14 @@ __all__ = [
     "BrokerClosed",
     "BrokerFailed",
     "BrokerStats",
+    "Consumer",
     "CorruptionError",
     "Deliveries",
     "Delivery",
     "DiskFull",
     "Entry",
+    "Event",
+    "EventKind",
     "ForkedProcess",
     "FormatTooNew",
     "GapError",
@@ -59,6 +66,7 @@ __all__ = [
     "MessageTooLarge",
     "NotFound",
     "Overflow",
+    "PublishResult",
     "QflowError",
     "Queue",
     "QueueDeleted",
@@ -67,8 +75,10 @@ __all__ = [
     "QueueStats",
     "RecoveryReport",
     "SettingsConflict",
+    "SlowConsumer",
     "SpoolInUse",
     "StorageError",
+    "Transaction",
     "TransactionTooLarge",
     "open",
 ]

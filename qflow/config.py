@@ -9,6 +9,7 @@ import enum
 import math
 import re
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 MAX_NAME_BYTES = 1024
 MAX_MESSAGE_BYTES = 2**31
+MAX_PRIORITIES = 10
+LONGEST_S = 100 * 366 * 86_400.0
+"""No time span is longer, so that a moment in milliseconds always fits."""
 SPILL_STORES = ("files", "segments")
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024**2
 
@@ -35,6 +39,23 @@ class Overflow(enum.Enum):
     """Wait for room, as long as `timeout_s` allows, then `QueueFull`."""
     REJECT = "reject"
     """`QueueFull` at once."""
+    DROP_OLDEST = "drop_oldest"
+    """Make room: the oldest waiting messages of the lowest priority go (a ring). Acquired ones are skipped."""
+    DROP_NEWEST = "drop_newest"
+    """The arriving message goes: a put returns None, a batch an empty range."""
+    DEAD_LETTER = "dead_letter"
+    """The arriving message goes to the dead-letter queue instead; returns as DROP_NEWEST."""
+
+
+class SlowConsumer(enum.Enum):
+    """What happens to a consumer that holds a message for too long, after the event that tells of it."""
+
+    NOTIFY = "notify"
+    """Nothing more."""
+    RELEASE = "release"
+    """What it has held for too long goes back to the queue, as after an ack timeout."""
+    CLOSE = "close"
+    """All it holds goes back, and a `Consumer` is closed."""
 
 
 def parse_size(value: int | str, what: str) -> int:
@@ -59,6 +80,26 @@ def parse_timeout(value: float | None, what: str = "timeout_s") -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise InvalidArgument(f"{what} must be None or a number of seconds of at least 0, got {value!r}")
     return None if math.isinf(value) else float(value)
+
+
+def parse_span(value: Any, what: str) -> float:
+    """Return a time span in seconds: finite, not negative, at most 100 years."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_S:
+        raise InvalidArgument(f"{what} must be a number of seconds from 0 to {LONGEST_S:.0f}, got {value!r}")
+    return float(value)
+
+
+def parse_moment(value: Any, what: str) -> float:
+    """Return a moment in seconds since the epoch, from such a number or an aware datetime."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(f"{what} needs a time zone, for example datetime.now(UTC); got {value!r}")
+        value = value.timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100 * LONGEST_S:
+        raise InvalidArgument(
+            f"{what} must be a datetime with a time zone or seconds since the epoch, not before 1970, got {value!r}"
+        )
+    return float(value)
 
 
 def parse_count(value: Any, what: str, *, least: int = 1) -> int:
@@ -96,6 +137,28 @@ def _flag(value: Any, what: str) -> bool:
     return value
 
 
+def _priorities(value: Any, what: str) -> int:
+    if parse_count(value, what) > MAX_PRIORITIES:
+        raise InvalidArgument(f"{what} must be at most {MAX_PRIORITIES}, got {value!r}")
+    return int(value)
+
+
+def _timeout(value: Any, what: str) -> float:
+    if not parse_span(value, what) > 0:
+        raise InvalidArgument(f"{what} must be more than 0 seconds; None is no time-out")
+    return float(value)
+
+
+def _ratio(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidArgument(f"{what} must be a number from 0 to 1, got {value!r}")
+    return float(value)
+
+
+def _name(value: Any, _what: str) -> str:
+    return check_name(value)
+
+
 def _overflow(value: Any, what: str) -> Overflow:
     try:
         return Overflow(value)
@@ -113,8 +176,14 @@ class QueueSettings:
         limit_messages, limit_bytes: how deep the queue may get, memory and disk together; None = no limit.
         max_message_bytes: the largest message admitted.
         on_overflow: what a put does at a limit.
+        ttl_s: how long a message waits before it expires; None = for ever.
+        max_deliveries: how often a message is delivered before it is a dead letter; None = without end.
+        dead_letter: the queue that gets expired, rejected and too often delivered messages; None = they are dropped.
+        ack_timeout_s: how long a consumer may hold a message (a lease); None = until it settles it.
+        priorities: how many there are, 1 to 10; a message has priority 0 to `priorities - 1`, the highest goes first.
     Performance:
         capacity_bytes: memory this queue may use; None = as much as the broker has.
+        resume_ratio: blocked puts go on when the depth is down to this share of the limit.
     """
 
     durable: bool = _setting(_flag, True)
@@ -122,15 +191,24 @@ class QueueSettings:
     limit_bytes: int | None = _setting(parse_size, None)
     max_message_bytes: int = _setting(parse_size, "64MiB")
     on_overflow: Overflow = _setting(_overflow, Overflow.BLOCK)  # noqa: RUF009 - a field, by another name
+    ttl_s: float | None = _setting(parse_span, None)
+    max_deliveries: int | None = _setting(parse_count, None)
+    dead_letter: str | None = _setting(_name, None)
+    ack_timeout_s: float | None = _setting(_timeout, None)
+    priorities: int = _setting(_priorities, 1)
     capacity_bytes: int | None = _setting(parse_size, None, performance=True)
+    resume_ratio: float = _setting(_ratio, 0.8, performance=True)
 
     def __attrs_post_init__(self) -> None:
         if self.max_message_bytes is None or self.max_message_bytes > MAX_MESSAGE_BYTES:
             raise InvalidArgument(
                 f"max_message_bytes must be at most {MAX_MESSAGE_BYTES}, got {self.max_message_bytes}"
             )
-        if self.durable is None or self.on_overflow is None:
-            raise InvalidArgument("durable and on_overflow must not be None")
+        for name in ("durable", "on_overflow", "priorities", "resume_ratio"):
+            if getattr(self, name) is None:
+                raise InvalidArgument(f"{name} must not be None")
+        if self.on_overflow is Overflow.DEAD_LETTER and self.dead_letter is None:
+            raise InvalidArgument("on_overflow=Overflow.DEAD_LETTER needs dead_letter, the name of a queue")
 
     def conflicts(self, other: QueueSettings) -> list[tuple[str, Any, Any]]:
         """Return (name, mine, other's) of each behaviour setting that differs."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, overload
 
+from qflow.config import parse_span
 from qflow.errors import AlreadySettled
 from qflow.message import HeaderValue, Message, Record, decode_headers, is_plain
 
@@ -24,16 +25,18 @@ class Settler(Protocol):
     @property
     def name(self) -> str: ...
     def settle_one(self, delivery: Delivery, wait: bool) -> None: ...
-    def return_one(self, delivery: Delivery) -> None: ...
+    def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None: ...
+    def extend_one(self, delivery: Delivery, seconds: float) -> None: ...
 
 
 class BatchSettler(Settler, Protocol):
     """Who takes a batch back: its queue."""
 
     def settle_batch(self, batch: Deliveries, wait: bool) -> None: ...
-    def return_batch(self, batch: Deliveries) -> None: ...
+    def return_batch(self, batch: Deliveries, requeue: bool, delay_s: float) -> None: ...
+    def extend_batch(self, batch: Deliveries, seconds: float) -> None: ...
     def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None: ...
-    def return_part(self, batch: Deliveries, index: int) -> None: ...
+    def return_part(self, batch: Deliveries, index: int, requeue: bool, delay_s: float) -> None: ...
 
 
 class Delivery:
@@ -101,12 +104,27 @@ class Delivery:
         """
         self._settler.settle_one(self, wait)
 
-    def nack(self, requeue: bool = True) -> None:
-        """Give the message back to its original place; with `requeue=False`, settle it unprocessed."""
-        if requeue:
-            self._settler.return_one(self)
-        else:
-            self._settler.settle_one(self, False)
+    def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
+        """Give the message back to its original place, to be delivered again.
+
+        Args:
+            requeue: False = it is not wanted: it becomes a dead letter, or is dropped where there is no such queue.
+            delay_s: it is not delivered again before; it comes then before what waits. A restart ends the delay.
+
+        A message that was delivered `max_deliveries` times becomes a dead letter, or is dropped, too.
+
+        Raises:
+            AlreadySettled, BrokerClosed: as `ack`.
+        """
+        self._settler.return_one(self, requeue, parse_span(delay_s, "delay_s"))
+
+    def extend(self, seconds: float) -> None:
+        """Hold the message for so many seconds from now, if its queue's `ack_timeout_s` would take it back earlier.
+
+        Raises:
+            AlreadySettled: it was settled, or went back, before.
+        """
+        self._settler.extend_one(self, parse_span(seconds, "seconds"))
 
     def __enter__(self) -> Delivery:
         return self
@@ -181,15 +199,22 @@ class Deliveries(Sequence[Delivery]):
         """Settle what is left of the batch; see `Delivery.ack`."""
         self._settler.settle_batch(self, wait)
 
-    def nack(self) -> None:
-        """Give what is left of the batch back to its original place."""
-        self._settler.return_batch(self)
+    def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
+        """Give what is left of the batch back to its original place; see `Delivery.nack`."""
+        self._settler.return_batch(self, requeue, parse_span(delay_s, "delay_s"))
+
+    def extend(self, seconds: float) -> None:
+        """Hold what is left of the batch longer; see `Delivery.extend`."""
+        self._settler.extend_batch(self, parse_span(seconds, "seconds"))
 
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
         self._settler.settle_part(self, self._position(delivery.sequence), wait)
 
-    def return_one(self, delivery: Delivery) -> None:
-        self._settler.return_part(self, self._position(delivery.sequence))
+    def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None:
+        self._settler.return_part(self, self._position(delivery.sequence), requeue, delay_s)
+
+    def extend_one(self, delivery: Delivery, seconds: float) -> None:
+        self._settler.extend_batch(self, seconds)
 
     def left(self) -> list[Segment]:
         """Return what is not settled yet, as segments."""
@@ -263,21 +288,56 @@ class Deliveries(Sequence[Delivery]):
         return f"<Deliveries {self.total} of {self.name!r}>"
 
 
+class Keeper(Protocol):
+    """Who moves a waiting message by hand: its queue."""
+
+    def spill_entry(self, sequence: int) -> str: ...
+    def restore_entry(self, sequence: int) -> str: ...
+
+
 class Entry:
     """One waiting message as `browse()` shows it: its place in line and where its body lies."""
 
-    __slots__ = ("sequence", "size_bytes", "state")
+    __slots__ = ("_keeper", "due_ms", "sequence", "size_bytes", "state")
 
-    def __init__(self, sequence: int, size_bytes: int | None, state: str) -> None:
+    def __init__(
+        self, sequence: int, size_bytes: int | None, state: str, keeper: Keeper, due_ms: int | None = None
+    ) -> None:
         self.sequence = sequence
         self.size_bytes = size_bytes
         """Body and headers; None where only the disk knows."""
         self.state = state
-        """`"resident"`, `"spilled"` or `"logged"`."""
+        """`"resident"`, `"spilled"` or `"logged"`, as it was when it was looked at or moved."""
+        self.due_ms = due_ms
+        """When a delayed message is due, milliseconds since the epoch, where memory knows that."""
+        self._keeper = keeper
 
     @property
     def spilled(self) -> bool:
+        """Its body lies in the spill store."""
         return self.state == "spilled"
+
+    def spill(self) -> None:
+        """Move the message from memory to the spill store, whatever room there is.
+
+        Nothing if it is not in memory, or delayed: that moves by itself.
+
+        Raises:
+            NotFound: it waits no more; it was delivered or dropped.
+            StorageError: the disk did not take it; it is where it was.
+        """
+        self.state = self._keeper.spill_entry(self.sequence)
+
+    def restore(self) -> None:
+        """Move the message from the spill store into memory; others may have to leave it for that.
+
+        What is only in the log, or delayed, comes by itself when its turn does, and not before.
+
+        Raises:
+            NotFound: as `spill`.
+            QueueFull: what is acquired takes all the room.
+        """
+        self.state = self._keeper.restore_entry(self.sequence)
 
     def __repr__(self) -> str:
         return f"<Entry {self.sequence}, {self.state}>"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from qflow.errors import InvalidArgument
@@ -140,6 +140,11 @@ def body_bytes(body: object) -> bytes:
     )
 
 
+def body_of(record: Record) -> bytes:
+    """Return a record's body."""
+    return record if type(record) is bytes else record.body  # type: ignore[union-attr]
+
+
 def encode_headers(headers: Headers | None) -> bytes:
     """Encode headers as JSON (UTF-8); none or an empty mapping is no bytes at all."""
     if not headers:
@@ -167,26 +172,30 @@ def decode_headers(header_bytes: bytes) -> dict[str, HeaderValue]:
     return headers
 
 
-def record_of(
-    body: object,
-    headers: Headers | None,
-    *,
-    logged: bool = True,
-    expires_ms: int = 0,
-    due_ms: int = 0,
-    topic: str = "",
-) -> Record:
-    """Return the leanest record for a message; with `logged=False`, one that a durable queue keeps out of the log."""
-    plain = body_bytes(body)
-    header_bytes = encode_headers(headers)
-    if header_bytes or not logged or expires_ms or due_ms or topic:
-        return Message(plain, header_bytes, logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic)
-    return plain
-
-
 def is_logged(record: Record) -> bool:
     """Tell whether a record is one that the log holds."""
     return type(record) is bytes or not record[0] & _UNLOGGED
+
+
+def latest_expiry(records: Iterable[Record]) -> int:
+    """Return when the last of these expires, in milliseconds since the epoch; 0 if one of them never does."""
+    latest = 0
+    for record in records:
+        moment = expires_of(record)
+        if not moment:
+            return 0
+        latest = max(latest, moment)
+    return latest
+
+
+def due_of(record: Record) -> int:
+    """Return before when a record is not delivered, in milliseconds since the epoch; 0 = at once."""
+    return record.due_ms if isinstance(record, Message) else 0
+
+
+def expires_of(record: Record) -> int:
+    """Return when a record expires, in milliseconds since the epoch; 0 = never."""
+    return record.expires_ms if isinstance(record, Message) else 0
 
 
 def is_plain(records: Sequence[Record]) -> bool:
@@ -197,3 +206,24 @@ def is_plain(records: Sequence[Record]) -> bool:
 def charge(records: list[Record]) -> int:
     """Return what these records cost in memory, in bytes. Cost: 0.011 µs a plain record."""
     return sum(map(len, records)) + OVERHEAD_BYTES * len(records)
+
+
+LANE_SHIFT = 56
+"""A queue may have several lanes, each a line of its own; a sequence's top byte is the number of its lane."""
+DELAYED = 16
+"""Lanes 0 to 9 are priorities; lane 16 + p holds messages of priority p until they are due."""
+
+
+def lane_of(sequence: int) -> int:
+    """Return the number of a sequence's lane."""
+    return sequence >> LANE_SHIFT
+
+
+def topic_prefix(topic: str) -> bytes:
+    """Return what stands before the body of a message that has a topic and nothing else."""
+    return bytes(Message(b"", topic=topic))
+
+
+def with_prefix(prefix: bytes, body: bytes) -> Message:
+    """Return a message from what stands before its body, and the body. Cost: 0.15 µs."""
+    return _new(Message, prefix + body)

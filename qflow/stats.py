@@ -22,6 +22,11 @@ class QueueStats:
     logged_messages: int
     acquired_messages: int
     acquired_bytes: int
+    delayed_messages: int
+    """In memory or spilled, and not due when they were put or given back; those in the log are not counted apart."""
+    oldest_unacked_s: float
+    """For how long the message that was delivered first has been held; to the second, unless the queue has an ack
+    timeout or watches for slow consumers. 0 if none is held."""
     capacity_bytes: int
     limit_messages: int | None
     limit_bytes: int | None
@@ -29,6 +34,11 @@ class QueueStats:
     delivered_total: int
     acked_total: int
     redelivered_total: int
+    expired_total: int
+    dropped_total: int
+    """By an overflow policy, or for lack of a dead-letter queue."""
+    dead_lettered_total: int
+    """Moved to the dead-letter queue, expired ones included."""
     purged_total: int
     lost_total: int
     """Spilled messages that could not be read back and were in no log."""
@@ -54,6 +64,8 @@ class BrokerStats:
     spilled_bytes: int
     messages: int
     commits_total: int
+    unrouted_total: int
+    """Published messages that no queue was bound for."""
     queues: dict[str, QueueStats]
 
 

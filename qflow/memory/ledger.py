@@ -58,6 +58,14 @@ class Ledger:
             self._change(account, min(most, max(missing, self.chunk)))
             return True
 
+    def borrow_exactly(self, account: Account, amount: int) -> bool:
+        """Lend `amount` bytes more, or nothing."""
+        with self._lock:
+            if amount > min(account.capacity - account.borrowed, self.capacity - self.borrowed):
+                return False
+            self._change(account, amount)
+            return True
+
     def borrow_most(self, account: Account, missing: int) -> None:
         """Lend what there is, up to `missing` bytes."""
         with self._lock:

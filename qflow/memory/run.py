@@ -15,7 +15,7 @@ import enum
 from collections import deque
 from typing import Any
 
-from qflow.message import OVERHEAD_BYTES, Record
+from qflow.message import OVERHEAD_BYTES, Record, is_logged, is_plain, latest_expiry
 
 NOTHING: deque[Record] = deque(maxlen=0)
 """The records of a run that is not resident: always empty, so the hot path needs no second check."""
@@ -35,9 +35,12 @@ class Run:
         "claim",
         "count",
         "end",
+        "expires_ms",
         "first",
         "key",
         "largest",
+        "logged_bytes",
+        "logged_count",
         "marks",
         "needs",
         "place",
@@ -59,6 +62,10 @@ class Run:
         """What its records would cost in memory; of a run that is not resident."""
         self.largest = 0
         """No record of it has more message bytes; of a run that is not resident."""
+        self.expires_ms = 0
+        """Everything in it has expired then; 0 = not everything does. Of a spilled run, and so are these:"""
+        self.logged_count = self.logged_bytes = 0
+        """What of it the log holds, as long as nothing was taken from it; to settle it without reading it."""
         self.needs = 0
         """Size of its next message, where it was found not to fit; of a run that is not resident."""
         self.slots: Any = None
@@ -86,12 +93,36 @@ class Run:
         """It will never hold a message again. (A logged run without any may still have gaps to settle.)"""
         return not self.waiting and not (self.place is Place.LOGGED and self.first < self.end)
 
+    def split(self, cut: int) -> Run:
+        """Give what lies from `cut` on to a new run and return it; of a run that is in memory or spilled."""
+        right = Run(cut, self.marks)
+        count = cut - self.first
+        if self.place is Place.RESIDENT:
+            moved = [self.records.pop() for _ in range(len(self.records) - count)]
+            right.records.extend(reversed(moved))
+            return right
+        right.place, right.records = self.place, NOTHING
+        right.end, right.largest = self.end, self.largest
+        right.count = self.count - count
+        right.charged = self.charged * right.count // self.count
+        self.slots, right.slots = self.slots.take(count)
+        self.end, self.count = cut, count
+        self.charged -= right.charged
+        self.expires_ms = 0
+        return right
+
     def become_spilled(self, slots: Any) -> int:
         """Drop the records, which now lie at `slots`; return what they were charged."""
         sizes = list(map(len, self.records))
         self.count = len(sizes)
         self.charged = sum(sizes) + OVERHEAD_BYTES * len(sizes)
         self.largest = max(sizes)
+        if is_plain(self.records):  # type: ignore[arg-type]
+            self.logged_count, self.logged_bytes, self.expires_ms = len(sizes), sum(sizes), 0
+        else:
+            logged = [size for size, record in zip(sizes, self.records, strict=True) if is_logged(record)]
+            self.logged_count, self.logged_bytes = len(logged), sum(logged)
+            self.expires_ms = latest_expiry(self.records)
         self.end = self.first + self.count
         self.slots = slots
         self.place = Place.SPILLED

@@ -50,6 +50,11 @@ class RunList:
             self._renew_open(first)
         return self.open.records
 
+    def skip_to(self, following: int) -> None:
+        """Leave out sequences below `following`: what has them is kept elsewhere."""
+        self._renew_open(following)
+        self.next = following
+
     def add(self, run: Run) -> None:
         """Put a run in its place, joined with neighbours where that makes one run of two."""
         self._insert(run)
@@ -87,10 +92,6 @@ class RunList:
             del runs[0]
         self.head = self.open
         return self.head
-
-    def hide_head(self) -> None:
-        """Make `head` an empty run, until `settle_head` is called: what looks only at `head` finds nothing."""
-        self.head = Run(-1)
 
     def take(self, most: int, segments: list[Segment]) -> int:
         """Move up to `most` records from a resident head to `segments`; return how many.
@@ -152,6 +153,34 @@ class RunList:
         self._insert(right)
         right.records.extendleft(starmap(records.pop, repeat((), count)))
         return right
+
+    def find(self, sequence: int) -> Run | None:
+        """Return the run that holds a sequence."""
+        tail = self.open
+        if tail.records and tail.first <= sequence:
+            return tail if sequence < self.next else None
+        place = self._rank(sequence)
+        run: Run | None = self._runs[place - 1] if place else None
+        return run if run is not None and run.first <= sequence < run.stop else None
+
+    def cut_out(self, run: Run, sequence: int) -> Run:
+        """Make one message a run of its own, that is in memory or spilled, and return it. Cost: O(messages of the run).
+
+        Of a spilled run nobody knows how its bytes are spread, so its parts share them evenly.
+        """
+        if run is self.open:
+            self._renew_open(self.next)
+        parts = [run]
+        for cut in (sequence, sequence + 1):
+            if parts[-1].first < cut < parts[-1].stop:
+                parts.append(parts[-1].split(cut))
+        for part in parts[1:]:
+            self._runs.add(part)
+        return next(part for part in parts if part.first == sequence)
+
+    def join(self, run: Run) -> None:
+        """Join a run with its neighbours where they are alike again."""
+        self._join(self._index(run))
 
     def claim_head(self, claim: object) -> Run | None:
         """Claim the head for restoring, if it is not resident and nobody has."""
@@ -273,6 +302,9 @@ class RunList:
                 one.count += two.count
                 one.charged += two.charged
                 one.largest = max(one.largest, two.largest)
+                one.logged_count += two.logged_count
+                one.logged_bytes += two.logged_bytes
+                one.expires_ms = max(one.expires_ms, two.expires_ms) if one.expires_ms and two.expires_ms else 0
                 one.end = two.end
             else:
                 continue

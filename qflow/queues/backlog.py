@@ -23,12 +23,26 @@ from typing import Any, Protocol
 
 from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
 from qflow.errors import CorruptionError, NotFound, StorageError
+from qflow.events import EventKind, Teller
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
-from qflow.message import OVERHEAD_BYTES, Record, charge
+from qflow.memory.schedule import GROUP_BYTES, Chunk, Schedule
+from qflow.message import (
+    DELAYED,
+    LANE_SHIFT,
+    OVERHEAD_BYTES,
+    Message,
+    Record,
+    charge,
+    due_of,
+    is_logged,
+    is_plain,
+    lane_of,
+)
+from qflow.queues.line import Line
 from qflow.storage import block_log
-from qflow.storage.block_log import Settled
+from qflow.storage.block_log import Row, Settled
 from qflow.storage.spill import Slots, SpillArea
 from qflow.storage.transaction_log import Lane, TransactionLog
 
@@ -38,6 +52,10 @@ RETRY_S = 0.5
 """A spill that failed is tried again after so long, while somebody waits for it."""
 NEVER = -1
 ALWAYS = 2**62
+
+
+NOWHERE = RunList(-1)
+"""Where a fast get finds nothing, and goes the long way."""
 
 
 class Relief(Protocol):
@@ -76,8 +94,8 @@ class Backlog:
     """See the module. Methods without a lock in their description take it themselves."""
 
     __slots__ = (
-        "__dict__", "__weakref__", "_acked", "_acquired", "_append", "_ceiling", "_getters", "_give_back_below",
-        "_largest", "_lock", "_log", "_runs", "_used",
+        "__dict__", "__weakref__", "_acked", "_acquired", "_append", "_ceiling", "_front", "_getters",
+        "_give_back_below", "_largest", "_lock", "_log", "_runs", "_used",
     )  # fmt: skip
     """What the hot path of a queue reads and writes; the rest, too much for an inline dictionary, is in `__dict__`."""
 
@@ -89,10 +107,12 @@ class Backlog:
         ledger: Ledger,
         area: SpillArea,
         log: TransactionLog | None,
-        row: block_log.Row | None,
+        rows: dict[int, Row] | None,
         owner: int,
+        priorities: int,
         relief: Relief,
         report: Callable[[str, int], None],
+        tell: Teller,
     ) -> None:
         self._name = name
         self._account = account
@@ -101,15 +121,18 @@ class Backlog:
         self._log = log
         self._relief = relief
         self._report = report
+        self._tell = tell
         self._lock = threading.RLock()
-        self._arrived = threading.Condition(self._lock)
+        self._arrived = Line(self._lock)
         """Getters wait here: for a message, for a restore that somebody else does, for room to restore."""
         self._getters = 0
         self._starved = 0
         """Those of them who wait for room, not for a message."""
-        self._room = threading.Condition(self._lock)
+        self._room = Line(self._lock)
         """Putters wait here: for room in memory, or for depth below a limit."""
         self._putters = 0
+        self._held_back = False
+        """A put was not admitted at a limit, and the depth has not come down to the mark since."""
         self._used = 0
         self._ceiling = NEVER
         """A plain put is admitted at once while `_used` stays at or below; NEVER sends it the long way."""
@@ -121,21 +144,70 @@ class Backlog:
         self._restoring = 0  # charged for records being read
         self._spilling = False
         self._spill_error: StorageError | None = None
-        if row is not None and not row.messages:
-            row = block_log.purge(row, row.next)  # numbers that were reserved, and nothing else
-        first = row.next if row is not None else 0
-        self._runs = RunList(first)
-        self._append = self._runs.open.records.append
-        self._skipped = first - (row.messages if row is not None else 0)
-        """Sequences below `next` that were never waiting here: next - skipped - gone = messages."""
+        self._skipped = 0
+        """Sequences below the `next` of all lanes that were never waiting here: next - skipped - gone = messages."""
         self._gone = 0
-        self._message_bytes = row.bytes if row is not None else 0  # kept where there is a limit in bytes
+        self._message_bytes = 0  # kept where there is a limit in bytes
         self._trash: list[Slots] = []  # of messages that were purged; freed by maintenance
         self._lost = self._quarantined = self._repaired = 0
         self._undercounted = False  # the log was found to hold more than its row says
-        self._lane = Lane(owner, 0, row, self) if row is not None else None  # type: ignore[arg-type]
-        if row is not None and row.messages:
-            self._runs.add(Run.logged(row.floor, row.next, row.messages, row.bytes, 0))
+        self._owner = owner
+        self._lists: dict[int, RunList] = {}
+        """Each lane's messages, by number; of a delayed lane, what the log holds and the schedule does not know yet."""
+        self._schedules: dict[int, Schedule] = {}
+        """What waits for its time, by the number of its lane."""
+        self._lanes: dict[int, Lane] = {}
+        """The same lanes as the log knows them."""
+        for number in {**dict.fromkeys(range(priorities)), **(rows or {})}:
+            self._open_lane(number, rows)
+        self._runs = self._lists[0]
+        self._ranked = [self._lists[number] for number in reversed(range(priorities))]
+        """Lanes to take from, the highest priority first."""
+        self._lane = self._lanes.get(0)
+        self._append = self._runs.open.records.append
+        self._front = self._runs
+        """The lane a fast get takes from."""
+        self._front_number = 0
+
+    # Lanes ---------------------------------------------------------------------------------------- under the lock
+
+    def _open_lane(self, number: int, rows: dict[int, Row] | None) -> None:
+        """Begin a lane, with what the log holds of it."""
+        first = number << LANE_SHIFT
+        row = Row(next=first, floor=first)
+        if rows is not None:
+            row = rows.get(number, row)
+            if not row.messages:
+                row = block_log.purge(row, row.next)  # numbers that were reserved, and nothing else
+            self._lanes[number] = Lane(self._owner, number, row, self)  # type: ignore[arg-type]
+        runs = self._lists[number] = RunList(row.next)
+        self._skipped += row.next - row.messages
+        self._message_bytes += row.bytes
+        if row.messages:
+            runs.add(Run.logged(row.floor, row.next, row.messages, row.bytes, 0))
+        if number >= DELAYED:
+            self._schedules[number] = Schedule()
+
+    def _list_of(self, sequence: int) -> RunList:
+        """Return the messages of a sequence's lane."""
+        return self._lists[sequence >> LANE_SHIFT]
+
+    def _log_lane(self, sequence: int) -> Lane:
+        """Return a sequence's lane of the log."""
+        return self._lanes[sequence >> LANE_SHIFT]
+
+    def _all_next(self) -> int:
+        """Return the sum of what each lane's next sequence is."""
+        lists = self._lists
+        return self._runs.next if len(lists) == 1 else sum(runs.next for runs in lists.values())
+
+    def _choose_front(self) -> None:
+        """Let fast gets take from the highest priority that has something in memory, or nothing above it."""
+        for runs in self._ranked:
+            if runs.head.records or runs.settle_head().waiting or runs is self._runs:
+                self._front = runs
+                self._front_number = lane_of(runs.next)
+                return
 
     # Charging --------------------------------------------------------------------------------------- under the lock
 
@@ -164,7 +236,8 @@ class Backlog:
         over = max(0, self._used - self._account.borrowed)
         self._get_slack = min(self._get_slack, over)
         self._put_slack = min(self._put_slack, over - self._get_slack)
-        if self._putters and (not self._put_slack or self._has_limit()):  # else they would wake for nothing
+        # Else they would wake for nothing.
+        if self._putters and not self._held_back and (not self._put_slack or self._has_limit()):
             self._room.notify_all()
         self._refresh()
         return over
@@ -193,14 +266,20 @@ class Backlog:
         self._ceiling = self._account.borrowed if self._plain_puts_pass() else NEVER
         account = self._account
         slack = self._put_slack or self._get_slack
-        if slack:
-            self._runs.hide_head()  # getters go the long way
+        if slack or self._must_look():
+            self._front = NOWHERE  # getters go the long way
+        elif self._front is NOWHERE:
+            self._choose_front()
         if slack or self._putters or self._starved or self._has_limit() or account.borrowed > account.capacity:
             self._give_back_below = ALWAYS
         else:
             self._give_back_below = account.borrowed - 2 * self._ledger.chunk
 
     def _plain_puts_pass(self) -> bool:
+        raise NotImplementedError
+
+    def _must_look(self) -> bool:
+        """Tell whether a message may not be handed out before it was looked at: it may be late, or early."""
         raise NotImplementedError
 
     def _has_limit(self) -> bool:
@@ -219,35 +298,70 @@ class Backlog:
                 return False
             capacity = self._account.capacity
             chunk = max(wanted, capacity // 64, min(self._area.chunk_bytes, capacity // 8))
-            run = self._runs.claim_tail(claim, chunk)
+            number, moving = self._claim_victim(claim, chunk)
             self._append = self._runs.open.records.append
-            if run is None:
+            if moving is None:
                 self._spill_error = None  # nothing waits for the disk any more
                 return False
             self._spilling = True
-            first, records = run.first, list(run.records)
+            first, records = moving.first, list(moving.records) if isinstance(moving, Run) else []
         slots = None
         error: StorageError | None = None
         try:
-            slots = self._area.write(first, records)
+            if isinstance(moving, Run):
+                slots = self._area.write(first, records)
+            else:
+                slots = self._area.write(_position(number, first), moving.packed())
         except StorageError as failure:
             error = failure
         finally:
             with self._lock:
                 self._spilling = False
-                self._spill_error = error
-                installed = run.claim is claim and slots is not None
+                self._note_spill(error)
+                installed = moving.claim is claim and slots is not None
                 if installed:
-                    freed = run.become_spilled(slots)
-                    self._runs.spilled(run)
-                    self._discharge(freed)
+                    self._discharge(self._install_spilled(number, moving, slots))  # type: ignore[arg-type]
                 else:
-                    if run.claim is claim:
-                        run.claim = None
+                    if moving.claim is claim:
+                        self._unclaim(number, moving)
                     self._look_around()
             if slots is not None and not installed:
                 self._area.free(slots)
         return installed
+
+    def _claim_victim(self, claim: object, wanted: int) -> tuple[int, Run | Chunk | None]:
+        """Claim what is needed last: what is delayed, then the tail of the lowest priority. Under the lock."""
+        for number, schedule in self._schedules.items():
+            chunk = schedule.claim_far(claim, wanted)
+            if chunk is not None:
+                return number, chunk
+        for runs in reversed(self._ranked):
+            run = runs.claim_tail(claim, wanted)
+            if run is not None:
+                return lane_of(run.first), run
+        return 0, None
+
+    def _install_spilled(self, number: int, moving: Run | Chunk, slots: Slots) -> int:
+        """Make what was written leave memory; return what it was charged. Under the lock."""
+        if isinstance(moving, Chunk):
+            return self._schedules[number].chunk_spilled(moving, slots)
+        freed = moving.become_spilled(slots)
+        self._lists[number].spilled(moving)
+        return freed
+
+    def _unclaim(self, number: int, moving: Run | Chunk) -> None:
+        if isinstance(moving, Chunk):
+            self._schedules[number].unclaim(moving)
+        else:
+            moving.claim = None
+
+    def _note_spill(self, error: StorageError | None) -> None:
+        """Remember whether the disk took what was spilled, and tell. Under the lock."""
+        before, self._spill_error = self._spill_error, error
+        if error is not None and before is None:
+            self._tell(EventKind.DISK_FULL, self._name, str(error))
+        elif error is None and before is not None:
+            self._tell(EventKind.DISK_RECOVERED, self._name)
 
     def sweep(self, most: int) -> bool:
         """Free at most so many spill files of purged messages; return whether more are left."""
@@ -282,23 +396,23 @@ class Backlog:
 
     # Restoring ---------------------------------------------------------------------------------------------------
 
-    def _restore_head(self) -> bool:
-        """Bring the head into memory, as much as there is room for. Called with the lock held; it lets go of it.
+    def _restore_head(self, runs: RunList) -> bool:
+        """Bring a lane's head into memory, as much as there is room for. Called with the lock held; lets go of it.
 
         Returns False if it has to wait until something is settled, spilled, or restored by somebody else.
         """
         claim = object()
-        run = self._runs.claim_head(claim)
+        run = runs.claim_head(claim)
         if run is None:
             return False
         try:
-            return self._restore(run, claim)
+            return self._restore(runs, run, claim)
         finally:
             if run.claim is claim:
                 run.claim = None
                 self._look_around()
 
-    def _restore(self, run: Run, claim: object) -> bool:
+    def _restore(self, runs: RunList, run: Run, claim: object) -> bool:
         """Restore the front of a claimed run; as `_restore_head`."""
         need = run.needs + OVERHEAD_BYTES
         want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8, run.charged))
@@ -309,6 +423,10 @@ class Backlog:
             if self._is_in_flight():
                 return False
             alone = True
+        return self._read_in(runs, run, claim, want, alone)
+
+    def _read_in(self, runs: RunList, run: Run, claim: object, want: int, alone: bool) -> bool:
+        """Read what there is room for of the front of a claimed run, at most `want` bytes; as `_restore_head`."""
         budget = max(0, min(self._account.borrowed - self._used, want))
         self._used += budget
         self._restoring += budget
@@ -325,7 +443,7 @@ class Backlog:
         if moved.purged:
             self._look_around()
             return False
-        slots = self._install(run, moved)
+        slots = self._install(runs, run, moved)
         self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
         self._look_around()
         if slots:
@@ -348,6 +466,16 @@ class Backlog:
         missing = max(1, self._used + needed - self._account.borrowed)
         with Unlocked(self._lock):
             return self._find_room(missing)
+
+    @property
+    def name(self) -> str:
+        """The name it was declared under."""
+        return self._name
+
+    @property
+    def owner(self) -> int:
+        """Its number."""
+        return self._owner
 
     def _is_in_flight(self) -> bool:
         raise NotImplementedError
@@ -388,18 +516,18 @@ class Backlog:
 
     def _repair(self, sequence: int) -> Record | None:
         """Read a message from the log whose spill file is damaged; None if the log does not have it."""
-        if self._log is None or self._lane is None:
+        if self._log is None:
             return None
         try:
             with self._log.read() as txn:
-                return block_log.find(txn, self._lane.owner, self._lane.lane, sequence)[0]
+                return block_log.find(txn, self._owner, lane_of(sequence), sequence)[0]
         except (NotFound, CorruptionError):
             return None  # reported as lost by the caller
 
     def _read_logged(self, run: Run, budget: int, alone: bool) -> _Moved:
         assert self._log is not None
-        assert self._lane is not None
-        first, lane = run.first, self._lane
+        first = run.first
+        lane = self._log_lane(first)
         owner, number = lane.owner, lane.lane
         with self._log.read() as txn:
             row = block_log.read_row(txn, owner, number)._replace(doubtful=lane.row.doubtful)
@@ -441,7 +569,7 @@ class Backlog:
         moved.damaged += [key for sequence, _, key in replayed.problems if sequence < moved.position and key]
         return moved
 
-    def _install(self, run: Run, moved: _Moved) -> Slots | None:
+    def _install(self, runs: RunList, run: Run, moved: _Moved) -> Slots | None:
         """Put what was read before what is left of its run; return the slots it had. Under the lock."""
         logged = run.place is Place.LOGGED
         slots: Slots | None = None
@@ -458,6 +586,12 @@ class Backlog:
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
         if logged and count >= run.count and moved.more:
             settled.append(self._count_up(run, count, charged))
+            if moved.lost:
+                run.expires_ms = 0  # what the log holds of the rest is not known any more
+            for _, records, _ in moved.pieces:
+                logged_records = [record for record in records if is_logged(record)]
+                run.logged_count -= len(logged_records)
+                run.logged_bytes -= sum(map(len, logged_records))
         left = run.count - count - vanished
         if logged and last and left:  # the row and the blocks disagree
             size = run.charged - charged - OVERHEAD_BYTES * left
@@ -469,19 +603,24 @@ class Backlog:
             self._message_bytes -= size
             vanished = left
         self._gone += vanished
-        if self._log is not None and self._lane is not None:
+        if self._log is not None:
             if settled and not self._log.failed:
-                self._log.settle(self._lane, settled)
+                self._log.settle(self._log_lane(run.first), settled)
             if moved.damaged and not self._log.failed:
                 self._log.quarantine(moved.damaged)
         if moved.position > run.first:
-            self._runs.drop_front(run, moved.position, count if logged else count + vanished, charged)
+            runs.drop_front(run, moved.position, count if logged else count + vanished, charged)
             if last and not logged:
                 self._message_bytes -= run.charged - OVERHEAD_BYTES * vanished  # what is left of it was lost
         for first, records, marks in moved.pieces:
+            if logged and not is_plain(records):
+                self._note_times(records)
+            if lane_of(first) >= DELAYED:
+                self._add_delayed(first, records, marks)
+                continue
             piece = Run(first, marks)
             piece.records += records
-            self._runs.add(piece)
+            runs.add(piece)
         self._used += charged
         run.needs = moved.needs
         return slots
@@ -502,12 +641,118 @@ class Backlog:
         self._message_bytes += size
         return Settled(run.first, run.first, -more, -size)
 
+    # Delayed -----------------------------------------------------------------------------------------------------
+
+    def _add_delayed(self, first: int, records: list[Record], marks: int, due_ms: int = 0) -> None:
+        """Put messages into the schedule of their lane, by their own due times, or by another one. Under the lock.
+
+        Charges what the schedule takes beyond the messages.
+        """
+        number = lane_of(first)
+        number += 0 if number >= DELAYED else DELAYED
+        schedule = self._schedules.get(number)
+        if schedule is None:
+            self._open_delayed(number)
+            schedule = self._schedules[number]
+        before = schedule.overhead_bytes
+        start = 0
+        while start < len(records):
+            due = due_ms or due_of(records[start])
+            stop = start + 1
+            while stop < len(records) and (due_ms or due_of(records[stop]) == due):
+                stop += 1
+            schedule.add(due, first + start, records[start:stop], marks)
+            start = stop
+        self._used += schedule.overhead_bytes - before
+
+    def _open_delayed(self, number: int) -> None:
+        """Begin a lane for delayed messages. Under the lock."""
+        self._open_lane(number, None if self._log is None else {})
+
+    def _restore_delayed(self, number: int, now_ms: int) -> bool:
+        """Bring what is due next into memory; as `_restore_head`."""
+        schedule = self._schedules[number]
+        claim = object()
+        chunk = schedule.claim_next(claim, now_ms)
+        if chunk is None:
+            return False
+        try:
+            need = chunk.largest + OVERHEAD_BYTES + GROUP_BYTES
+            want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8) // len(schedule.chunks))
+            alone = False
+            if self._borrow_room(need, want) < need:
+                if self._room_for_head(need) or chunk.claim is not claim:
+                    return True
+                if self._is_in_flight():
+                    return False
+                alone = True
+            budget = max(0, min(self._account.borrowed - self._used, want))
+            self._used += budget
+            self._restoring += budget
+            slots, first = chunk.slots, chunk.first
+            try:
+                with Unlocked(self._lock):
+                    pieces, problems = self._area.read(
+                        _position(number, first), slots, need if alone else budget, chunk.largest
+                    )
+            finally:
+                self._used -= budget
+                self._restoring -= budget
+            if chunk.claim is not claim:
+                return True
+            return self._install_delayed(number, chunk, pieces, dict(problems))
+        finally:
+            if chunk.claim is claim:
+                schedule.unclaim(chunk)
+                self._look_around()
+
+    def _install_delayed(
+        self, number: int, chunk: Chunk, pieces: list[Record | None], problems: dict[int, str]
+    ) -> bool:
+        """Put what was read of a chunk into the schedule; what is damaged is read from the log, or lost."""
+        schedule = self._schedules[number]
+        before = schedule.charged_bytes
+        position = _position(number, chunk.first)
+        freed, missing = schedule.restored(chunk, pieces)
+        self._used += schedule.charged_bytes - before
+        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+        self._look_around()
+        with Unlocked(self._lock):
+            self._area.free(freed)
+            found = [(sequence, self._repair(sequence)) for sequence in missing]
+        for (sequence, record), text in zip(found, problems.values(), strict=True):
+            outcome = "lost" if record is None else "read from the log instead"
+            self._report(f"queue {self._name!r}: delayed message {sequence}: {text}; {outcome}", 0)
+            if record is None:
+                self._lost += 1
+                self._gone += 1
+                continue
+            self._repaired += 1
+            before = schedule.charged_bytes
+            schedule.add(record.due_ms if isinstance(record, Message) else 0, sequence, [record], 0)
+            self._used += schedule.charged_bytes - before
+        assert position >= 0
+        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+        self._look_around()
+        return True
+
+    def _next_due_ms(self) -> int | None:
+        """Return when the next delayed message may be due. Under the lock."""
+        return min(
+            (due for schedule in self._schedules.values() if (due := schedule.next_due_ms()) is not None), default=None
+        )
+
+    def _note_times(self, records: list[Record]) -> None:
+        """Remember that messages may expire. Under the lock."""
+        raise NotImplementedError
+
     # Looking -----------------------------------------------------------------------------------------------------
 
     def _backlog_problems(self) -> Iterator[str]:
         """Check the rules of room and of the list. Under the lock."""
         account = self._account
-        resident = sum(charge(list(run.records)) for run in self._runs)
+        resident = sum(charge(list(run.records)) for runs in self._lists.values() for run in runs)
+        resident += sum(schedule.recount() for schedule in self._schedules.values())
         expected = resident + self._incoming + self._restoring + self._acquired_charge()
         if self._used != expected:
             yield f"{self._used} bytes are charged, a recount gives {expected}"
@@ -518,7 +763,8 @@ class Backlog:
             )
         if account.borrowed > max(account.capacity, self._used):
             yield f"{account.borrowed} bytes are borrowed of a capacity of {account.capacity}, {self._used} are charged"
-        yield from self._runs.problems()
+        for runs in (*self._lists.values(), *self._schedules.values()):
+            yield from runs.problems()
 
     def _visible_charge(self) -> int:
         """What is charged for messages that wait in memory or are acquired. Under the lock."""
@@ -526,6 +772,11 @@ class Backlog:
 
     def _acquired_charge(self) -> int:
         raise NotImplementedError
+
+
+def _position(number: int, position: int) -> int:
+    """Return what stands for a sequence in the spill store, for a chunk of delayed messages of this lane."""
+    return (2 * DELAYED + number) << LANE_SHIFT | position
 
 
 class _Moved:

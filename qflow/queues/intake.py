@@ -8,11 +8,15 @@ passed, by however many producers.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
 
 from qflow import config
 from qflow.config import Overflow, QueueSettings
+from qflow.delivery import Segment
 from qflow.errors import (
     BrokerClosed,
     DiskFull,
@@ -23,13 +27,69 @@ from qflow.errors import (
     QueueFull,
     TransactionTooLarge,
 )
+from qflow.events import EventKind, Teller
 from qflow.memory.ledger import Account, Ledger
-from qflow.message import OVERHEAD_BYTES, Headers, Message, Record, is_plain, record_of
-from qflow.queues.backlog import RETRY_S, Backlog, Relief, Unlocked
-from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide
+from qflow.memory.run_list import RunList
+from qflow.memory.schedule import GROUP_BYTES
+from qflow.message import (
+    DELAYED,
+    OVERHEAD_BYTES,
+    Headers,
+    Message,
+    Record,
+    body_bytes,
+    charge,
+    encode_headers,
+    is_plain,
+    lane_of,
+)
+from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Relief, Unlocked
+from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
 from qflow.storage.block_log import Row
 from qflow.storage.spill import SpillArea
-from qflow.storage.transaction_log import Batch, Put, TransactionLog
+from qflow.storage.transaction_log import Batch, Lane, Put, TransactionLog
+
+Moment = datetime | float
+
+
+class Undertaker(Protocol):
+    """Who takes dead letters to their queue: the broker."""
+
+    def __call__(self, queue: Any, segments: list[Segment], reason: str, leaving: Any) -> bool: ...
+
+
+class TurnedAway(Exception):
+    """What arrived was not admitted, and the queue's policy says what happens to it."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision)
+        self.decision = decision
+
+
+class Form(NamedTuple):
+    """What the messages of one call have in common."""
+
+    header_bytes: bytes
+    logged: bool
+    expires_ms: int
+    due_ms: int
+    topic: str
+    number: int
+    """Of their lane."""
+
+    def record(self, body: object) -> Record:
+        """Return the leanest record for a body."""
+        plain = body_bytes(body)
+        if self.header_bytes or not self.logged or self.expires_ms or self.due_ms or self.topic:
+            return Message(
+                plain,
+                self.header_bytes,
+                self.logged,
+                expires_ms=self.expires_ms,
+                due_ms=self.due_ms,
+                topic=self.topic,
+            )
+        return plain
 
 
 class Intake(Backlog):
@@ -44,17 +104,32 @@ class Intake(Backlog):
         ledger: Ledger,
         area: SpillArea,
         log: TransactionLog | None,
-        row: Row | None,
+        rows: dict[int, Row] | None,
         owner: int,
         relief: Relief,
         report: Callable[[str, int], None],
+        tell: Teller,
+        undertaker: Undertaker,
         max_transaction_bytes: int,
+        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
-            name, account=account, ledger=ledger, area=area, log=log, row=row, owner=owner, relief=relief, report=report
+            name,
+            account=account,
+            ledger=ledger,
+            area=area,
+            log=log,
+            rows=rows,
+            owner=owner,
+            priorities=settings.priorities,
+            relief=relief,
+            report=report,
+            tell=tell,
         )
         self.settings = settings
+        self._undertaker = undertaker
+        self._clock = clock
         self._max_transaction_bytes = max_transaction_bytes
         self._monotonic = monotonic
         self._largest = settings.max_message_bytes + OVERHEAD_BYTES
@@ -62,7 +137,10 @@ class Intake(Backlog):
         """Why nothing works any more: BrokerClosed or QueueDeleted."""
         self._pending = 0  # puts that are on their way through the log
         self._pending_messages = self._pending_bytes = 0  # their depth
-        self._acked = 0
+        self._acked = self._dropped = self._expired = self._dead_lettered = 0
+        self._line: deque[object] = deque()  # puts that wait at a limit, first come first served
+        self._timed = False  # some message may expire
+        self._unlogged_lanes: dict[int, Lane] = {}  # how commits know the lanes of a queue that is not logged
 
     # Put ---------------------------------------------------------------------------------------------------------
 
@@ -72,21 +150,31 @@ class Intake(Backlog):
         *,
         headers: Headers | None = None,
         durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
         timeout_s: float | None = None,
-    ) -> int:
+    ) -> int | None:
         """Append a message; on a durable queue, return once it is synced in the log.
 
         Args:
             body: bytes-like; bytearray and memoryview are copied.
             headers: names to str, int, float, bool or None.
             durable: False keeps the message of a durable queue out of the log: in line, and lost at restart.
+            priority: 0 to `priorities - 1` of the queue; higher ones are delivered first.
+            ttl_s: it expires so long after it could first be delivered; the queue's own, if that is shorter.
+            delay_s, not_before: it is not delivered before; seconds from now, or a moment (seconds since the epoch, or
+                a datetime with a time zone).
             timeout_s: how long to wait for room at a limit or on a full disk; None = without end, 0 = not at all.
 
         Returns:
-            The message's sequence, higher than that of any before it in this queue.
+            The message's sequence, higher than that of any before it in this queue and priority; None if the queue's
+            overflow policy dropped it, or made it a dead letter.
 
         Raises:
-            InvalidArgument: the body is not bytes-like, a header is not plain, or it could never fit.
+            InvalidArgument: the body is not bytes-like, a header, time or priority makes no sense, or it could never
+                fit.
             MessageTooLarge: more than `max_message_bytes`.
             QueueFull: no room came up in time. Nothing was done.
             DiskFull: the disk had no room for it in time. Nothing was done.
@@ -94,27 +182,37 @@ class Intake(Backlog):
             BrokerClosed, QueueDeleted: it is gone.
         Cost: transient 0.3 µs; durable a share of one commit.
         """
-        if type(body) is bytes and headers is None and durable is None:
+        if (
+            type(body) is bytes
+            and headers is None
+            and durable is None
+            and ttl_s is None
+            and delay_s is None
+            and not_before is None
+        ):
             cost = len(body) + OVERHEAD_BYTES
             with self._lock:
                 used = self._used + cost
                 if used <= self._ceiling and cost <= self._largest:
                     runs = self._runs
+                    append = self._append
+                    if priority:
+                        runs = self._priority_list(priority)
+                        append = runs.open.records.append
                     sequence = runs.next
                     self._used = used
                     runs.next = sequence + 1
-                    self._append(body)
+                    append(body)
                     if self._getters:
                         self._arrived.notify()
                     return sequence
-        record = self._record(body, headers, durable)
-        return self._put([record], type(record) is bytes, timeout_s)
+        form = self.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        record = form.record(body)
+        return self._put([record], type(record) is bytes, form.number, timeout_s)
 
-    def put_nowait(
-        self, body: bytes | bytearray | memoryview, *, headers: Headers | None = None, durable: bool | None = None
-    ) -> int:
-        """`put` that waits for no room; on a durable queue it still waits for the sync."""
-        return self.put(body, headers=headers, durable=durable, timeout_s=0)
+    def put_nowait(self, body: bytes | bytearray | memoryview, **options: Any) -> int | None:
+        """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
+        return self.put(body, **options, timeout_s=0)
 
     def put_many(
         self,
@@ -122,30 +220,34 @@ class Intake(Backlog):
         *,
         headers: Headers | None = None,
         durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
         timeout_s: float | None = None,
     ) -> range:
         """Append messages together: all or none of them, with consecutive sequences and one commit.
 
         Args:
-            headers: the same for each of them.
+            headers, durable, priority, ttl_s, delay_s, not_before: as `put`, the same for each of them.
 
         Returns:
-            Their sequences, in order.
+            Their sequences, in order; an empty range if the overflow policy dropped them or made them dead letters.
 
         Raises:
             TransactionTooLarge: more than `max_transaction_bytes` together.
             All that `put` raises.
         Cost: transient 0.05 µs a message, durable 0.2 µs and one commit.
         """
-        records: list[Record] = list(bodies)  # type: ignore[arg-type]
-        plain = is_plain(records)
-        if headers or durable is not None or not plain:
-            records = [self._record(body, headers, durable) for body in records]
+        records, form = list(bodies), self.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        plain = is_plain(records)  # type: ignore[arg-type]
+        if not plain or form.header_bytes or not form.logged or form.expires_ms or form.due_ms:
+            records = [form.record(body) for body in records]
             plain = is_plain(records)
         if not records:
             return range(0)
-        first = self._put(records, plain, timeout_s)
-        return range(first, first + len(records))
+        first = self._put(records, plain, form.number, timeout_s)  # type: ignore[arg-type]
+        return range(0) if first is None else range(first, first + len(records))
 
     def submit(
         self,
@@ -153,92 +255,206 @@ class Intake(Backlog):
         *,
         headers: Headers | None = None,
         durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
         timeout_s: float | None = None,
-    ) -> Future[int]:
-        """`put` that waits for room but not for the sync: the future has the sequence once it is confirmed.
+    ) -> Future[int | None]:
+        """`put` that waits for room but not for the sync: the future has what `put` returns, once it is confirmed.
 
         The commit is led by the broker within 3 ms, or by the next caller that waits for one.
         Cost: 5 µs and a share of one commit.
         """
-        record = self._record(body, headers, durable)
+        form = self.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        record, number = form.record(body), form.number
         plain = type(record) is bytes
-        future: Future[int] = Future()
+        future: Future[int | None] = Future()
         future.set_running_or_notify_cancel()
         log = self._log
         if log is None:
-            future.set_result(self._put([record], plain, timeout_s))
-        else:
-            log.flush(self._send(log, [record], plain, timeout_s, future)[1])
+            future.set_result(self._put([record], plain, number, timeout_s))
+            return future
+        try:
+            log.flush(self._send(log, [record], plain, number, config.parse_timeout(timeout_s), future)[1])
+        except TurnedAway as turned:
+            self._turn_away([record], turned.decision)
+            future.set_result(None)
         return future
 
-    def _record(self, body: object, headers: Headers | None, durable: bool | None) -> Record:
-        is_durable = self.settings.durable
+    def form(
+        self,
+        headers: Headers | None,
+        durable: bool | None,
+        priority: int,
+        ttl_s: float | None,
+        delay_s: float | None,
+        not_before: Moment | None,
+        topic: str = "",
+    ) -> Form:
+        """Return what the messages of one call have in common, after checking it."""
+        settings = self.settings
         if durable is None:
-            durable = is_durable
+            durable = settings.durable
         elif not isinstance(durable, bool):
             raise InvalidArgument(f"durable must be True, False or None, got {durable!r}")
-        elif durable and not is_durable:
+        elif durable and not settings.durable:
             raise InvalidArgument(f"queue {self._name!r} is not durable: declare a durable one for this message")
-        return record_of(body, headers, logged=durable or not is_durable)
+        number = 0
+        if priority:
+            self._priority_list(priority)
+            number = priority
+        expires_ms = due_ms = 0
+        if not (ttl_s is delay_s is not_before is settings.ttl_s is None):
+            expires_ms, due_ms = self._times(ttl_s, delay_s, not_before)
+        if due_ms:
+            number += DELAYED
+            if number not in self._schedules:
+                with self._lock:
+                    self._open_delayed(number)
+        return Form(encode_headers(headers), durable or not settings.durable, expires_ms, due_ms, topic, number)
 
-    def _put(self, records: list[Record], plain: bool, timeout_s: float | None) -> int:
+    def _times(self, ttl_s: float | None, delay_s: float | None, not_before: Moment | None) -> tuple[int, int]:
+        """Return (when it expires, when it is due) in milliseconds since the epoch; 0 = never, and at once."""
+        now = self._clock()
+        due = now
+        if delay_s is not None:
+            if not_before is not None:
+                raise InvalidArgument("give delay_s or not_before, not both")
+            due += config.parse_span(delay_s, "delay_s")
+        elif not_before is not None:
+            due = max(now, config.parse_moment(not_before, "not_before"))
+        spans = [span for span in (ttl_s, self.settings.ttl_s) if span is not None]
+        expires_ms = max(1, int((due + min(config.parse_span(span, "ttl_s") for span in spans)) * 1000)) if spans else 0
+        return expires_ms, int(due * 1000) if due > now else 0
+
+    def _priority_list(self, priority: int) -> RunList:
+        """Return the messages of a priority, and let fast gets look there first. Cost: 0.1 µs."""
+        if type(priority) is not int or not 0 <= priority < self.settings.priorities:
+            raise InvalidArgument(
+                f"priority must be an int from 0 to {self.settings.priorities - 1} in queue {self._name!r} "
+                f"(priorities={self.settings.priorities}), got {priority!r}"
+            )
+        runs = self._lists[priority]
+        if priority > self._front_number and self._front is not NOWHERE:
+            self._front, self._front_number = runs, priority
+        return runs
+
+    def _put(self, records: list[Record], plain: bool, number: int, timeout_s: float | None) -> int | None:
         log = self._log
-        if log is None:
-            size = sum(map(len, records))
-            charged = self._charge_for(records, size)
-            with self._lock:
-                self._reserve(len(records), size, charged, config.parse_timeout(timeout_s))
-                first = self._runs.next
-                self._publish(first, records, size, charged, 0)
-        elif (
-            type(records[0]) is Message
-            and not records[0].logged
-            and (direct := self._put_unlogged(records)) is not None
-        ):
-            first = direct
-        else:
-            put, batch = self._send(log, records, plain, timeout_s, None)
-            log.wait(batch)
-            if put.error is not None:
-                raise again(put.error)
-            first = put.first
+        timeout = config.parse_timeout(timeout_s)
+        try:
+            if log is None:
+                size = sum(map(len, records))
+                charged = self._charge_for(records, size, number)
+                with self._lock:
+                    self._reserve(len(records), size, charged, timeout)
+                    first = self._lists[number].next
+                    self._publish(first, records, size, charged, 0)
+            elif (
+                type(records[0]) is Message
+                and not records[0].logged
+                and (direct := self._put_unlogged(records, number)) is not None
+            ):
+                first = direct
+            else:
+                put, batch = self._send(log, records, plain, number, timeout, None)
+                log.wait(batch)
+                if put.error is not None:
+                    raise again(put.error)
+                first = put.first
+        except TurnedAway as turned:
+            self._turn_away(records, turned.decision)
+            return None
         if self._used > self._account.borrowed:
             self.spill_excess()
         return first
+
+    def _turn_away(self, records: list[Record], decision: Decision) -> None:
+        """Do with what was not admitted what the policy says."""
+        self.count_turned_away(len(records), dropped=decision is Decision.DROP)
+        if decision is Decision.DEAD_LETTER:
+            self._undertaker(self, [Segment(-1, records, 0)], "limit", None)
 
     def _send(
         self,
         log: TransactionLog,
         records: list[Record],
         plain: bool,
-        timeout_s: float | None,
-        future: Future[int] | None,
+        number: int,
+        timeout: float | None,
+        future: Future[int | None] | None,
     ) -> tuple[Put, Batch]:
         """Reserve room and join the open batch."""
-        assert self._lane is not None
+        put = self.prepare(records, plain, number, timeout)
+        put.future = future
+        try:
+            return put, log.put(put)
+        except BaseException:
+            if not put.joined:
+                self.refused(put)
+            raise
+
+    def prepare(
+        self, records: list[Record], plain: bool, number: int, timeout: float | None, *, dead: bool = False
+    ) -> Put:
+        """Reserve room for messages that join a batch: until they are published or `refused`, they are on their way.
+
+        Dead letters pass the limits: they were confirmed before, and have nowhere else to go.
+        """
         sizes = list(map(len, records))
         size = sum(sizes)
-        charged = self._charge_for(records, size)
-        put = Put(self._lane, records, sizes, plain, size, charged)
-        put.future = future
-        timeout = config.parse_timeout(timeout_s)
+        charged = self._charge_for(records, size, number, dead=dead)
+        put = Put(self._commit_lane(number), records, sizes, plain, size, charged)
         with self._lock:
-            self._reserve(len(records), size, charged, timeout)
+            self._reserve(len(records), size, charged, timeout, dead=dead)
             self._pending += 1
-            try:
-                return put, log.put(put)
-            except BaseException:
-                if not put.joined:
-                    self.refused(put)
-                raise
+        return put
 
-    def _put_unlogged(self, records: list[Record]) -> int | None:
-        """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
-        assert self._lane is not None
-        size = sum(map(len, records))
-        charged = self._charge_for(records, size)
+    def count_turned_away(self, messages: int, *, dropped: bool) -> None:
+        """Count what was not admitted at a limit."""
         with self._lock:
-            lane = self._lane
+            if dropped:
+                self._dropped += messages
+            else:
+                self._dead_lettered += messages
+
+    def _commit_lane(self, number: int) -> Lane:
+        """Return a lane as commits know it."""
+        if self._log is not None:
+            return self._lanes[number]
+        lane = self._unlogged_lanes.get(number)
+        if lane is None:
+            lane = self._unlogged_lanes[number] = Lane(self._owner, number, None, self)
+        return lane
+
+    def passes(self, record: Record) -> bool:
+        """Tell whether a record of a queue that is not durable would be admitted at once, as things are."""
+        cost = len(record) + OVERHEAD_BYTES
+        return self._used + cost <= self._ceiling and cost <= self._largest
+
+    def put_record(self, record: Message) -> int | None:
+        """Put a record that neither expires nor is delayed into a queue that is not durable. Cost: 0.2 µs."""
+        cost = len(record) + OVERHEAD_BYTES
+        with self._lock:
+            used = self._used + cost
+            if used <= self._ceiling and cost <= self._largest:
+                runs = self._runs
+                sequence = runs.next
+                self._used = used
+                runs.next = sequence + 1
+                self._append(record)
+                if self._getters:
+                    self._arrived.notify()
+                return sequence
+        return self._put([record], False, 0, None)
+
+    def _put_unlogged(self, records: list[Record], number: int) -> int | None:
+        """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
+        size = sum(map(len, records))
+        charged = self._charge_for(records, size, number)
+        with self._lock:
+            lane = self._lanes[number]
             lane.leaves_gaps = True
             if self._pending or lane.next + len(records) > lane.row.next or not self._admits(len(records), size):
                 return None
@@ -253,35 +469,37 @@ class Intake(Backlog):
             self._publish(first, records, size, charged, 0)
             return first
 
-    def _charge_for(self, records: list[Record], size: int) -> int:
+    def _charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
         """Return what records of `size` bytes together are charged, after checking that they may pass."""
         settings = self.settings
-        if size > settings.max_message_bytes:
-            largest = max(map(len, records))
-            if largest > settings.max_message_bytes:
-                raise MessageTooLarge(
-                    f"a message of {largest} bytes is more than max_message_bytes={settings.max_message_bytes} of "
-                    f"queue {self._name!r}: split it, or declare the queue with a larger one"
+        if not dead:
+            if size > settings.max_message_bytes:
+                largest = max(map(len, records))
+                if largest > settings.max_message_bytes:
+                    raise MessageTooLarge(
+                        f"a message of {largest} bytes is more than max_message_bytes={settings.max_message_bytes} of "
+                        f"queue {self._name!r}: split it, or declare the queue with a larger one"
+                    )
+            if size > self._max_transaction_bytes and len(records) > 1:
+                raise TransactionTooLarge(
+                    f"{len(records)} messages of {size} bytes together are more than max_transaction_bytes="
+                    f"{self._max_transaction_bytes}: put them in smaller batches"
                 )
-        if size > self._max_transaction_bytes and len(records) > 1:
-            raise TransactionTooLarge(
-                f"{len(records)} messages of {size} bytes together are more than max_transaction_bytes="
-                f"{self._max_transaction_bytes}: put them in smaller batches"
-            )
-        if self._has_limit():
-            check_can_ever_fit(self._name, settings, Depth(len(records), size))
-        return size + OVERHEAD_BYTES * len(records)
+            if self._has_limit():
+                check_can_ever_fit(self._name, settings, Depth(len(records), size))
+        return size + OVERHEAD_BYTES * len(records) + (GROUP_BYTES if number >= DELAYED else 0)
 
     # Room --------------------------------------------------------------------------------------------------------
 
+    def _depth(self) -> Depth:
+        """Return how deep the queue is, what is on its way included. Under the lock."""
+        return Depth(self._messages() + self._pending_messages, self._message_bytes + self._pending_bytes)
+
     def _admits(self, messages: int, size: int) -> bool:
+        """Tell whether messages pass without waiting for anybody. Under the lock."""
         if not self._has_limit():
             return True
-        depth = Depth(self._messages() + self._pending_messages, self._message_bytes + self._pending_bytes)
-        decision = decide(self.settings, depth, Depth(messages, size))
-        if decision is Decision.REFUSE:
-            raise self._full()
-        return decision is Decision.ADMIT
+        return not self._line and decide(self.settings, self._depth(), Depth(messages, size)) is Decision.ADMIT
 
     def _full(self) -> QueueFull:
         settings = self.settings
@@ -290,7 +508,58 @@ class Intake(Backlog):
             f"limit_bytes={settings.limit_bytes}): settle messages, or wait longer with timeout_s"
         )
 
-    def _reserve(self, messages: int, size: int, charged: int, timeout: float | None) -> None:
+    def _pass_limit(self, arriving: Depth, deadline: float | None, dead: bool) -> None:
+        """Return once messages may pass the limits. Called with the lock held; lets go of it to wait.
+
+        Dead letters only heed what the policy does with messages, and never wait.
+
+        Raises:
+            QueueFull, TurnedAway: they may not.
+        """
+        ticket: object | None = None
+        try:
+            while True:
+                self._check_open()
+                first_in_line = not self._line or self._line[0] is ticket
+                decision = decide(self.settings, self._depth(), arriving)
+                if decision is Decision.ADMIT:
+                    resumed = ticket is None or not self._held_back
+                    if dead or (first_in_line and (resumed or self._is_past(deadline))):
+                        return
+                    decision = Decision.WAIT
+                self._note_limit(reached=True)
+                if decision is Decision.REFUSE and not dead:
+                    raise self._full()
+                if decision in (Decision.DROP, Decision.DEAD_LETTER):
+                    raise TurnedAway(decision)
+                if decision is Decision.MAKE_ROOM and self._drop_oldest(excess(self.settings, self._depth(), arriving)):
+                    continue
+                if dead:
+                    return
+                if ticket is None:
+                    ticket = object()
+                    self._line.append(ticket)
+                self._wait_for_room(deadline, None)
+        finally:
+            if ticket is not None:
+                self._line.remove(ticket)
+                if self._line:
+                    self._room.notify_all()
+
+    def _is_past(self, deadline: float | None) -> bool:
+        return deadline is not None and self._monotonic() >= deadline
+
+    def _note_limit(self, *, reached: bool) -> None:
+        """Remember that the queue is at its limit, or has come down to the mark, and tell. Under the lock."""
+        if reached is not self._held_back:
+            self._held_back = reached
+            self._tell(EventKind.LIMIT_REACHED if reached else EventKind.LIMIT_LEFT, self._name)
+
+    def _drop_oldest(self, surplus: Depth) -> bool:
+        """Drop waiting messages to make room; False if there are none. With the lock held; it may let go of it."""
+        raise NotImplementedError
+
+    def _reserve(self, messages: int, size: int, charged: int, timeout: float | None, *, dead: bool = False) -> None:
         """Take depth and memory for messages on their way in, waiting for it. Called with the lock held; lets go of it.
 
         The time-out counts at a limit and on a disk that is full. Memory that is being moved always comes free.
@@ -299,9 +568,8 @@ class Intake(Backlog):
         account = self._account
         while True:
             self._check_open()
-            if not self._admits(messages, size):
-                self._wait_for_room(deadline, None)
-                continue
+            if self._has_limit():
+                self._pass_limit(Depth(messages, size), deadline, dead)
             if self._charge(charged):
                 break
             fits = charged <= account.capacity
@@ -363,9 +631,23 @@ class Intake(Backlog):
     def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
         """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
         charged = size + OVERHEAD_BYTES * len(records)
+        if lane_of(first) >= DELAYED:
+            charged += GROUP_BYTES * puts
         with self._lock:
-            if first >= self._runs.next:
+            if first >= self._list_of(first).next:
                 self._publish(first, records, size, charged, puts)
+
+    def publish_transient(self, put: Put) -> None:
+        """Make the messages of a queue that is not logged visible, with their batch; a second time is a no-op."""
+        with self._lock:
+            if put.first < 0:
+                first = self._lists[put.lane.lane].next
+                self._publish(first, put.records, put.size, put.charged, 1)
+                put.first = first
+
+    def purged(self, end: int) -> None:
+        """Drop everything below `end`: its settling is committed."""
+        raise NotImplementedError
 
     def refused(self, put: Put) -> None:
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
@@ -383,20 +665,27 @@ class Intake(Backlog):
 
     def _publish(self, first: int, records: list[Record], size: int, charged: int, puts: int) -> None:
         """Append what was reserved. Under the lock."""
-        runs = self._runs
+        runs = self._list_of(first)
         count = len(records)
         gap = first - runs.next
         gone = self._ended is not None
-        tail = runs.tail_for(first, count)
-        # No call from here on, so that an interrupt finds all of it done or nothing.
-        runs.next = first + count
-        if gone:
-            runs.open.first = runs.next
-            self._used -= charged
-            self._gone += count
+        if not self._timed and not is_plain(records):
+            self._note_times(records)
+        if lane_of(first) >= DELAYED and not gone:
+            self._used -= charged - charge(records)
+            self._add_delayed(first, records, 0)
+            runs.skip_to(first + count)
         else:
-            tail += records
-        self._append = runs.open.records.append
+            tail = runs.tail_for(first, count)
+            # No call from here on, so that an interrupt finds all of it done or nothing.
+            runs.next = first + count
+            if gone:
+                runs.open.first = runs.next
+                self._used -= charged
+                self._gone += count
+            else:
+                tail += records
+            self._append = self._runs.open.records.append
         self._pending -= puts
         self._skipped += gap
         self._incoming -= charged
@@ -411,10 +700,21 @@ class Intake(Backlog):
     # State -------------------------------------------------------------------------------------------------------
 
     def _messages(self) -> int:
-        return self._runs.next - self._skipped - self._gone - self._acked
+        return self._all_next() - self._skipped - self._gone - self._acked
+
+    def _trim_slack(self) -> int:
+        if self._held_back and may_resume(self.settings, self._depth()):
+            self._note_limit(reached=False)
+        return super()._trim_slack()
 
     def _plain_puts_pass(self) -> bool:
-        return self._ended is None and self._log is None and not self._putters and not self._has_limit()
+        return (
+            self._ended is None
+            and self._log is None
+            and not self._putters
+            and not self._has_limit()
+            and self.settings.ttl_s is None
+        )
 
     def _has_limit(self) -> bool:
         return self.settings.limit_bytes is not None or self.settings.limit_messages is not None

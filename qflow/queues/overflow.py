@@ -14,6 +14,21 @@ class Decision(enum.Enum):
     WAIT = "wait"
     """Until something is settled, as long as the caller's time-out allows."""
     REFUSE = "refuse"
+    MAKE_ROOM = "make room"
+    """By dropping the oldest messages that wait."""
+    DROP = "drop"
+    """What arrives."""
+    DEAD_LETTER = "dead letter"
+    """What arrives."""
+
+
+AT_LIMIT = {
+    Overflow.BLOCK: Decision.WAIT,
+    Overflow.REJECT: Decision.REFUSE,
+    Overflow.DROP_OLDEST: Decision.MAKE_ROOM,
+    Overflow.DROP_NEWEST: Decision.DROP,
+    Overflow.DEAD_LETTER: Decision.DEAD_LETTER,
+}
 
 
 class Depth(NamedTuple):
@@ -25,14 +40,23 @@ class Depth(NamedTuple):
 
 def decide(settings: QueueSettings, depth: Depth, arriving: Depth) -> Decision:
     """Decide about messages that arrive at a queue of this depth."""
-    limit_messages, limit_bytes = settings.limit_messages, settings.limit_bytes
-    if (limit_messages is None or depth.messages + arriving.messages <= limit_messages) and (
-        limit_bytes is None or depth.bytes + arriving.bytes <= limit_bytes
-    ):
-        return Decision.ADMIT
-    if settings.on_overflow is Overflow.REJECT:
-        return Decision.REFUSE
-    return Decision.WAIT
+    over = excess(settings, depth, arriving)
+    return Decision.ADMIT if over.messages <= 0 and over.bytes <= 0 else AT_LIMIT[settings.on_overflow]
+
+
+def excess(settings: QueueSettings, depth: Depth, arriving: Depth) -> Depth:
+    """Return by how much the limits would be passed; not above 0 where they are not."""
+    messages, size = settings.limit_messages, settings.limit_bytes
+    return Depth(
+        0 if messages is None else depth.messages + arriving.messages - messages,
+        0 if size is None else depth.bytes + arriving.bytes - size,
+    )
+
+
+def may_resume(settings: QueueSettings, depth: Depth) -> bool:
+    """Tell whether a queue that was at its limit has come down so far that blocked puts go on."""
+    messages, size, ratio = settings.limit_messages, settings.limit_bytes, settings.resume_ratio
+    return (messages is None or depth.messages <= messages * ratio) and (size is None or depth.bytes <= size * ratio)
 
 
 def check_can_ever_fit(name: str, settings: QueueSettings, arriving: Depth) -> None:

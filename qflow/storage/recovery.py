@@ -27,6 +27,10 @@ class QueueRecord(NamedTuple):
     """None: the row is damaged, the queue cannot be served."""
     deleted: bool
 
+    @property
+    def rows(self) -> dict[int, Row] | None:
+        return None if self.row is None else {0: self.row}
+
 
 class Recovery(NamedTuple):
     """The whole log."""

@@ -33,7 +33,7 @@ def settle_down(broker: Broker, *, whole: bool = False) -> None:
     """Do what the maintenance thread would do in time; with `whole`, look at every block, whatever was settled."""
     if whole:
         for name in broker.queues():
-            broker.queue(name).lane.hollow_at = 0  # type: ignore[union-attr]
+            broker.queue(name).lanes[0].hollow_at = 0
     with broker._upkeep:
         while broker._hollow() or broker._remove_settled():
             pass
@@ -275,7 +275,7 @@ def test_a_full_disk_puts_a_pass_off(spool, monkeypatch):
     faults.fail("allocate", errno.ENOSPC)
     first, *rest = queue.get_many(60)
     queue.ack_many(rest, wait=True)
-    assert queue.lane.hollow_due  # type: ignore[union-attr]
+    assert queue.lanes[0].hollow_due
     assert not broker._hollow()
     assert blocks_of(broker) == before
     faults.heal()
@@ -360,7 +360,7 @@ def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monk
 
     class Meanwhile:
         def begin(self) -> Any:
-            assert broker._hollow() or not queue.lane.hollow_due  # type: ignore[union-attr]
+            assert broker._hollow() or not queue.lanes[0].hollow_due
             return broker._log._env.begin()
 
     record = QueueRecord(OWNER, "q", 0, {}, Row(), False)

@@ -221,8 +221,8 @@ class QueueMachine(RuleBasedStateMachine):
     def maintain(self, limit: int) -> None:
         """All that the maintenance thread would do, and a look at every block, by steps of any size."""
         self.patch.setattr(block_log, "HOLLOWING_STEPS", limit)
-        broker, lane = self.broker, self.queue.lane
-        if lane is not None:
+        broker = self.broker
+        for lane in self.queue.lanes:
             lane.hollow_at = 0
         with broker._upkeep:
             while broker._sweep() or broker._remove_settled() or broker._hollow():

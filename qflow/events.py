@@ -1,0 +1,45 @@
+"""What a broker tells besides results: events. Its maintenance thread hands them to callbacks, never under a lock."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import attrs
+
+
+class EventKind(enum.Enum):
+    SPILL_STARTED = "spill_started"
+    """The first message of a queue left memory for the disk."""
+    SPILL_STOPPED = "spill_stopped"
+    """Nothing of the queue lies in the spill store any more."""
+    LIMIT_REACHED = "limit_reached"
+    """A message was not admitted at once."""
+    LIMIT_LEFT = "limit_left"
+    """The depth came down to `resume_ratio` of the limit."""
+    DISK_FULL = "disk_full"
+    """The disk took no spilled messages, or no commit."""
+    DISK_RECOVERED = "disk_recovered"
+    MESSAGES_LOST = "messages_lost"
+    """Stored messages were damaged and are in no log, or a block of the log was set aside; `detail` names them."""
+    SLOW_CONSUMER = "slow_consumer"
+    """A message has been held for longer than `on_slow_consumer` allows."""
+    CONSUMER_FAILED = "consumer_failed"
+    """The callback of a `Consumer` raised; its message went back."""
+
+
+@attrs.frozen
+class Event:
+    """Something that happened in a queue."""
+
+    kind: EventKind
+    queue: str
+    detail: str
+    time_s: float
+    """Wall clock, seconds since the epoch."""
+
+
+class Teller(Protocol):
+    """Who takes an event without waiting: the broker."""
+
+    def __call__(self, kind: EventKind, queue: str, detail: str = "") -> None: ...

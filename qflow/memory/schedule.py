@@ -1,0 +1,642 @@
+"""A schedule: the messages of one queue that wait for a moment, in order of (due time, sequence).
+
+    shelves   what is in memory: sorted lists of groups, each list before the next
+    moving    chunks of the far end that are on their way to the spill store; still in memory
+    spilled   chunks in the spill store, sorted by the least that their next message may be
+
+When memory is short, the owner spills the far end: `claim_far`, then `packed` and the writing without the lock, then
+`chunk_spilled`. A spilled chunk that may hold the next due message is restored piece by piece: `claim_next`, the
+reading and `unpacked` without the lock, then `restored`. Chunks overlap in time, so many can be due at once; `take`
+never passes a message that one of them might precede. A moving chunk that comes due is taken back, and its claim is
+void.
+
+No I/O, no locks, no clock: the queue that owns the schedule holds its lock around every call. Every step that hands
+records on is a straight line without a call, because an interrupt can strike at a call and nowhere else. (So the
+sorted list is made of plain lists here: one from a library changes several of them in steps.) What an interrupt leaves
+in `incoming` is put in its place by the next call.
+
+Cost in CPython 3.11, all steps of the schedule together for a message that is added, spilled, restored and taken:
+0.5 µs in batches of 1,000, 4 µs one by one with random due times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect, bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
+
+from qflow.delivery import Segment
+from qflow.memory.chunk import AHEAD, GROUP_BYTES, GROUP_MESSAGES, Chunk, Group, Unpacked
+from qflow.message import OVERHEAD_BYTES, Record
+
+CHUNK_BYTES = 768
+"""Charged for each spilled chunk on top of its sequences."""
+SEQUENCE_BYTES = 8
+"""Charged for each spilled message."""
+CHUNK_MESSAGES = 65_536
+"""Chunks are not joined to more: what is left of a chunk's sequences is copied with each piece restored."""
+_FREED_BYTES = OVERHEAD_BYTES - SEQUENCE_BYTES
+SHELF = 512
+"""A shelf has at most twice as many groups."""
+
+Key: TypeAlias = tuple[int, ...]
+_bound = attrgetter("bound")
+
+
+def groups_charge(count: int) -> int:
+    """Return what is charged for the groups of `count` messages added at once, on top of their records."""
+    return GROUP_BYTES * -(-count // GROUP_MESSAGES)
+
+
+class Tally(NamedTuple):
+    """How many messages are where, and their bytes."""
+
+    resident_messages: int
+    resident_bytes: int
+    spilled_messages: int
+    spilled_bytes: int
+
+
+class Shelf(list[Group]):
+    """Groups, in order or not."""
+
+    __slots__ = ("in_order",)
+
+    def __init__(self, groups: Iterable[Group] = ()) -> None:
+        super().__init__(groups)
+        self.in_order = False
+        """It was put in order because it was needed so, and what is added is added in its place."""
+
+
+class Schedule:
+    """See the module. Cost: O(log groups) a group added; O(1) for each that is taken, claimed or restored."""
+
+    __slots__ = (
+        "_bytes",
+        "_claims",
+        "_lows",
+        "_messages",
+        "_overhead",
+        "_position",
+        "_shelves",
+        "_spilled",
+        "_spilled_bytes",
+        "_spilled_messages",
+        "_youngest",
+        "incoming",
+    )
+
+    def __init__(self) -> None:
+        self.incoming: list[Group] = []
+        """Groups (`groups_of`) on their way to their place. To add them to it is to add them to the schedule."""
+        self._shelves: list[Shelf] = []
+        self._lows: list[Key] = []  # for each shelf the least that belongs there, or in one before if it is the first
+        self._spilled: list[Chunk] = []
+        self._youngest: Chunk | None = None  # of the spilled ones: it may be continued
+        self._claims: dict[object, Chunk] = {}  # decides which claims stand
+        self._position = 0
+        self._messages = 0  # in shelves and moving chunks
+        self._bytes = 0
+        self._overhead = 0
+        self._spilled_messages = 0
+        self._spilled_bytes = 0
+
+    # Filling -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def groups_of(due_ms: int, first: int, records: list[Record], marks: int) -> list[Group]:
+        """Return what to add to `incoming` for records with sequences from `first` on."""
+        if len(records) <= GROUP_MESSAGES:
+            return [(due_ms, first, marks, *records)] if records else []
+        return [
+            (due_ms, first + start, marks, *records[start : start + GROUP_MESSAGES])
+            for start in range(0, len(records), GROUP_MESSAGES)
+        ]
+
+    def add(self, due_ms: int, first: int, records: list[Record], marks: int) -> None:
+        """Add messages with sequences from `first` on, due at one time. All or nothing, if interrupted.
+
+        Cost: 2 µs, and 0.03 µs a record.
+        """
+        self.incoming += self.groups_of(due_ms, first, records, marks)
+        self._settle()
+
+    # Taking ------------------------------------------------------------------------------------------------------
+
+    def take(self, most: int, now_ms: int, segments: list[Segment]) -> int:
+        """Move up to `most` due messages to `segments`, in order; return how many.
+
+        Stops before a message that a spilled chunk might precede: `claim_next` then has something. Takes back a moving
+        chunk when it gets there. Cost: 0.02 µs a message of a batch, 0.7 µs a single one.
+        """
+        if self.incoming:
+            self._settle()
+        bound = self._due_bound(now_ms)
+        taken = 0
+        while True:
+            moving = self._moving_before(bound) if self._claims else None
+            taken += self._hand_over(most - taken, bound if moving is None else moving.bound, segments)
+            if moving is None or taken >= most:
+                return taken
+            self._take_back(moving)
+
+    def _hand_over(self, most: int, bound: Key, segments: list[Segment]) -> int:
+        """Move up to `most` messages that come before `bound` from the shelves to `segments`."""
+        groups: list[Group] = []
+        shelf = Shelf()
+        count = whole = part = 0  # messages; shelves that are used up; groups of the shelf after them
+        for shelf in self._shelves:
+            self._put_in_order(shelf)
+            stop = len(shelf) if shelf[-1] < bound else bisect_left(shelf, bound)
+            for group in islice(shelf, stop):
+                groups.append(group)
+                part += 1
+                count += len(group) - AHEAD
+                if count >= most:
+                    break
+            if part < len(shelf):
+                break
+            whole, part = whole + 1, 0
+            if count >= most:
+                break
+        if not groups or most <= 0:
+            return 0
+        rest: list[Group] = []
+        if count > most:
+            groups[-1], cut_off = _cut(groups[-1], count - most)
+            rest.append(cut_off)
+            count = most
+            if not part:
+                whole, part = whole - 1, len(shelf)
+        handed, size = _segments(groups)
+        charged = GROUP_BYTES * (len(groups) - len(rest))
+        # No call from here on, so that an interrupt finds all of it done or nothing.
+        segments += handed
+        if part:
+            shelf[:part] = rest
+        del self._shelves[:whole]
+        del self._lows[:whole]
+        self._messages -= count
+        self._bytes -= size
+        self._overhead -= charged
+        return count
+
+    # Spilling ----------------------------------------------------------------------------------------------------
+
+    def claim_far(self, claim: object, wanted_bytes: int) -> Chunk | None:
+        """Claim messages of the far end for spilling: as many as free `wanted_bytes`, at least one.
+
+        What a spilled chunk costs is reckoned with, so a few small messages alone free nothing, or less.
+
+        Returns:
+            A moving chunk, or None if nothing is in memory that is not moving.
+
+        Cost: 0.02 µs a message of a batch, 0.4 µs a single one.
+        """
+        if self.incoming:
+            self._settle()
+        shelves = self._shelves
+        if not shelves:
+            return None
+        groups: list[Group] = []
+        kept: list[Group] = []
+        missing = wanted_bytes + CHUNK_BYTES
+        count = size = index = 0
+        at = len(shelves)
+        while at and (missing > 0 or not groups):
+            at -= 1
+            shelf = shelves[at]
+            self._put_in_order(shelf)
+            index = len(shelf)
+            while index and (missing > 0 or not groups):
+                index -= 1
+                group = shelf[index]
+                members = len(group) - AHEAD
+                weight = sum(map(len, group[AHEAD:]))
+                if members > 1 and weight + members * _FREED_BYTES > missing:
+                    behind, weight = _count_back(group, missing)
+                    if behind < members:
+                        left, group = _cut(group, behind)
+                        kept.append(left)
+                        members = behind
+                groups.append(group)
+                count += members
+                size += weight
+                missing -= weight + members * _FREED_BYTES + GROUP_BYTES
+        groups.reverse()
+        chunk = Chunk(self._position, groups, count, size, bool(kept))
+        stay = at + 1 if index or kept else at
+        # No call from here on.
+        if index or kept:
+            shelf[index:] = kept
+        del shelves[stay:]
+        del self._lows[stay:]
+        self._position += count
+        chunk.claim = claim
+        self._claims[claim] = chunk
+        return chunk
+
+    def chunk_spilled(self, claim: object, slots: Any) -> int | None:
+        """Install a moving chunk that was written; return how many bytes of charge that freed.
+
+        It continues the chunk written before it, where that makes one of two.
+
+        Args:
+            slots: where `packed` was written, in that order. It has a length, adds to others, and `take(n)` splits it.
+
+        Returns:
+            None if the claim does not stand: the slots are for the caller to free.
+        """
+        chunk = self._claims.get(claim)
+        if chunk is None:
+            return None
+        count, size = chunk.count, chunk.message_bytes
+        grouped = chunk.groups_bytes
+        chunk_bytes = SEQUENCE_BYTES * count
+        before = self._youngest
+        if before is not None and self._continues(before, chunk):
+            sequences = before.sequences + chunk.sequences
+            slots = before.slots + slots
+            largest, smallest = max(before.largest, chunk.largest), min(before.smallest, chunk.smallest)
+            # No call from here on.
+            before.sequences = sequences
+            before.slots = slots
+            before.largest = largest
+            before.smallest = smallest
+            before.last_due_ms = chunk.last_due_ms
+            before.count += count
+            before.message_bytes += size
+            before.logged += chunk.logged
+            before.logged_bytes += chunk.logged_bytes
+        else:
+            chunk_bytes += CHUNK_BYTES
+            place = bisect(self._spilled, chunk.bound, key=_bound)
+            # No call from here on.
+            chunk.slots = slots
+            self._spilled[place:place] = (chunk,)
+            self._youngest = chunk
+        chunk.groups = []
+        chunk.claim = None
+        del self._claims[claim]
+        self._messages -= count
+        self._bytes -= size
+        self._spilled_messages += count
+        self._spilled_bytes += size
+        self._overhead += chunk_bytes - grouped
+        return size + OVERHEAD_BYTES * count + grouped - chunk_bytes
+
+    def unclaim(self, claim: object) -> None:
+        """Give up what was claimed for spilling or restoring, if the claim still stands."""
+        chunk = self._claims.get(claim)
+        if chunk is None:
+            return
+        if chunk.slots is None:
+            self._take_back(chunk)
+            return
+        # No call from here on.
+        chunk.claim = None
+        del self._claims[claim]
+
+    # Restoring ---------------------------------------------------------------------------------------------------
+
+    def claim_next(self, claim: object, now_ms: int) -> Chunk | None:
+        """Claim the spilled chunk that may hold the next due message, if nothing in memory comes before it.
+
+        Returns:
+            None too if somebody else has claimed it.
+        """
+        if not self._spilled:
+            return None
+        chunk = self._spilled[0]
+        if chunk.bound[0] > now_ms or chunk.claim is not None or self._resident_before(chunk.bound):
+            return None
+        # No call from here on.
+        chunk.claim = claim
+        self._claims[claim] = chunk
+        return chunk
+
+    def restored(self, claim: object, unpacked: Unpacked) -> Any:
+        """Take the leading messages of a claimed chunk into memory; those that are lost are gone from the schedule.
+
+        Args:
+            unpacked: of the claimed chunk.
+
+        Returns:
+            The slots they had, for the caller to free; None if the claim does not stand, and nothing is changed.
+
+        Cost: 0.05 µs a group where they follow each other, 2 µs where others stand between.
+        """
+        chunk = self._claims.get(claim)
+        if chunk is None:
+            return None
+        count, size = unpacked.messages, unpacked.message_bytes
+        slots, rest = chunk.slots.take(count)
+        sequences = chunk.sequences[count:]
+        place = bisect_left(self._spilled, chunk.bound, key=_bound)
+        gone_bytes = size if sequences else chunk.message_bytes
+        given_back = SEQUENCE_BYTES * count + (0 if sequences else CHUNK_BYTES)
+        bound = (unpacked.due_ms, sequences[0]) if sequences else chunk.bound
+        new_place = bisect(self._spilled, bound, key=_bound) - 1
+        # No call from here on.
+        del self._spilled[place]
+        if sequences:
+            self._spilled[new_place:new_place] = (chunk,)
+        elif self._youngest is chunk:
+            self._youngest = None
+        chunk.first += count
+        chunk.count -= count
+        chunk.message_bytes -= size
+        chunk.logged -= unpacked.logged
+        chunk.logged_bytes -= unpacked.logged_bytes
+        chunk.sequences = sequences
+        chunk.slots = rest
+        chunk.bound = bound
+        chunk.claim = None
+        del self._claims[claim]
+        self._spilled_messages -= count
+        self._spilled_bytes -= gone_bytes
+        self._overhead -= given_back
+        self.incoming += unpacked.groups
+        self._settle()
+        return slots
+
+    def drop_all(self) -> list[Any]:
+        """Empty the schedule (purge); return the slots of what was spilled. No claim stands afterwards."""
+        slots = [chunk.slots for chunk in self._spilled]
+        # No call from here on.
+        self.incoming = []
+        self._shelves = []
+        self._lows = []
+        self._spilled = []
+        self._youngest = None
+        self._claims = {}
+        self._messages = self._bytes = self._overhead = self._spilled_messages = self._spilled_bytes = 0
+        return slots
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> int:
+        """How many there are. Cost: O(1)."""
+        if self.incoming:
+            self._settle()
+        return self._messages + self._spilled_messages
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What is charged for groups and spilled chunks: all but the records in memory. Cost: O(1).
+
+        `claim_far` does not change it. It rises with `add`, `restored`, and by a group at most where a claim on a part
+        of a group is given up or taken back.
+        """
+        if self.incoming:
+            self._settle()
+        return self._overhead
+
+    def tally(self) -> Tally:
+        """Count messages and their bytes. Cost: O(1)."""
+        if self.incoming:
+            self._settle()
+        return Tally(self._messages, self._bytes, self._spilled_messages, self._spilled_bytes)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next message is due at the earliest; None if there is none. Cost: O(claims)."""
+        if self.incoming:
+            self._settle()
+        moving = self._moving_before(None) if self._claims else None
+        dues = [shelf[0][0] for shelf in self._head_shelf()]
+        dues += [chunk.bound[0] for chunk in self._spilled[:1]]
+        if moving is not None:
+            dues.append(moving.bound[0])
+        return min(dues, default=None)
+
+    def due_resident(self, now_ms: int) -> bool:
+        """Tell whether `take` would find something. Cost: O(claims)."""
+        return self._resident_before(self._due_bound(now_ms))
+
+    def entries(self) -> Iterator[tuple[int, int | None, str, int | None]]:
+        """Yield (sequence, message bytes, "resident", due time) and (sequence, None, "spilled", None) of each message.
+
+        Those in memory come in order, but for moving ones, which follow them; then those of each chunk in their order.
+        """
+        if self.incoming:
+            self._settle()
+        moving = [chunk.groups for chunk in self._claims.values() if chunk.slots is None]
+        for shelf in self._shelves:
+            self._put_in_order(shelf)
+        for due_ms, first, _, *records in chain.from_iterable([*self._shelves, *moving]):
+            for sequence, record in enumerate(records, first):
+                yield sequence, len(record), "resident", due_ms
+        for chunk in self._spilled:
+            for sequence in chunk.sequences:
+                yield sequence, None, "spilled", None
+
+    def problems(self) -> list[str]:
+        """Recount, and check the rules; return what is wrong, in words. Cost: O(messages)."""
+        if self.incoming:
+            self._settle()
+        return list(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        moving = [chunk for chunk in self._claims.values() if chunk.slots is None]
+        for shelf in self._shelves:
+            if shelf.in_order and sorted(shelf) != shelf:
+                yield "a shelf is not in order"
+            self._put_in_order(shelf)
+        shelved = list(chain.from_iterable(self._shelves))
+        if not all(self._shelves) or len(self._lows) != len(self._shelves):
+            yield "a shelf is empty, or its least is missing"
+        for one, two in pairwise(shelved):
+            if one >= two or (one[0] == two[0] and one[1] + len(one) - AHEAD > two[1]):
+                yield f"the group of {one[:2]} is followed by that of {two[:2]}"
+        for one_chunk, two_chunk in pairwise(self._spilled):
+            if one_chunk.bound >= two_chunk.bound:
+                yield f"{one_chunk!r} is followed by {two_chunk!r}"
+        for chunk in self._spilled:
+            if not chunk.count == len(chunk.sequences) == len(chunk.slots) > 0 or chunk.groups:
+                yield f"{chunk!r} has {len(chunk.sequences)} sequences and {len(chunk.slots)} slots"
+            if not 0 <= chunk.logged <= chunk.count or not 0 <= chunk.logged_bytes <= chunk.message_bytes:
+                yield f"{chunk!r} has {chunk.logged} logged messages, {chunk.logged_bytes} bytes"
+            if chunk.claim is not None and self._claims.get(chunk.claim) is not chunk:
+                yield f"{chunk!r} bears a claim that does not stand"
+        yield from self._miscounts(shelved, moving)
+
+    def _miscounts(self, shelved: list[Group], moving: list[Chunk]) -> Iterator[str]:
+        groups = shelved + [group for chunk in moving for group in chunk.groups]
+        count, size = _weight(groups)
+        overhead = GROUP_BYTES * len(shelved) + sum(chunk.groups_bytes for chunk in moving)
+        overhead += sum(CHUNK_BYTES + SEQUENCE_BYTES * chunk.count for chunk in self._spilled)
+        spilled = sum(chunk.count for chunk in self._spilled), sum(chunk.message_bytes for chunk in self._spilled)
+        for what, counted, recount in (
+            ("messages in memory", self._messages, count),
+            ("bytes in memory", self._bytes, size),
+            ("spilled messages", self._spilled_messages, spilled[0]),
+            ("spilled bytes", self._spilled_bytes, spilled[1]),
+            ("bytes for groups and chunks", self._overhead, overhead),
+        ):
+            if counted != recount:
+                yield f"{counted} {what} are counted, a recount gives {recount}"
+
+    # Inside ------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Put what is incoming on its shelves."""
+        incoming = self.incoming
+        if len(incoming) > 1:
+            incoming.sort()
+        shelves, lows = self._shelves, self._lows
+        if not shelves and incoming:
+            # No call from here on.
+            shelves += (Shelf(),)
+            lows += ((),)
+        while incoming:
+            at = bisect(lows, incoming[-1]) - 1
+            start = bisect_left(incoming, lows[at]) if at > 0 else 0
+            shelf = shelves[max(at, 0)]
+            groups = incoming[start:]
+            count, size = _weight(groups)
+            charged = GROUP_BYTES * len(groups)
+            index = len(shelf)
+            in_order = shelf.in_order
+            if in_order:
+                index = bisect(shelf, groups[0])
+                in_order = index == len(shelf) or groups[-1] < shelf[index]
+            # No call from here on.
+            shelf[index:index] = groups
+            shelf.in_order = in_order
+            del incoming[start:]
+            self._messages += count
+            self._bytes += size
+            self._overhead += charged
+            if len(shelf) > 2 * SHELF:
+                self._split(max(at, 0))
+
+    def _split(self, at: int) -> None:
+        """Make several shelves of one that is too long."""
+        shelf = self._shelves[at]
+        shelf.sort()
+        size = -(-len(shelf) // (len(shelf) // SHELF))
+        parts = [Shelf(shelf[start : start + size]) for start in range(0, len(shelf), size)]
+        lows = [part[0][:2] for part in parts[1:]]
+        # No call from here on.
+        self._shelves[at : at + 1] = parts
+        self._lows[at + 1 : at + 1] = lows
+
+    def _head_shelf(self) -> list[Shelf]:
+        """Return the first shelf, in order; nothing if there is none."""
+        shelves = self._shelves[:1]
+        for shelf in shelves:
+            self._put_in_order(shelf)
+        return shelves
+
+    @staticmethod
+    def _put_in_order(shelf: Shelf) -> None:
+        if not shelf.in_order:
+            shelf.sort()
+            shelf.in_order = True
+
+    def _take_back(self, moving: Chunk) -> None:
+        """Put the groups of a moving chunk in their place again; its claim is void."""
+        groups = moving.groups
+        shelf = Shelf()
+        index = -1
+        if moving.cut and self._shelves:
+            shelf = self._shelves[max(bisect(self._lows, groups[0]) - 1, 0)]
+            self._put_in_order(shelf)
+            index = bisect(shelf, groups[0]) - 1
+        whole = _joined(shelf[index], groups[0]) if index >= 0 else None
+        if whole is not None:
+            groups = groups[1:]
+        count, size = _weight(groups)
+        charged = moving.groups_bytes
+        # No call from here on.
+        if whole is not None:
+            shelf[index] = whole
+        self.incoming += groups
+        del self._claims[moving.claim]
+        moving.claim = None
+        self._messages -= count
+        self._bytes -= size
+        self._overhead -= charged
+        self._settle()
+
+    def _due_bound(self, now_ms: int) -> Key:
+        """Return what a message must come before to be due and preceded by no spilled one."""
+        due: Key = (now_ms + 1,)
+        return min(due, self._spilled[0].bound) if self._spilled else due
+
+    def _resident_before(self, bound: Key) -> bool:
+        if self.incoming:
+            self._settle()
+        return any(shelf[0] < bound for shelf in self._head_shelf()) or self._moving_before(bound) is not None
+
+    def _moving_before(self, bound: Key | None) -> Chunk | None:
+        """Return the moving chunk that comes first, if it comes before `bound`."""
+        moving = [chunk for chunk in self._claims.values() if chunk.slots is None]
+        first = min(moving, key=_bound, default=None)
+        return first if first is None or bound is None or first.bound < bound else None
+
+    @staticmethod
+    def _continues(before: Chunk, chunk: Chunk) -> bool:
+        """Tell whether one chunk goes on where another ends, in the spill store and in time."""
+        return (
+            before.claim is None
+            and before.first + before.count == chunk.first
+            and before.count + chunk.count <= CHUNK_MESSAGES
+            and (before.last_due_ms, before.sequences[-1]) < chunk.bound
+        )
+
+
+def _weight(groups: list[Group]) -> tuple[int, int]:
+    """Return the number and the bytes of the messages in some groups."""
+    if len(groups) == 1:
+        records = groups[0][AHEAD:]
+        return len(records), sum(map(len, records))
+    everything = list(chain.from_iterable([group[AHEAD:] for group in groups]))
+    return len(everything), sum(map(len, everything))
+
+
+def _cut(group: Group, behind: int) -> tuple[Group, Group]:
+    """Cut a group in two, the second with `behind` messages."""
+    due_ms, first, marks, *records = group
+    kept = len(records) - behind
+    return (due_ms, first, marks, *records[:kept]), (due_ms, first + kept, marks, *records[kept:])
+
+
+def _joined(left: Group, right: Group) -> Group | None:
+    """Return the group that these two were cut from; None if they are not of one."""
+    due_ms, first, marks, *records = left
+    if (due_ms, first + len(records), marks) != right[:AHEAD]:
+        return None
+    return (due_ms, first, marks, *records, *right[AHEAD:])
+
+
+def _count_back(group: Group, wanted_bytes: int) -> tuple[int, int]:
+    """Return the number and the bytes of the messages at the end of a group that free so much; at least one."""
+    count = size = 0
+    for record in reversed(group[AHEAD:]):
+        size += len(record)
+        count += 1
+        if size + count * _FREED_BYTES >= wanted_bytes:
+            break
+    return count, size
+
+
+def _segments(groups: list[Group]) -> tuple[list[Segment], int]:
+    """Return the messages of groups as segments, and their bytes."""
+    segments: list[Segment] = []
+    everything: list[Record] = []
+    run: list[Record] = []
+    following = marks_before = -1
+    for _, first, marks, *records in groups:
+        if first == following and marks == marks_before:
+            run += records
+        else:
+            run = records
+            segments.append(Segment(first, run, marks))
+            marks_before = marks
+        following = first + len(records)
+        everything += records
+    return segments, sum(map(len, everything))

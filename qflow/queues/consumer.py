@@ -1,0 +1,108 @@
+"""Push instead of pull: a thread that takes from a queue and calls back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from qflow.delivery import Deliveries, Delivery
+from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
+from qflow.events import EventKind, Teller
+
+if TYPE_CHECKING:
+    from qflow.queues.queue import Queue
+
+_logger = logging.getLogger("qflow")
+
+
+class Consumer:
+    """A thread that hands a queue's messages to a callback, one after the other. Made by `Queue.consume`."""
+
+    def __init__(self, queue: Queue, callback: Callable[[Delivery], object], prefetch: int, tell: Teller) -> None:
+        self._queue = queue
+        self._callback = callback
+        self._prefetch = prefetch
+        self._tell = tell
+        self._stopped = False
+        self._batch: Deliveries | None = None
+        self._current: Delivery | None = None
+        self._thread = threading.Thread(target=self._run, name=f"qflow-consumer-{queue.name}", daemon=True)
+
+    @property
+    def running(self) -> bool:
+        """It takes messages; False once it was closed, its queue was deleted or the broker closed."""
+        return self._thread.is_alive() and not self._stopped
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more messages; the callback that is running is not waited for."""
+        self._stopped = True
+        self._queue.wake()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Stop, and wait for the callback that is running; return whether it ended in time.
+
+        What was acquired and not handed out goes back to its place and is not counted as delivered.
+        """
+        self.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def holds(self, held: Iterable[Any]) -> bool:
+        """Tell whether one of these is what it works on."""
+        return any(one is self._batch or one is self._current for one in held)
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    def _run(self) -> None:
+        queue = self._queue
+        try:
+            while not self._stopped:
+                batch = self._batch = queue.collect(self._prefetch, None, self._is_stopped)
+                for index in range(len(batch)):
+                    if self._stopped:
+                        queue.give_up_batch(batch)
+                        break
+                    try:
+                        delivery = queue.leave_batch(batch, index)
+                    except AlreadySettled:
+                        break  # it was held for too long: all of it went back
+                    if delivery is not None:
+                        self._handle(delivery)
+                self._batch = None
+        except (BrokerClosed, QueueDeleted):
+            return
+        finally:
+            self._stopped = True
+            queue.forget_consumer(self)
+
+    def _handle(self, delivery: Delivery) -> None:
+        self._current = delivery
+        try:
+            with delivery:
+                self._callback(delivery)
+        except (BrokerClosed, QueueDeleted):
+            raise
+        except Exception as error:
+            _logger.exception("the consumer of queue %r failed with message %d", delivery.queue, delivery.sequence)
+            self._tell(EventKind.CONSUMER_FAILED, delivery.queue, f"message {delivery.sequence}: {error!r}")
+        finally:
+            self._current = None
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Consumer of {self._queue.name!r}{'' if self.running else ', closed'}>"

@@ -1,0 +1,78 @@
+"""Dead letters: what a message says about its end, and where it came from. Pure; the broker carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qflow.delivery import Segment
+from qflow.errors import InvalidArgument
+from qflow.message import HeaderValue, Message, Record, body_of, decode_headers, encode_headers
+
+PREFIX = "dead_letter_"
+QUEUE, REASON, TIME_S, SEQUENCE, DELIVERIES, COUNT = (
+    PREFIX + name for name in ("queue", "reason", "time_s", "sequence", "deliveries", "count")
+)
+"""Headers: the queue it was in, why and when it left, its sequence there (none if it was not admitted), how often it
+was delivered, and how often it has become a dead letter."""
+
+
+def dead_letters(queue: str, segments: Iterable[Segment], reason: str, now_s: float) -> list[Record]:
+    """Return messages as they go to a dead-letter queue: with headers that say from where, why, when and how often.
+
+    They keep their topic and are logged; they neither expire nor wait any more.
+    """
+    return [
+        _dead(queue, record, reason, now_s, first + index if first >= 0 else None, marks >> 1)
+        for first, records, marks in segments
+        for index, record in enumerate(records)
+    ]
+
+
+def _dead(queue: str, record: Record, reason: str, now_s: float, sequence: int | None, deliveries: int) -> Record:
+    headers = headers_of(record)
+    times = headers.get(COUNT)
+    headers |= {
+        QUEUE: queue,
+        REASON: reason,
+        TIME_S: round(now_s, 3),
+        SEQUENCE: sequence,
+        DELIVERIES: deliveries,
+        COUNT: (times if isinstance(times, int) else 0) + 1,
+    }
+    topic = record.topic if isinstance(record, Message) else ""
+    return Message(body_of(record), encode_headers(headers), topic=topic)
+
+
+def revived(record: Record) -> tuple[str | None, Record]:
+    """Return (the queue a dead letter came from, the message as it is put there again); None if it was no dead letter.
+
+    The count of its deaths stays with it.
+    """
+    headers = headers_of(record)
+    queue = headers.get(QUEUE)
+    if not isinstance(queue, str):
+        return None, record
+    kept = {name: value for name, value in headers.items() if not name.startswith(PREFIX) or name == COUNT}
+    topic = record.topic if isinstance(record, Message) else ""
+    return queue, Message(body_of(record), encode_headers(kept), topic=topic)
+
+
+def headers_of(record: Record) -> dict[str, HeaderValue]:
+    return decode_headers(record.header_bytes) if isinstance(record, Message) else {}
+
+
+def check_no_cycle(queue: str, dead_letter: str | None, targets: dict[str, str | None]) -> None:
+    """Refuse a dead-letter queue from which messages would come back.
+
+    Args:
+        targets: the dead-letter queue of each queue there is.
+    """
+    chain = [queue]
+    following = dead_letter
+    while following is not None:
+        chain.append(following)
+        if following == queue:
+            raise InvalidArgument(f"dead letters would go round in a cycle: {' -> '.join(map(repr, chain))}")
+        if following in chain[:-1]:
+            return
+        following = targets.get(following)

@@ -1,0 +1,811 @@
+"""The way out of a queue: gets, settles, and what leaves it otherwise. Above `Intake`.
+
+The life of an entry:
+
+    state      event                                     next
+    -          put confirmed                             AVAILABLE   in a lane, or in a schedule until it is due
+    AVAILABLE  get                                       ACQUIRED    in `_acquired`, or in a batch in `_batches`
+    AVAILABLE  expired, dropped                          SETTLED, or LEAVING where it becomes a dead letter
+    ACQUIRED   ack                                       SETTLED     logged by value
+    ACQUIRED   ack in a transaction                      LEAVING
+    ACQUIRED   nack(requeue=False), too many deliveries  LEAVING, or SETTLED without a dead-letter queue
+    ACQUIRED   nack, ack timeout, close                  AVAILABLE   in its original place, one more delivery counted
+    LEAVING    the commit holds                          SETTLED
+    LEAVING    the commit is refused                     what it was before
+    any        purge, delete                             SETTLED     late acks do nothing
+
+Order of locks: queue, ledger, log. Hot paths are straight lines with one comparison for all that could be different: a
+queue with a limit, a log, waiters or nothing left to borrow sets `_ceiling` so that the comparison fails, and one whose
+messages must be looked at before they go out has no `_front`. (CPython 3.11: put 0.3 µs, get 0.4 µs, ack 0.3 µs.)
+Changes of state in them come after the last call that can raise, because an interrupt can strike at a call and nowhere
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from qflow import config
+from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
+from qflow.errors import AlreadySettled, BrokerClosed, QueueEmpty
+from qflow.memory.run import Place
+from qflow.memory.run_list import RunList
+from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Message, Record, charge, is_logged, is_plain, lane_of
+from qflow.queues.backlog import NOWHERE, RETRY_S, Unlocked
+from qflow.queues.intake import Intake, again
+from qflow.queues.overflow import Depth
+from qflow.storage.block_log import Settled
+from qflow.storage.transaction_log import Batch, Lane, Unit
+
+LANE_ONE = 1 << LANE_SHIFT
+LOOK_AGAIN_S = 1.0
+"""Who waits for a moment on the wall clock looks again so often: it may jump."""
+RELEASED_AT_ONCE = 1000
+
+Held = Delivery | Deliveries
+
+
+class Leaving:
+    """Messages on their way out of a queue, in a commit with something else. They are charged until that holds."""
+
+    __slots__ = ("counter", "held", "queue", "segments")
+
+    def __init__(self, queue: Outlet, segments: list[Segment], counter: str, held: dict[Held, float | None]) -> None:
+        self.queue = queue
+        self.segments = segments
+        self.counter = counter
+        """What they are counted as, once they are gone."""
+        self.held = held
+        """Who held them: if the commit is refused, he does again."""
+
+    def settles(self) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane."""
+        return self.queue.settled_parts(self.segments)
+
+    def committed(self, unit: Unit | None) -> None:
+        """Called by the leader; twice is fine."""
+        self.queue.left(self)
+
+    def refused(self, unit: Unit | None) -> None:
+        """Called by the leader, or by who could not join; twice is fine."""
+        self.queue.stays(self)
+
+
+class _Late:
+    """Who answers for deliveries that were held for too long."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self._text = text
+
+    def _refuse(self, *_: object) -> None:
+        raise AlreadySettled(self._text)
+
+    settle_one = return_one = extend_one = settle_batch = return_batch = extend_batch = _refuse
+    settle_part = return_part = _refuse
+
+
+class Outlet(Intake):
+    """See the module."""
+
+    def __init__(self, *arguments: Any, **parts: Any) -> None:
+        """Made by `Broker`; the arguments are those of `Intake`."""
+        super().__init__(*arguments, **parts)
+        self._acquired: dict[Delivery, float | None] = {}
+        self._batches: dict[Deliveries, float | None] = {}
+        """What is delivered and not settled, in order, since when (monotonic) where somebody wants to know that."""
+        self._extended: dict[Held, float] = {}
+        """Ends of ack timeouts that were extended."""
+        self._leaving: dict[Leaving, None] = {}
+        self._returned = 0
+        self._bury_again_at = 0.0
+        self._purged_below: dict[int, int] = {}
+        self._slow_after_s: float | None = None
+
+    # Get ---------------------------------------------------------------------------------------------------------
+
+    def get(self, timeout_s: float | None = None) -> Delivery:
+        """Acquire the first available message, waiting for one.
+
+        Args:
+            timeout_s: how long to wait; None = as long as it takes, 0 = not at all.
+
+        Raises:
+            QueueEmpty: none came up in time.
+            BrokerClosed, QueueDeleted: it is gone, or went while waiting.
+        Cost: 0.4 µs in memory; a batch of file reads when the head was spilled.
+        """
+        with self._lock:
+            run = self._front.head
+            records = run.records
+            if not records and self._front_number:
+                self._choose_front()
+                run = self._front.head
+                records = run.records
+            if records:
+                delivery = Delivery()
+                delivery.record = records[0]
+                delivery.sequence = sequence = run.first
+                delivery._settler = self
+                delivery._marks = run.marks
+                run.claim = None
+                self._acquired[delivery] = None
+                run.first = sequence + 1
+                del records[0]
+                return delivery
+        batch = self.get_many(1, timeout_s)
+        if not batch:
+            raise QueueEmpty(f"no message in queue {self._name!r} within {timeout_s} s")
+        try:
+            with self._lock:
+                delivery = batch[0]
+                delivery._settler = self
+                if batch in self._batches:
+                    since = self._batches[batch]
+                    del self._batches[batch]
+                    self._acquired[delivery] = since
+        except BaseException:
+            if batch in self._batches:
+                self.return_batch(batch)
+            raise
+        return delivery
+
+    def get_nowait(self) -> Delivery:
+        """`get` that does not wait for a message."""
+        return self.get(0)
+
+    def get_many(self, max_messages: int, timeout_s: float | None = None) -> Deliveries:
+        """Acquire what is available, at most `max_messages`: waits for the first, never to fill.
+
+        Returns fewer also when memory has no room for more in flight; at the time-out, an empty batch.
+
+        Raises:
+            BrokerClosed, QueueDeleted: as `get`.
+        Cost: 0.03 µs a message in memory, 0.005 µs when a whole `put_many` is taken.
+        """
+        config.parse_count(max_messages, "max_messages")
+        return self.collect(max_messages, config.parse_timeout(timeout_s))
+
+    def collect(self, most: int, timeout: float | None, stopped: Callable[[], bool] | None = None) -> Deliveries:
+        """`get_many` that also ends when `stopped` says so; it is asked each time something wakes the caller."""
+        deadline = None if timeout is None else self._monotonic() + timeout
+        batch = Deliveries(self, [])
+        with self._lock:
+            self._batches[batch] = None
+        try:
+            with self._lock:
+                self._collect(batch, most, deadline, stopped)
+                while batch not in self._batches:  # purged while this let go of the lock: what it held is settled
+                    batch.segments.clear()
+                    batch.total = 0
+                    self._batches[batch] = None
+                    self._collect(batch, most, deadline, stopped)
+                if not batch.total:
+                    del self._batches[batch]
+                elif self._is_watched():
+                    self._batches[batch] = self._monotonic()
+                self._refresh()
+            if self.settings.max_deliveries is not None:
+                self._log_attempts(batch)
+        except BaseException:
+            with self._lock:
+                self._arrived.notify()  # the one that woke this caller, perhaps
+            if batch in self._batches:
+                self.return_batch(batch)
+            raise
+        return batch
+
+    def _collect(
+        self, batch: Deliveries, most: int, deadline: float | None, stopped: Callable[[], bool] | None
+    ) -> None:
+        """Move available messages to a batch. Called with the lock held; lets go of it to wait and to restore."""
+        while batch.total < most and batch in self._batches:
+            self._check_open()
+            if self._is_leased():
+                self._release_late()
+            over = self._cover()
+            if over and (batch.total or self._is_in_flight()):  # what passes on slack waits to be spilled
+                if self._room_for_head(0) or not self._cover():
+                    continue
+                if batch.total or not self._wait_for_arrival(deadline, stopped, starved=True):
+                    return
+                continue
+            start = len(batch.segments)
+            taken, behind = self._take(1 if over else most - batch.total, batch.segments)
+            batch.total += taken
+            if taken:
+                if over:
+                    self._get_slack, self._put_slack = over, 0
+                stuck = self._must_look() and not self._weed(batch, start)
+                if stuck and (batch.total or not self._wait_for_arrival(deadline, stopped, starved=True)):
+                    return
+                continue
+            if behind is None:
+                if batch.total or not self._wait_for_arrival(deadline, stopped, starved=False):
+                    return
+            elif not self._bring(behind) and (
+                batch.total or not self._wait_for_arrival(deadline, stopped, starved=True)
+            ):
+                return
+
+    def _take(self, most: int, segments: list[Segment]) -> tuple[int, RunList | int | None]:
+        """Move what is in memory and comes first to `segments`, from one lane. Under the lock.
+
+        Returns:
+            how many; if none, what must be brought into memory first: a lane, or a schedule by its number.
+        """
+        schedules = self._schedules
+        now_ms = self._now_ms() if schedules else 0
+        for runs in self._ranked:
+            if schedules:
+                number = lane_of(runs.next) + DELAYED
+                schedule = schedules.get(number)
+                if schedule is not None and self._lists[number].settle_head().place is Place.RESIDENT:
+                    taken = schedule.take(most, now_ms, segments)
+                    if taken:
+                        return taken, None
+                    due_ms = schedule.next_due_ms()
+                    if due_ms is not None and due_ms <= now_ms:
+                        return 0, number
+            taken = runs.take(most, segments)
+            if taken:
+                return taken, None
+            if runs.settle_head().place is not Place.RESIDENT:
+                return 0, runs
+        for number in schedules:  # after a restart: the log does not know which is due first
+            runs = self._lists[number]
+            if runs.settle_head().place is not Place.RESIDENT:
+                return 0, runs
+        return 0, None
+
+    def _bring(self, behind: RunList | int) -> bool:
+        """Bring what `_take` asked for into memory; False if that must wait."""
+        if isinstance(behind, int):
+            return self._restore_delayed(behind, self._now_ms())
+        return self._restore_head(behind)
+
+    def _weed(self, batch: Deliveries, start: int) -> bool:
+        """Take out of what was just taken what is not to be delivered; False if that could not leave the queue now.
+
+        Called with the lock held; lets go of it where dead letters are carried away.
+        """
+        most = self.settings.max_deliveries
+        now_ms = self._now_ms()
+        kept: list[Segment] = []
+        expired: list[Segment] = []
+        spent: list[Segment] = []
+        for segment in batch.segments[start:]:
+            if most is not None and segment.marks >> 1 >= most:
+                spent.append(segment)
+            elif self._timed and not is_plain(segment.records):
+                for part, is_late in _by_expiry(segment, now_ms):
+                    (expired if is_late else kept).append(part)
+            else:
+                kept.append(segment)
+        if not (expired or spent):
+            return True
+        batch.segments[start:] = kept
+        batch.total = sum(len(segment.records) for segment in batch.segments)
+        done = self._let_go_of(expired, "expired", "_expired")
+        return self._let_go_of(spent, "max_deliveries", "_dropped") and done
+
+    def _wait_for_arrival(self, deadline: float | None, stopped: Callable[[], bool] | None, *, starved: bool) -> bool:
+        """Wait for a message or for room; False when the deadline has passed. Called with the lock held."""
+        if stopped is not None and stopped():
+            return False
+        wait = RETRY_S if starved else None  # room may come from another queue, which does not know of this one
+        moment = self.next_moment_s()
+        if moment is not None:
+            wait = moment if wait is None else min(wait, moment)
+        if deadline is not None:
+            left = deadline - self._monotonic()
+            if left <= 0:
+                return False
+            wait = left if wait is None else min(wait, left)
+        self._getters += 1
+        self._starved += starved
+        self._refresh()
+        try:
+            self._arrived.wait(wait)
+        finally:
+            self._getters -= 1
+            self._starved -= starved
+            self._refresh()
+        return True
+
+    def next_moment_s(self) -> float | None:
+        """Return in how many seconds something may become available by itself; None = not at all. Under the lock."""
+        moments: list[float] = []
+        due_ms = self._next_due_ms()
+        if due_ms is not None:
+            moments.append(min(LOOK_AGAIN_S, (due_ms - self._now_ms() + 1) / 1000))
+        timeout = self.settings.ack_timeout_s
+        if timeout is not None:
+            ends = [since + timeout for held in (self._acquired, self._batches) if (since := _first(held)) is not None]
+            ends += self._extended.values()
+            if ends:
+                moments.append(min(LOOK_AGAIN_S, min(ends) - self._monotonic()))
+        return max(0.001, min(moments)) if moments else None
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    def _must_look(self) -> bool:
+        return (
+            self._timed
+            or self._is_watched()
+            or self.settings.max_deliveries is not None
+            or any(schedule.messages for schedule in self._schedules.values())
+            or any(not self._lists[number].settle_head().spent for number in self._schedules)
+        )
+
+    def _note_times(self, records: list[Record]) -> None:
+        if not self._timed and any(type(record) is Message and record.expires_ms for record in records):
+            self._timed = True
+            self._refresh()
+
+    # Settle ------------------------------------------------------------------------------------------------------
+
+    def ack_many(self, deliveries: Deliveries | Iterable[Delivery], wait: bool = False) -> None:
+        """Settle many deliveries together; with `wait`, return when that is synced.
+
+        Raises:
+            AlreadySettled: one of them was settled before; all the others are settled all the same.
+        Cost: a batch 0.01 µs a message, single deliveries 1 µs each.
+        """
+        if isinstance(deliveries, Deliveries):
+            deliveries.ack(wait)
+            return
+        problem: AlreadySettled | None = None
+        for delivery in deliveries:
+            try:
+                delivery.ack()
+            except AlreadySettled as error:
+                problem = error
+        if wait and self._log is not None and self._lane is not None:
+            self._finish_settle(self._log.settle(self._lane, []), wait)
+        if problem is not None:
+            raise problem
+
+    def settle_one(self, delivery: Delivery, wait: bool) -> None:
+        """Ack one delivery; see `Delivery.ack`."""
+        record = delivery.record
+        size = len(record)
+        log = self._log
+        batch: Batch | None = None
+        with self._lock:
+            acquired = self._acquired
+            if delivery not in acquired:
+                self._check_late(delivery.sequence)
+                return
+            if log is not None:
+                self._check_settles()
+                sequence = delivery.sequence
+                lane = self._lane if sequence < LANE_ONE else self._log_lane(sequence)
+                batch = log.settle(lane, [_settled(sequence, [record], size)])  # type: ignore[arg-type]
+            self._acked += 1
+            self._used = used = self._used - size - OVERHEAD_BYTES
+            del acquired[delivery]
+            if used < self._give_back_below:
+                self._message_bytes -= size
+                self._look_around()
+        if batch is not None:
+            self._finish_settle(batch, wait)
+
+    def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None:
+        """Take one delivery back; see `Delivery.nack`."""
+        sequence = delivery.sequence
+        with self._lock:
+            if delivery not in self._acquired:
+                self._check_late(sequence)
+                return
+            since = self._acquired[delivery]
+            self._take_back(
+                [Segment(sequence, [delivery.record], delivery._marks)], {delivery: since}, requeue, delay_s
+            )
+        if self._used > self._account.capacity:
+            self.spill_excess()
+
+    def settle_batch(self, batch: Deliveries, wait: bool) -> None:
+        """Ack what is left of a batch."""
+        log = self._log
+        joined: Batch | None = None
+        with self._lock:
+            if not self._holds(batch):
+                return
+            left = batch.left()
+            if log is not None:
+                self._check_settles()
+                parts = self.settled_parts(left)
+                joined = log.settle_all(parts)
+            count = sum(len(records) for _, records, _ in left)
+            size = sum(sum(map(len, records)) for _, records, _ in left)
+            batch.settled = None
+            del self._batches[batch]
+            self._acked += count
+            self._used -= size + OVERHEAD_BYTES * count
+            if self._used < self._give_back_below:
+                self._message_bytes -= size
+                self._look_around()
+        if joined is not None:
+            self._finish_settle(joined, wait)
+
+    def return_batch(self, batch: Deliveries, requeue: bool = True, delay_s: float = 0.0) -> None:
+        """Take back what is left of a batch."""
+        with self._lock:
+            if not self._holds(batch):
+                return
+            self._take_back(batch.left(), {batch: self._batches[batch]}, requeue, delay_s)
+        if self._used > self._account.capacity:
+            self.spill_excess()
+
+    def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
+        """Ack one delivery of a batch."""
+        delivery = self.leave_batch(batch, index)
+        if delivery is not None:
+            self.settle_one(delivery, wait)
+
+    def return_part(self, batch: Deliveries, index: int, requeue: bool, delay_s: float) -> None:
+        """Take back one delivery of a batch."""
+        delivery = self.leave_batch(batch, index)
+        if delivery is not None:
+            self.return_one(delivery, requeue, delay_s)
+
+    def leave_batch(self, batch: Deliveries, index: int, delivery: Delivery | None = None) -> Delivery | None:
+        """Make one delivery of a batch, this object or a new one, a single one; None if it was purged."""
+        with self._lock:
+            if batch.settled is not None and index in batch.settled:
+                raise AlreadySettled(f"message {batch.at(index)[0]} of queue {self._name!r} was settled before")
+            if not self._holds(batch):
+                return None
+            delivery = delivery or batch[index]
+            delivery._settler = self
+            assert batch.settled is not None
+            batch.settled.add(index)
+            batch.settled_bytes += len(delivery.record)
+            self._acquired[delivery] = self._batches[batch]
+            if batch in self._extended:
+                self._extended[delivery] = self._extended[batch]
+            if len(batch.settled) == batch.total:
+                batch.settled = None
+                del self._batches[batch]
+            return delivery
+
+    def extend_one(self, delivery: Delivery, seconds: float) -> None:
+        """Give a holder more time; see `Delivery.extend`."""
+        with self._lock:
+            if delivery not in self._acquired:
+                self._check_late(delivery.sequence)
+                return
+            self._extend(delivery, self._acquired[delivery], seconds)
+
+    def extend_batch(self, batch: Deliveries, seconds: float) -> None:
+        """Give the holder of a batch more time."""
+        with self._lock:
+            if self._holds(batch):
+                self._extend(batch, self._batches[batch], seconds)
+
+    def _extend(self, held: Held, since: float | None, seconds: float) -> None:
+        timeout = self.settings.ack_timeout_s
+        if timeout is not None and since is not None:
+            self._extended[held] = max(since + timeout, self._monotonic() + config.parse_span(seconds, "extend"))
+
+    def _holds(self, batch: Deliveries) -> bool:
+        """Tell whether a batch is acquired; False if it was purged. Under the lock."""
+        if batch in self._batches:
+            return True
+        if batch.settled is None:
+            raise AlreadySettled(f"this batch of queue {self._name!r} was settled before")
+        if self._ended is BrokerClosed:
+            raise self._gone_error()
+        return False
+
+    def _check_late(self, sequence: int) -> None:
+        """Explain why a delivery is not acquired; return if it was purged or its queue deleted. Under the lock."""
+        if self._ended is BrokerClosed:
+            raise self._gone_error()
+        if sequence >= self._purged_below.get(lane_of(sequence), 0) and self._ended is None:
+            raise AlreadySettled(f"message {sequence} of queue {self._name!r} was settled, or returned, before")
+
+    def _check_settles(self) -> None:
+        """Refuse a settle that the log could not take any more. Under the lock."""
+        if self._ended is BrokerClosed:
+            raise self._gone_error()
+
+    def _finish_settle(self, batch: Batch, wait: bool) -> None:
+        log = self._log
+        assert log is not None
+        if not wait:
+            log.flush(batch)
+            return
+        log.wait(batch)
+        if batch.error is not None:
+            raise again(batch.error)
+
+    def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane; nothing of a queue that is not logged."""
+        if self._log is None:
+            return []
+        parts: dict[int, list[Settled]] = {}
+        for first, records, _ in segments:
+            settled = _settled(first, records, sum(map(len, records)))
+            parts.setdefault(lane_of(first), []).append(settled)
+        return [(self._lanes[number], part) for number, part in parts.items()]
+
+    def _drop_held(self, held: Iterable[Held]) -> None:
+        """Take deliveries and batches off the list of what is acquired. Under the lock."""
+        for one in held:
+            self._extended.pop(one, None)
+            if isinstance(one, Deliveries):
+                self._batches.pop(one, None)
+            else:
+                self._acquired.pop(one, None)
+
+    def _take_back(
+        self, segments: list[Segment], held: dict[Held, float | None], requeue: bool, delay_s: float
+    ) -> None:
+        """Return acquired messages to the queue, or let them go if they are not wanted or came too often.
+
+        Called with the lock held; lets go of it where dead letters are carried away.
+        """
+        most = self.settings.max_deliveries
+        self._returned += sum(len(records) for _, records, _ in segments)
+        spent = [part for part in segments if not requeue or (most is not None and (part.marks >> 1) + 1 >= most)]
+        back = [part for part in segments if part not in spent] if spent else segments
+        self._drop_held(held)
+        for one in held:
+            if isinstance(one, Deliveries):
+                one.settled = None
+        counted = [Segment(first, records, marks + ONE_ATTEMPT) for first, records, marks in spent]
+        if back:
+            self._give_back(
+                [Segment(first, records, marks + ONE_ATTEMPT) for first, records, marks in back],
+                self._now_ms() + int(delay_s * 1000) if delay_s else 0,
+            )
+            if most is not None and self._log is not None and not self._log.failed:
+                for first, records, marks in back:
+                    ranges = [(first, first + len(records), (marks >> 1) + 1)]
+                    self._log.flush(self._log.attempts(self._log_lane(first), ranges))
+        if counted:
+            self._let_go_of(counted, "max_deliveries" if requeue else "rejected", "_dropped")
+
+    def _give_back(self, segments: list[Segment], due_ms: int = 0) -> None:
+        """Put taken messages back in their place, or in a schedule until they are due. Under the lock."""
+        for first, records, marks in segments:
+            if due_ms or lane_of(first) >= DELAYED:
+                self._add_delayed(first, records, marks, due_ms)
+            else:
+                self._list_of(first).give_back(first, records, marks)
+        if self._front is not NOWHERE:
+            self._choose_front()
+        if self._getters:
+            self._arrived.notify(sum(len(records) for _, records, _ in segments))
+        self._look_around()
+
+    def give_up_batch(self, batch: Deliveries) -> None:
+        """Take back what is left of a batch that was handed to nobody."""
+        with self._lock:
+            if batch in self._batches:
+                left = batch.left()
+                self._drop_held([batch])
+                batch.settled = None
+                self._give_back(left)
+
+    def _log_attempts(self, batch: Deliveries) -> None:
+        """Have it in the log that messages are delivered a second time, before they are: they may kill who has them."""
+        log = self._log
+        ranges = [
+            (lane_of(first), (first, first + len(records), (marks >> 1) + 1))
+            for first, records, marks in batch.segments
+            if marks
+        ]
+        if log is None or not ranges or log.failed:
+            return
+        for number in {number for number, _ in ranges}:
+            joined = log.attempts(self._lanes[number], [part for lane, part in ranges if lane == number])
+        log.wait(joined)
+        if joined.error is not None:
+            raise again(joined.error)
+
+    # Leaving -----------------------------------------------------------------------------------------------------
+
+    def begin_leaving(self, deliveries: list[Held]) -> Leaving:
+        """Take deliveries from their holders, to be settled by a transaction.
+
+        Raises:
+            AlreadySettled: one of them is not acquired any more; nothing was done.
+        """
+        with self._lock:
+            self._check_open()
+            segments: list[Segment] = []
+            held: dict[Held, float | None] = {}
+            for one in deliveries:
+                if isinstance(one, Deliveries):
+                    if not self._holds(one):
+                        continue
+                    segments += one.left()
+                    held[one] = self._batches[one]
+                elif one in self._acquired:
+                    segments.append(Segment(one.sequence, [one.record], one._marks))
+                    held[one] = self._acquired[one]
+                else:
+                    self._check_late(one.sequence)
+            leaving = Leaving(self, segments, "_acked", held)
+            self._leaving[leaving] = None
+            self._drop_held(held)
+            return leaving
+
+    def left(self, leaving: Leaving) -> None:
+        """Forget messages whose leaving is committed."""
+        with self._lock:
+            if leaving not in self._leaving:
+                return
+            del self._leaving[leaving]
+            for one in leaving.held:
+                if isinstance(one, Deliveries):
+                    one.settled = None
+            self._forget(leaving.segments, leaving.counter)
+
+    def stays(self, leaving: Leaving) -> None:
+        """Undo `begin_leaving`: whoever held the messages has them again; the others are in their place."""
+        with self._lock:
+            if leaving not in self._leaving:
+                return
+            del self._leaving[leaving]
+            if not leaving.held:
+                self._give_back(leaving.segments)
+            for one, since in leaving.held.items():
+                if isinstance(one, Deliveries):
+                    self._batches[one] = since
+                else:
+                    self._acquired[one] = since
+
+    def _forget(self, segments: list[Segment], counter: str) -> None:
+        """Uncharge and count messages that are gone. Under the lock."""
+        count = sum(len(records) for _, records, _ in segments)
+        size = sum(sum(map(len, records)) for _, records, _ in segments)
+        if counter != "_acked":
+            self._gone += count
+        setattr(self, counter, getattr(self, counter) + count)
+        self._message_bytes -= size
+        self._discharge(size + OVERHEAD_BYTES * count)
+
+    def _let_go_of(self, segments: list[Segment], reason: str, counter: str) -> bool:
+        """Make messages that neither wait nor are acquired dead letters, or settle them without such a queue.
+
+        Called with the lock held; lets go of it to carry them away.
+
+        Returns:
+            False if they could not leave now and are in their place again.
+        """
+        if not segments:
+            return True
+        if self.settings.dead_letter is None:
+            if self._log is not None and not self._log.failed:
+                self._log.flush(self._log.settle_all(self.settled_parts(segments)))
+            self._forget(segments, counter)
+            return True
+        leaving = Leaving(self, segments, "_expired" if counter == "_expired" else "_dead_lettered", {})
+        self._leaving[leaving] = None
+        if self._monotonic() < self._bury_again_at:
+            self.stays(leaving)
+            return False
+        with Unlocked(self._lock):
+            buried = self._undertaker(self, segments, reason, leaving)
+        if not buried:
+            self._bury_again_at = self._monotonic() + RETRY_S
+            self.stays(leaving)
+        elif counter == "_expired":
+            self._dead_lettered += sum(len(records) for _, records, _ in segments)
+        return buried
+
+    def _drop_oldest(self, surplus: Depth) -> bool:
+        for runs in reversed(self._ranked):
+            while runs.settle_head().place is not Place.RESIDENT:
+                if not self._restore_head(runs):
+                    break
+            segments: list[Segment] = []
+            dropped = size = 0
+            while dropped < surplus.messages or size < surplus.bytes:
+                before = len(segments)
+                if not runs.take(max(1, surplus.messages - dropped) if surplus.bytes <= 0 else 1, segments):
+                    break
+                dropped += sum(len(records) for _, records, _ in segments[before:])
+                size += sum(sum(map(len, records)) for _, records, _ in segments[before:])
+            if segments:
+                if self._log is not None and not self._log.failed:
+                    self._log.flush(self._log.settle_all(self.settled_parts(segments)))
+                self._forget(segments, "_dropped")
+                return True
+        return False
+
+    # Holding for too long ----------------------------------------------------------------------------------------
+
+    def _is_leased(self) -> bool:
+        return self.settings.ack_timeout_s is not None
+
+    def _is_watched(self) -> bool:
+        """Somebody wants to know since when messages are held."""
+        return self.settings.ack_timeout_s is not None or self._slow_after_s is not None
+
+    def _release_late(self) -> None:
+        """Take back what is held for longer than the ack timeout. With the lock held; it may let go of it."""
+        timeout = self.settings.ack_timeout_s
+        if timeout is not None:
+            self._release(timeout, f"ack_timeout_s={timeout}", respect_extensions=True)
+
+    def _release(self, longer_than_s: float, why: str, *, respect_extensions: bool) -> list[Held]:
+        """Take back what has been held for so long; return it. With the lock held; it may let go of it."""
+        now = self._monotonic()
+        late: dict[Held, float | None] = {}
+        segments: list[Segment] = []
+        for held in (self._acquired, self._batches):
+            for one, since in held.items():  # type: ignore[attr-defined]
+                if since is None:
+                    continue  # being collected, or delivered before anybody wanted to know
+                if since + longer_than_s > now:
+                    break
+                if respect_extensions and self._extended.get(one, now) > now:
+                    continue
+                late[one] = since
+                if len(late) >= RELEASED_AT_ONCE:
+                    break
+        for one in late:
+            if isinstance(one, Deliveries):
+                segments += one.left()
+            else:
+                segments.append(Segment(one.sequence, [one.record], one._marks))
+            one._settler = _Late(
+                self._name,
+                f"a message of queue {self._name!r} was held for longer than {why}: it went back to the queue",
+            )  # type: ignore[assignment]
+        if late:
+            self._take_back(segments, late, True, 0.0)
+        return list(late)
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    def _is_in_flight(self) -> bool:
+        return bool(self._acquired) or bool(self._leaving) or any(batch.total for batch in self._batches)
+
+    def _held_segments(self) -> list[Segment]:
+        """Return everything that is acquired or on its way out. Under the lock."""
+        found = [Segment(delivery.sequence, [delivery.record], delivery._marks) for delivery in self._acquired]
+        for batch in self._batches:
+            found += batch.left()
+        for leaving in self._leaving:
+            found += leaving.segments
+        return found
+
+    def _acquired_charge(self) -> int:
+        return sum(charge(records) for _, records, _ in self._held_segments())
+
+
+def _first(held: dict[Any, float | None]) -> float | None:
+    """Return since when the one that is held for longest is."""
+    return next((since for since in held.values() if since is not None), None)
+
+
+def _by_expiry(segment: Segment, now_ms: int) -> Iterable[tuple[Segment, bool]]:
+    """Cut a segment where messages that have expired and others meet; yield each part and whether it has."""
+    first, records, marks = segment
+    start = 0
+    before: bool | None = None
+    for index, record in enumerate(records):
+        late = type(record) is Message and 0 < record.expires_ms <= now_ms
+        if before is not None and late is not before:
+            yield Segment(first + start, records[start:index], marks), before
+            start = index
+        before = late
+    if before is not None:
+        yield Segment(first + start, records[start:], marks), before
+
+
+def _settled(first: int, records: list[Record], size: int) -> Settled:
+    """Return the range of `size` bytes as the log counts it: messages that were not logged count nothing."""
+    end = first + len(records)
+    if not is_plain(records):
+        records = [record for record in records if is_logged(record)]
+        size = sum(map(len, records))
+    return Settled(first, end, len(records), size)

@@ -1,0 +1,351 @@
+"""Transactions: puts and acks of any queues of one broker, committed together or not at all.
+
+    with broker.transaction() as tx:
+        tx.put("results", work(delivery.body))
+        tx.ack(delivery)
+
+Nothing of it is seen before the end of the block, where one commit holds all of it. An exception in the block, or a
+crash, undoes it: the deliveries are acquired as before, and can be settled again. Bodies that wait for the end are
+charged to the broker's memory; where there is none left, they wait in the spill store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Protocol
+
+from qflow.delivery import Deliveries, Delivery
+from qflow.errors import AlreadySettled, CorruptionError, InvalidArgument, TransactionTooLarge
+from qflow.memory.ledger import Account, Ledger
+from qflow.message import Headers, Record, charge
+from qflow.queues.backlog import Relief
+from qflow.queues.intake import Moment
+from qflow.queues.outlet import Held, Leaving, Outlet
+from qflow.queues.queue import Queue
+from qflow.queues.together import Step, Together
+from qflow.storage.spill import Slots, SpillArea
+from qflow.storage.transaction_log import Put
+
+
+class Desk:
+    """Where bodies of open transactions wait: memory borrowed like that of a queue, and a spill area. One a broker."""
+
+    def __init__(self, account: Account, ledger: Ledger, relief: Relief, area: SpillArea) -> None:
+        self._account = account
+        self._ledger = ledger
+        self._relief = relief
+        self._area = area
+        self._lock = threading.Lock()
+        self._position = 0
+
+    def charge(self, amount: int) -> bool:
+        """Borrow for bodies, making queues give way; False if there is no room."""
+        for _ in range(2):
+            with self._lock:
+                if self._ledger.borrow_exactly(self._account, amount):
+                    return True
+            if not self._relief(self._account, amount):
+                return False
+        return False
+
+    def discharge(self, amount: int) -> None:
+        with self._lock:
+            self._ledger.give_back(self._account, amount)
+
+    def spill(self, records: list[Record]) -> tuple[int, Slots]:
+        """Write bodies to disk; return where they are."""
+        with self._lock:
+            position = self._position
+            self._position += len(records)
+        return position, self._area.write(position, records)
+
+    def read(self, position: int, slots: Slots, largest: int) -> list[Record]:
+        """Read them back, all of them.
+
+        Raises:
+            CorruptionError: one of them is damaged.
+        """
+        records: list[Record] = []
+        left = slots
+        while left:
+            found, problems = self._area.read(position + len(records), left, 2**62, largest)
+            if problems:
+                raise CorruptionError(f"a message of an open transaction cannot be read back: {problems[0][1]}")
+            records += found  # type: ignore[arg-type]
+            left = left.take(len(found))[1]
+        return records
+
+    def free(self, slots: Slots) -> None:
+        self._area.free(slots)
+
+    @property
+    def borrowed(self) -> int:
+        return self._account.borrowed
+
+
+class Router(Protocol):
+    """Who knows the queues, and where a topic leads: the broker."""
+
+    def queue(self, name: str) -> Queue: ...
+    def steps_of(self, topic: str, body: Any, headers: Headers | None) -> list[Step]: ...
+    def result_of(self, steps: list[Step], puts: list[Put | None]) -> Any: ...
+
+
+class _Call:
+    """One put or publish of a transaction: some steps of it, and what it returns in the end."""
+
+    __slots__ = ("kind", "start", "stop")
+
+    def __init__(self, kind: str, start: int, stop: int) -> None:
+        self.kind = kind
+        self.start = start
+        self.stop = stop
+
+
+class _Waiting:
+    """A step whose bodies wait for the end, in memory or spilled."""
+
+    __slots__ = ("charged", "largest", "number", "position", "queue", "records", "slots")
+
+    def __init__(self, step: Step) -> None:
+        self.queue, self.number, records = step
+        self.records: list[Record] | None = records
+        self.charged = charge(records)
+        self.largest = max(map(len, records))
+        self.position = 0
+        self.slots = Slots()
+
+
+class Transaction:
+    """Made by `Broker.transaction`; a context manager; of the thread that made it."""
+
+    def __init__(
+        self, router: Router, together: Together, desk: Desk, max_bytes: int, timeout_s: float | None = None
+    ) -> None:
+        self._router = router
+        self._together = together
+        self._desk = desk
+        self._max_bytes = max_bytes
+        self._timeout = timeout_s
+        self._thread = threading.get_ident()
+        self._state = "open"
+        self._waiting: list[_Waiting] = []
+        self._calls: list[_Call] = []
+        self._bytes = 0
+        self._charged = 0
+        self._held: dict[Outlet, list[Held]] = {}
+        self._seen: set[int] = set()
+        self._result: list[Any] | None = None
+
+    # What it holds -----------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        queue: Queue | str,
+        body: bytes | bytearray | memoryview,
+        *,
+        headers: Headers | None = None,
+        durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
+    ) -> None:
+        """Put a message when the transaction commits; options as `Queue.put`.
+
+        Raises:
+            TransactionTooLarge: more than `max_transaction_bytes` together; the transaction stays as it was.
+            InvalidArgument: as `Queue.put`; or the transaction has ended, or belongs to another thread.
+        """
+        self._check_open()
+        queue = self._queue(queue)
+        form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        self._add("put", [Step(queue, form.number, [form.record(body)])])
+
+    def put_many(
+        self,
+        queue: Queue | str,
+        bodies: Iterable[bytes | bytearray | memoryview],
+        *,
+        headers: Headers | None = None,
+        durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
+    ) -> None:
+        """Put messages when the transaction commits; options as `Queue.put_many`. Raises as `put`."""
+        self._check_open()
+        queue = self._queue(queue)
+        form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        records = [form.record(body) for body in bodies]
+        self._add("put_many", [Step(queue, form.number, records)] if records else [])
+
+    def publish(self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None) -> None:
+        """Publish when the transaction commits, to the queues that are bound now; see `Broker.publish`."""
+        self._check_open()
+        self._add("publish", self._router.steps_of(topic, body, headers))
+
+    def ack(self, delivery: Delivery) -> None:
+        """Settle a delivery when the transaction commits.
+
+        Raises:
+            AlreadySettled: it was, or is in this transaction before.
+        """
+        self._check_open()
+        queue, one = _holder(delivery)
+        self._hold(queue, one)
+
+    def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
+        """Settle deliveries when the transaction commits; a batch as a whole. Raises as `ack`."""
+        self._check_open()
+        if isinstance(deliveries, Deliveries):
+            if deliveries.total:
+                self._hold(deliveries._settler, deliveries)  # type: ignore[arg-type]
+            return
+        for delivery in deliveries:
+            self.ack(delivery)
+
+    def _queue(self, queue: Queue | str) -> Queue:
+        if isinstance(queue, Queue):
+            return queue
+        return self._router.queue(queue)
+
+    def _hold(self, queue: Outlet, one: Held) -> None:
+        if not isinstance(queue, Outlet) or id(one) in self._seen:
+            raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
+        self._seen.add(id(one))
+        self._held.setdefault(queue, []).append(one)
+
+    def _add(self, kind: str, steps: list[Step]) -> None:
+        size = sum(sum(map(len, step.records)) for step in steps)
+        if self._bytes + size > self._max_bytes:
+            raise TransactionTooLarge(
+                f"the transaction would hold {self._bytes + size} bytes, more than max_transaction_bytes="
+                f"{self._max_bytes}: commit more often"
+            )
+        start = len(self._waiting)
+        for step in steps:
+            self._waiting.append(self._seat(_Waiting(step)))
+        self._bytes += size
+        self._calls.append(_Call(kind, start, len(self._waiting)))
+
+    def _seat(self, waiting: _Waiting) -> _Waiting:
+        """Find room for bodies: in memory, if need be for that by spilling those before them; else on disk."""
+        desk = self._desk
+        if desk.charge(waiting.charged):
+            self._charged += waiting.charged
+            return waiting
+        for other in [*self._waiting, waiting]:
+            if other.records is None:
+                continue
+            other.position, other.slots = desk.spill(other.records)
+            other.records = None
+            if other is not waiting:
+                self._charged -= other.charged
+                desk.discharge(other.charged)
+        return waiting
+
+    # Its end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def result(self) -> list[Any]:
+        """What each put, put_many and publish returned, in order, once it is committed.
+
+        Raises:
+            InvalidArgument: it is not.
+        """
+        if self._result is None:
+            raise InvalidArgument(f"the transaction has no result: it is {self._state}")
+        return self._result
+
+    def commit(self) -> list[Any]:
+        """Commit now; returns `result`. The end of the `with` block does it, too.
+
+        Raises:
+            AlreadySettled: a delivery of it was settled elsewhere, or taken back.
+            All that `Queue.put` raises. Nothing was done then: the transaction is rolled back.
+        """
+        self._check_open()
+        leavings: list[Leaving] = []
+        try:
+            steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._waiting]
+            for queue, held in sorted(self._held.items(), key=lambda item: item[0].owner):  # type: ignore[attr-defined]
+                leavings.append(queue.begin_leaving(held))
+            # From here on the queues charge the bodies.
+            self._give_back_memory()
+            puts = self._together.commit(steps, leavings, timeout=self._timeout)
+        except BaseException:
+            for leaving in leavings:
+                leaving.refused(None)
+            self._end("rolled back")
+            raise
+        self._result = [self._result_of(call, steps, puts) for call in self._calls]
+        self._end("committed")
+        return self._result
+
+    def rollback(self) -> None:
+        """Give all of it up. Its deliveries are acquired as before."""
+        self._check_open()
+        self._end("rolled back")
+
+    def _records_of(self, waiting: _Waiting) -> list[Record]:
+        if waiting.records is not None:
+            return waiting.records
+        return self._desk.read(waiting.position, waiting.slots, waiting.largest)
+
+    def _result_of(self, call: _Call, steps: list[Step], puts: list[Put | None]) -> Any:
+        mine, found = steps[call.start : call.stop], puts[call.start : call.stop]
+        if call.kind == "publish":
+            return self._router.result_of(mine, found)
+        put = found[0] if found else None
+        if call.kind == "put":
+            return None if put is None else put.first
+        return range(0) if put is None else range(put.first, put.first + len(put.records))
+
+    def _give_back_memory(self) -> None:
+        self._desk.discharge(self._charged)
+        self._charged = 0
+
+    def _end(self, state: str) -> None:
+        self._state = state
+        self._give_back_memory()
+        for waiting in self._waiting:
+            if waiting.slots:
+                self._desk.free(waiting.slots)
+        self._waiting, self._calls, self._held = [], [], {}
+
+    def _check_open(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise InvalidArgument("a transaction belongs to the thread that made it: make one in each thread")
+        if self._state != "open":
+            raise InvalidArgument(f"the transaction is {self._state}: make another one with broker.transaction()")
+
+    def __enter__(self) -> Transaction:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state != "open":
+            return  # the block ended it itself
+        if kind is None:
+            self.commit()
+        else:
+            self.rollback()
+
+    def __repr__(self) -> str:
+        return f"<Transaction, {self._state}, {len(self._waiting)} puts>"
+
+
+def _holder(delivery: Delivery) -> tuple[Outlet, Delivery]:
+    """Return the queue of a delivery, and the delivery as that queue knows it: taken out of its batch."""
+    settler: Any = delivery._settler
+    if isinstance(settler, Deliveries):
+        queue: Any = settler._settler
+        queue.leave_batch(settler, settler._position(delivery.sequence), delivery)
+        return queue, delivery
+    return settler, delivery
