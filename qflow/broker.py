@@ -53,7 +53,7 @@ from qflow.message import LANE_SHIFT, Headers
 from qflow.queues.dead_letters import check_no_cycle, dead_letters
 from qflow.queues.outlet import Leaving
 from qflow.queues.queue import Queue
-from qflow.queues.together import Step, Together
+from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
 from qflow.routing import PublishResult, Routing
 from qflow.stats import BrokerStats, QueueStats, RecoveryReport
@@ -522,15 +522,15 @@ class Broker:
         if quick is not None:
             return quick
         steps = self.steps_of(topic, body, headers)
-        return self.result_of(steps, self._together.commit(steps))
+        return self.result_of(self._together.commit(steps))
 
     def publish_many(
         self, messages: Iterable[tuple[str, bytes | bytearray | memoryview]], *, headers: Headers | None = None
     ) -> list[PublishResult]:
         """Publish (topic, body) pairs in one commit: all of them or none; see `publish`."""
         groups = [self.steps_of(topic, body, headers) for topic, body in messages]
-        puts = iter(self._together.commit([step for steps in groups for step in steps]))
-        return [self.result_of(steps, [next(puts) for _ in steps]) for steps in groups]
+        places = iter(self._together.commit([step for steps in groups for step in steps]))
+        return [self.result_of([next(places) for _ in steps]) for steps in groups]
 
     def submit_publish(
         self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None
@@ -539,7 +539,7 @@ class Broker:
         steps = self.steps_of(topic, body, headers)
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()
-        puts = self._together.commit(steps, wait=False, future=done)
+        places = self._together.commit(steps, wait=False, future=done)
         result: Future[PublishResult] = Future()
         result.set_running_or_notify_cancel()
 
@@ -548,7 +548,7 @@ class Broker:
             if error is not None:
                 result.set_exception(error)
             else:
-                result.set_result(self.result_of(steps, puts))
+                result.set_result(self.result_of(places))
 
         done.add_done_callback(finish)
         return result
@@ -558,11 +558,9 @@ class Broker:
         self._check_open()
         return self._routing.steps(topic, body, headers)
 
-    def result_of(self, steps: list[Step], puts: list[Any]) -> PublishResult:
+    def result_of(self, places: list[Place]) -> PublishResult:
         """Return what a publish returns."""
-        return PublishResult(
-            {}, {step.queue.name: None if put is None else put.first for step, put in zip(steps, puts, strict=True)}
-        )
+        return PublishResult({}, {place.step.queue.name: place.first for place in places})
 
     # Transactions and dead letters -------------------------------------------------------------------------------
 

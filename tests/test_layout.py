@@ -93,7 +93,8 @@ def test_the_engine_changes_files_through_the_seam_only() -> None:
     elsewhere = {
         dotted
         for dotted, path, _ in modules()
-        if dotted.split(".")[1:2] and dotted.split(".")[1] in {"memory", "storage", "queues", "streams", "routing", "broker"}
+        if dotted.split(".")[1:2]
+        and dotted.split(".")[1] in {"memory", "storage", "queues", "streams", "routing", "broker"}
         if changing.search(path.read_text())
     }
     # The environment opens the data file once, to have room made in it.

@@ -160,8 +160,8 @@ class RunList:
         if tail.records and tail.first <= sequence:
             return tail if sequence < self.next else None
         place = self._rank(sequence)
-        run: Run | None = self._runs[place - 1] if place else None
-        return run if run is not None and run.first <= sequence < run.stop else None
+        near: list[Run] = list(self._runs[max(0, place - 1) : place + 1])  # a run that was joined keeps a key of before
+        return next((run for run in near if run.first <= sequence < run.stop), None)
 
     def cut_out(self, run: Run, sequence: int) -> Run:
         """Make one message a run of its own, that is in memory or spilled, and return it. Cost: O(messages of the run).

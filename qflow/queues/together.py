@@ -29,6 +29,27 @@ class Step(NamedTuple):
     records: list[Record]
 
 
+class Place:
+    """Where a step's messages are in the put of their lane."""
+
+    __slots__ = ("count", "first_records", "lane", "offset", "put", "step")
+
+    def __init__(self, step: Step, lane: Place | None = None, offset: int = 0) -> None:
+        self.step = step
+        self.first_records = step.records
+        self.count = len(step.records)
+        self.lane = self if lane is None else lane
+        self.offset = offset
+        self.put: Put | None = None
+        """Of the first step of a lane; None if the queue's policy turned it away."""
+
+    @property
+    def first(self) -> int | None:
+        """The first sequence, once it is committed; None if it was turned away."""
+        put = self.lane.put
+        return None if put is None else put.first + self.offset
+
+
 class Together:
     """Commits steps. One a broker; thread-safe."""
 
@@ -53,7 +74,7 @@ class Together:
         wait: bool = True,
         future: Future[Any] | None = None,
         dead: bool = False,
-    ) -> list[Put | None]:
+    ) -> list[Place]:
         """Put all steps, and let go of what is leaving, in one commit.
 
         Args:
@@ -62,68 +83,60 @@ class Together:
             dead: they are dead letters: no limit holds them back.
 
         Returns:
-            The put of each step, with its sequence once it is committed; None if the policy of its queue dropped it, or
-            made it a dead letter.
+            The place of each step.
 
         Raises:
             All that a put raises; nothing was done then, and what was leaving stays.
         """
         leavings = list(leavings)
-        puts: list[tuple[int, Put | None]] = []
-        extra: list[Put] = []
+        places, lanes = _by_lane(steps)
+        puts: list[Put] = []
         unit: Unit | None = None
         deadline = None if timeout is None else self._monotonic() + timeout
-        numbered = sorted(enumerate(steps), key=lambda item: (item[1].queue.owner, item[0]))
         try:
-            for index, step in numbered:
+            for place in sorted(lanes, key=lambda one: one.step.queue.owner):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                puts.append((index, self._prepare(step, left, extra, dead)))
-            wanted = [put for _, put in sorted(puts, key=_index) if put is not None] + extra
+                place.put = self._prepare(place.step, left, puts, dead)
             settles = [part for leaving in leavings for part in leaving.settles()]
-            if not settles and not any(put.lane.is_logged for put in wanted):
-                self._publish_unlogged(wanted, leavings, future)
-                return [put for _, put in sorted(puts, key=_index)]
-            unit = Unit(wanted, settles, leavings)
+            if not settles and not any(put.lane.is_logged for put in puts):
+                self._publish_unlogged(puts, leavings, future)
+                return places
+            unit = Unit(puts, settles, leavings)
             unit.future = future
             batch = self._log.join(unit)
         except BaseException:
             if unit is None or not unit.joined:
-                for put in [put for _, put in puts if put is not None] + extra:
+                for put in puts:
                     put.lane.publisher.refused(put)
                 for leaving in leavings:
                     leaving.refused(None)
             raise
         if not wait:
             self._log.flush(batch)
-        else:
-            self._log.wait(batch)
-            if unit.error is not None:
-                raise again(unit.error)
-            for queue in {step.queue for _, step in numbered}:
-                queue.spill_excess()
-        return [put for _, put in sorted(puts, key=_index)]
+            return places
+        self._log.wait(batch)
+        if unit.error is not None:
+            raise again(unit.error)
+        for place in lanes:
+            place.step.queue.spill_excess()
+        return places
 
-    def _prepare(self, step: Step, timeout: float | None, extra: list[Put], dead: bool) -> Put | None:
-        """Reserve room for a step; None if its queue's policy turns it away."""
+    def _prepare(self, step: Step, timeout: float | None, puts: list[Put], dead: bool) -> Put | None:
+        """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
         queue, number, records = step
-        turned = False
         while True:
             try:
                 put = queue.prepare(records, is_plain(records), number, timeout, dead=dead)
             except TurnedAway as error:
-                turned = True
+                queue.count_turned_away(len(records), dropped=error.decision is Decision.DROP)
                 if error.decision is Decision.DROP:
-                    queue.count_turned_away(len(records), dropped=True)
                     return None
-                queue.count_turned_away(len(records), dropped=False)
                 if not dead:
                     records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
                 queue, number, dead = self._dead_letter_queue(queue), 0, True
-                continue
-            if not turned:
-                return put
-            extra.append(put)
-            return None
+            else:
+                puts.append(put)
+                return put if queue is step.queue else None
 
     def _publish_unlogged(self, puts: list[Put], leavings: list[Leaving], future: Future[Any] | None) -> None:
         """Do all of it without the log, which has no part in it."""
@@ -137,5 +150,18 @@ class Together:
             future.set_result(None)
 
 
-def _index(item: tuple[int, Put | None]) -> int:
-    return item[0]
+def _by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
+    """Join steps for the same lane; return the place of each step, and of each lane."""
+    places: list[Place] = []
+    lanes: dict[tuple[Queue, int], Place] = {}
+    for step in steps:
+        lane = lanes.get(step[:2])
+        if lane is None:
+            lanes[step[:2]] = place = Place(step)
+        else:
+            if lane.step.records is lane.first_records:
+                lane.step = lane.step._replace(records=list(lane.step.records))
+            place = Place(step, lane, len(lane.step.records))
+            lane.step.records.extend(step.records)
+        places.append(place)
+    return places, list(lanes.values())

@@ -24,9 +24,8 @@ from qflow.queues.backlog import Relief
 from qflow.queues.intake import Moment
 from qflow.queues.outlet import Held, Leaving, Outlet
 from qflow.queues.queue import Queue
-from qflow.queues.together import Step, Together
+from qflow.queues.together import Place, Step, Together
 from qflow.storage.spill import Slots, SpillArea
-from qflow.storage.transaction_log import Put
 
 
 class Desk:
@@ -90,7 +89,7 @@ class Router(Protocol):
 
     def queue(self, name: str) -> Queue: ...
     def steps_of(self, topic: str, body: Any, headers: Headers | None) -> list[Step]: ...
-    def result_of(self, steps: list[Step], puts: list[Put | None]) -> Any: ...
+    def result_of(self, places: list[Place]) -> Any: ...
 
 
 class _Call:
@@ -276,13 +275,13 @@ class Transaction:
                 leavings.append(queue.begin_leaving(held))
             # From here on the queues charge the bodies.
             self._give_back_memory()
-            puts = self._together.commit(steps, leavings, timeout=self._timeout)
+            places = self._together.commit(steps, leavings, timeout=self._timeout)
         except BaseException:
             for leaving in leavings:
                 leaving.refused(None)
             self._end("rolled back")
             raise
-        self._result = [self._result_of(call, steps, puts) for call in self._calls]
+        self._result = [self._result_of(call, places[call.start : call.stop]) for call in self._calls]
         self._end("committed")
         return self._result
 
@@ -296,14 +295,13 @@ class Transaction:
             return waiting.records
         return self._desk.read(waiting.position, waiting.slots, waiting.largest)
 
-    def _result_of(self, call: _Call, steps: list[Step], puts: list[Put | None]) -> Any:
-        mine, found = steps[call.start : call.stop], puts[call.start : call.stop]
+    def _result_of(self, call: _Call, places: list[Place]) -> Any:
         if call.kind == "publish":
-            return self._router.result_of(mine, found)
-        put = found[0] if found else None
+            return self._router.result_of(places)
+        first = places[0].first if places else None
         if call.kind == "put":
-            return None if put is None else put.first
-        return range(0) if put is None else range(put.first, put.first + len(put.records))
+            return first
+        return range(0) if first is None else range(first, first + places[0].count)
 
     def _give_back_memory(self) -> None:
         self._desk.discharge(self._charged)
