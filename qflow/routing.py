@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from qflow.errors import NotFound
 from qflow.message import Headers, Record, topic_prefix, with_prefix
-from qflow.queues.intake import Form
+from qflow.queues.intake import Form, put_into_all
 from qflow.queues.queue import Queue
 from qflow.queues.together import Step
 from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic
@@ -86,10 +86,8 @@ class Routing:
         if not queues or type(body) is not bytes:
             return None
         record = with_prefix(prefix, body)
-        for queue in queues:
-            if not queue.passes(record):
-                return None
-        return PublishResult({}, {queue._name: queue.put_record(record) for queue in queues})
+        sequences = put_into_all(queues, record)
+        return None if sequences is None else PublishResult({}, sequences)
 
     def steps(self, topic: str, body: Any, headers: Headers | None) -> list[Step]:
         """Return what a publish puts where. Queues that want the same bytes share them."""

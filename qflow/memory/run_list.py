@@ -19,7 +19,7 @@ from sortedcontainers import SortedKeyList
 
 from qflow.delivery import Segment
 from qflow.memory.run import Place, Run
-from qflow.message import OVERHEAD_BYTES, Record
+from qflow.message import OVERHEAD_BYTES, Record, lane_of
 
 OWN_RUN = 256
 """A batch of at least so many messages is a run of its own, handed over whole if it is taken whole."""
@@ -37,6 +37,8 @@ class RunList:
         """The sequence the next appended record gets, if none is skipped."""
         self.open = Run(first)
         self.head = self.open
+        self.number = lane_of(first)
+        """Of its lane."""
         self._runs: SortedKeyList[Run, int] = SortedKeyList(key=_key)  # all but `open`
 
     # Filling -----------------------------------------------------------------------------------------------------

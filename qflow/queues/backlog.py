@@ -204,9 +204,10 @@ class Backlog:
     def _choose_front(self) -> None:
         """Let fast gets take from the highest priority that has something in memory, or nothing above it."""
         for runs in self._ranked:
-            if runs.head.records or runs.settle_head().waiting or runs is self._runs:
+            head = runs.head
+            if head.records or runs is self._runs or (head is not runs.open and runs.settle_head().waiting):
                 self._front = runs
-                self._front_number = lane_of(runs.next)
+                self._front_number = runs.number
                 return
 
     # Charging --------------------------------------------------------------------------------------- under the lock

@@ -239,7 +239,7 @@ class Outlet(Intake):
         now_ms = self._now_ms() if schedules else 0
         for runs in self._ranked:
             if schedules:
-                number = lane_of(runs.next) + DELAYED
+                number = runs.number + DELAYED
                 schedule = schedules.get(number)
                 if schedule is not None and self._lists[number].settle_head().place is Place.RESIDENT:
                     taken = schedule.take(most, now_ms, segments)

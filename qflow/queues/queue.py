@@ -118,7 +118,7 @@ class Queue(Outlet):
             self._check_open()
             parts: list[Any] = []
             for runs in self._ranked:
-                number = lane_of(runs.next)
+                number = runs.number
                 for line in (runs, self._lists.get(number + DELAYED, ())):
                     parts += [
                         (run.first, run.stop, run.place, [len(record) for record in run.records])

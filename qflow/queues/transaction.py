@@ -19,13 +19,16 @@ from typing import Any, Protocol
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, CorruptionError, InvalidArgument, TransactionTooLarge
 from qflow.memory.ledger import Account, Ledger
-from qflow.message import Headers, Record, charge
+from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.backlog import Relief
 from qflow.queues.intake import Moment
 from qflow.queues.outlet import Held, Leaving, Outlet
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.storage.spill import Slots, SpillArea
+
+RUN_BYTES = 64 * 1024
+"""Charged at once for puts that follow each other."""
 
 
 class Desk:
@@ -93,7 +96,7 @@ class Router(Protocol):
 
 
 class _Call:
-    """One put or publish of a transaction: some steps of it, and what it returns in the end."""
+    """What one call of a transaction, or some puts in a row, are in the end: some steps of it, and what they return."""
 
     __slots__ = ("kind", "start", "stop")
 
@@ -137,6 +140,9 @@ class Transaction:
         self._held: dict[Outlet, list[Held]] = {}
         self._seen: set[int] = set()
         self._result: list[Any] | None = None
+        self._run_queue: Queue | str | None = None  # where plain puts go, one after the other
+        self._run: list[Record] = []
+        self._credit = 0  # charged for more of them
 
     # What it holds -----------------------------------------------------------------------------------------------
 
@@ -157,11 +163,26 @@ class Transaction:
         Raises:
             TransactionTooLarge: more than `max_transaction_bytes` together; the transaction stays as it was.
             InvalidArgument: as `Queue.put`; or the transaction has ended, or belongs to another thread.
+        Cost: 0.6 µs where plain bodies go to one queue one after the other, given in the same way; else 5 µs.
         """
+        if (
+            queue is self._run_queue
+            and type(body) is bytes
+            and headers is durable is ttl_s is delay_s is not_before is None
+            and not priority
+        ):  # one more of the same
+            cost = len(body) + OVERHEAD_BYTES
+            if cost <= self._credit and self._thread == threading.get_ident():
+                self._credit -= cost
+                self._run.append(body)
+                return
         self._check_open()
-        queue = self._queue(queue)
-        form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        self._add("put", [Step(queue, form.number, [form.record(body)])])
+        found = self._queue(queue)
+        form = found.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        record = form.record(body)
+        self._add("puts", [Step(found, form.number, [record])])
+        if type(record) is bytes and not form.number:
+            self._begin_run(queue)
 
     def put_many(
         self,
@@ -218,7 +239,29 @@ class Transaction:
         self._seen.add(id(one))
         self._held.setdefault(queue, []).append(one)
 
+    def _begin_run(self, queue: Queue | str) -> None:
+        """Charge a chunk at once for the puts that may follow, to the same queue."""
+        last = self._waiting[-1]
+        chunk = min(RUN_BYTES, self._max_bytes - self._bytes)
+        if last.records is not None and chunk > 0 and self._desk.charge(chunk):
+            self._run_queue, self._run, self._credit = queue, last.records, chunk
+            self._charged += chunk
+            last.charged += chunk
+
+    def _end_run(self) -> None:
+        """Give back what was not used of the chunk."""
+        if self._run_queue is None:
+            return
+        last = self._waiting[-1]
+        self._desk.discharge(self._credit)
+        self._charged -= self._credit
+        last.charged -= self._credit
+        last.largest = max(map(len, self._run))
+        self._bytes += last.charged - charge(self._run[:1]) - OVERHEAD_BYTES * (len(self._run) - 1)
+        self._run_queue, self._run, self._credit = None, [], 0
+
     def _add(self, kind: str, steps: list[Step]) -> None:
+        self._end_run()
         size = sum(sum(map(len, step.records)) for step in steps)
         if self._bytes + size > self._max_bytes:
             raise TransactionTooLarge(
@@ -268,6 +311,7 @@ class Transaction:
             All that `Queue.put` raises. Nothing was done then: the transaction is rolled back.
         """
         self._check_open()
+        self._end_run()
         leavings: list[Leaving] = []
         try:
             steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._waiting]
@@ -281,7 +325,9 @@ class Transaction:
                 leaving.refused(None)
             self._end("rolled back")
             raise
-        self._result = [self._result_of(call, places[call.start : call.stop]) for call in self._calls]
+        self._result = []
+        for call in self._calls:
+            self._result += self._results_of(call, places[call.start : call.stop])
         self._end("committed")
         return self._result
 
@@ -295,13 +341,14 @@ class Transaction:
             return waiting.records
         return self._desk.read(waiting.position, waiting.slots, waiting.largest)
 
-    def _result_of(self, call: _Call, places: list[Place]) -> Any:
+    def _results_of(self, call: _Call, places: list[Place]) -> Iterable[Any]:
         if call.kind == "publish":
-            return self._router.result_of(places)
+            return [self._router.result_of(places)]
+        count = places[0].count if places else 0
         first = places[0].first if places else None
-        if call.kind == "put":
-            return first
-        return range(0) if first is None else range(first, first + places[0].count)
+        if call.kind == "puts":
+            return [None] * count if first is None else range(first, first + count)
+        return [range(0) if first is None else range(first, first + count)]
 
     def _give_back_memory(self) -> None:
         self._desk.discharge(self._charged)
@@ -309,6 +356,7 @@ class Transaction:
 
     def _end(self, state: str) -> None:
         self._state = state
+        self._run_queue = None
         self._give_back_memory()
         for waiting in self._waiting:
             if waiting.slots:
