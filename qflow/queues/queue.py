@@ -385,7 +385,7 @@ class Queue(Intake):
                 return self._purged - before
             self._pending += 1  # what is not logged waits in line behind it
         try:
-            batch = log.purge(lane)
+            batch = log.purge([lane])
             log.wait(batch)
         finally:
             with self._lock:

@@ -5,6 +5,9 @@ the first caller that waits for it, or the flusher. The leader waits for the bat
 sequences, writes, commits once, publishes to the queues in that order, and wakes the rest. Nobody else reads or writes
 committed state.
 
+A *unit* is what one caller wants committed together or not at all: it joins a batch whole. Where the disk is full, a
+batch is written without its puts, and without the units that hold some, what those settle included; all else goes on.
+
 Leadership is a claim that is given up in `finally`. Every step of a batch can be repeated, so whoever finds a batch
 without a leader takes it over where it stands:
 
@@ -56,6 +59,9 @@ class Publisher(Protocol):
     def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
         """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
 
+    def publish_transient(self, put: Put) -> None:
+        """Assign sequences to a unit's put that is not logged (`put.first`), make it visible; twice is a no-op."""
+
     def purged(self, end: int) -> None:
         """Drop everything below `end`."""
 
@@ -63,15 +69,30 @@ class Publisher(Protocol):
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
 
 
+class Party(Protocol):
+    """Who is told what became of a unit, beside those who wait for it: by the leader, in the order of the commits."""
+
+    def committed(self, unit: Unit) -> None:
+        """All of the unit is committed, and its puts are visible; a second time is a no-op."""
+
+    def refused(self, unit: Unit) -> None:
+        """Nothing of it was confirmed, `unit.error` says why; a second time is a no-op."""
+
+
 class Lane:
-    """A queue's lane as the log knows it. Changed by leaders only, except `next`; see `Queue` for who else."""
+    """A queue's lane as the log knows it. Changed by leaders only, except `next`; see `Queue` for who else.
+
+    One without a row belongs to a queue that is not logged: it is there for the puts of units.
+    """
 
     __slots__ = (
-        "border", "hollow_at", "hollow_from", "hollow_steps", "lane", "leaves_gaps", "next", "owner", "publisher",
-        "remove_at", "removing", "row", "settled_bytes", "settled_messages",
+        "border", "hollow_at", "hollow_from", "hollow_steps", "is_logged", "lane", "leaves_gaps", "next", "owner",
+        "publisher", "remove_at", "removing", "row", "settled_bytes", "settled_messages",
     )  # fmt: skip
 
-    def __init__(self, owner: int, lane: int, row: Row, publisher: Publisher) -> None:
+    def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
+        self.is_logged = row is not None
+        row = row or Row()
         self.owner = owner
         self.lane = lane
         self.row = row
@@ -136,6 +157,37 @@ class Put:
         self.refused = False
 
 
+class Unit:
+    """Puts and settles of one caller that are committed together or not at all.
+
+    A put whose lane is not logged is published with the rest, after the commit.
+    """
+
+    __slots__ = ("done", "error", "future", "joined", "parties", "puts", "result", "settles")
+
+    def __init__(
+        self,
+        puts: Iterable[Put] = (),
+        settles: Iterable[tuple[Lane, list[Settled]]] = (),
+        parties: Iterable[Party] = (),
+    ) -> None:
+        self.puts = list(puts)
+        self.settles = list(settles)
+        self.parties = list(parties)
+        self.joined = False
+        self.done = False
+        """Every party has been told."""
+        self.error: BaseException | None = None
+        self.future: Future[Any] | None = None
+        self.result: Any = None
+        """What the future gives; for a party to set."""
+
+    @property
+    def is_logging(self) -> bool:
+        """It writes messages, and so is refused where the disk has no room for any."""
+        return any(put.lane.is_logged for put in self.puts)
+
+
 class Step(NamedTuple):
     """What a committed batch means for one lane."""
 
@@ -155,17 +207,20 @@ class Batch:
     """What one transaction will hold; see the module."""
 
     __slots__ = (
-        "committed", "committing", "damaged", "done", "error", "gate", "hollowed", "hollows", "leader", "plan",
-        "previous", "published", "purges", "puts", "refusal", "resolving", "settled", "size", "transaction",
-        "unresolved", "wanted", "writes",
+        "committed", "committing", "damaged", "done", "error", "gate", "hollowed", "hollows", "joining", "leader",
+        "plan", "previous", "published", "purges", "puts", "refusal", "resolving", "settled", "size", "transaction",
+        "units", "unresolved", "wanted", "writes",
     )  # fmt: skip
 
     def __init__(self, previous: Batch | None) -> None:
         self.previous = previous
         self.puts: dict[Lane, list[Put]] = {}
         self.resolving = False
-        self.unresolved: deque[Put] = deque()
+        self.unresolved: deque[Put | Unit] = deque()
         """Those with a future that waits to be told."""
+        self.units: list[Unit] = []
+        self.joining: Unit | None = None
+        """One whose puts are in part among the others: it is about to join, or was interrupted there."""
         self.settled: dict[Lane, list[list[int]]] = {}
         """[first, end, messages, bytes] of each settled range."""
         self.purges: set[Lane] = set()
@@ -223,6 +278,26 @@ class TransactionLog:
             put.joined = True
             return batch
 
+    def join(self, unit: Unit) -> Batch:
+        """Add a unit to the open batch, all of it to the same. Look at its `error` when the batch is done."""
+        size = sum(put.charged for put in unit.puts)
+        with self._lock:
+            batch = self._batch(size)
+            if batch.joining is not None:
+                _leave_half_joined(batch, batch.joining)
+            batch.joining = unit
+            for put in unit.puts:
+                if put.lane.is_logged:
+                    batch.puts.setdefault(put.lane, []).append(put)
+            # No call from here on, so that an interrupt finds all of it done or nothing.
+            batch.joining = None
+            batch.size += size
+            batch.units += (unit,)
+            if unit.future is not None:
+                batch.unresolved += (unit,)
+            unit.joined = True
+            return batch
+
     def settle(self, lane: Lane, ranges: list[Settled]) -> Batch:
         """Add settled ranges to the open batch."""
         with self._lock:
@@ -238,11 +313,12 @@ class TransactionLog:
                     parts.append([first, end, messages, size])
             return batch
 
-    def purge(self, lane: Lane) -> Batch:
-        """Settle everything of a lane that is committed when the batch is."""
+    def purge(self, lanes: Iterable[Lane]) -> Batch:
+        """Settle everything of some lanes that is committed when the batch is."""
+        wanted = set(lanes)
         with self._lock:
             batch = self._batch(0)
-            batch.purges.add(lane)
+            batch.purges |= wanted
             return batch
 
     def write(self, write: Callable[[Any], None]) -> Batch:
@@ -332,6 +408,8 @@ class TransactionLog:
         with self._lock:
             if self._open is batch:
                 self._open = None
+            if batch.joining is not None:
+                _leave_half_joined(batch, batch.joining)
         try:
             if not batch.committed and batch.error is None:
                 self._commit(batch)
@@ -343,7 +421,7 @@ class TransactionLog:
         while True:
             try:
                 if batch.refusal is not None:
-                    self._refuse_puts(batch, batch.refusal)
+                    _refuse_puts(batch, batch.refusal)
                 self._transact(batch)
                 return
             except MapFull:
@@ -386,6 +464,10 @@ class TransactionLog:
             raise BrokerFailed(f"the log failed earlier ({self._failure}); close the broker and open the spool again")
         lanes = len(batch.puts) + len(batch.settled)
         marks = sum(map(len, batch.settled.values()))
+        if batch.units:
+            parts = [ranges for unit in batch.units for _, ranges in unit.settles]
+            lanes += len(parts)
+            marks += sum(map(len, parts))
         value_bytes = batch.size * 2 + lanes * TAIL_BYTES
         values = lanes * 4 + marks + batch.size // 32768 + 4 * len(batch.writes) + 20 * len(batch.damaged)
         hollows = batch.hollows
@@ -403,9 +485,10 @@ class TransactionLog:
             batch.plan = self._write(txn, batch)
             batch.committing = True
             env.commit(txn)
-        finally:
+        except BaseException:
             with suppress(LmdbError):  # raised when it has ended; an interrupt may have come at any point
                 txn.abort()
+            raise
         batch.committed = True
 
     def _write(self, txn: Any, batch: Batch) -> list[Step]:
@@ -416,14 +499,14 @@ class TransactionLog:
             if value is not None:
                 txn.put(bytes((block_log.DAMAGED,)) + key[1:], value)
         now_ms = int(self._clock() * 1000)
+        settled = _all_settled(batch) if batch.units else batch.settled
         return [
-            self._write_lane(txn, batch, lane, now_ms)
-            for lane in {**batch.settled, **batch.puts, **dict.fromkeys(batch.purges)}
+            self._write_lane(txn, batch, lane, settled.get(lane), now_ms)
+            for lane in {**settled, **batch.puts, **dict.fromkeys(batch.purges)}
         ]
 
-    def _write_lane(self, txn: Any, batch: Batch, lane: Lane, now_ms: int) -> Step:
+    def _write_lane(self, txn: Any, batch: Batch, lane: Lane, settled: list[list[int]] | None, now_ms: int) -> Step:
         owner, number, row = lane.owner, lane.lane, lane.row
-        settled = batch.settled.get(lane)
         if settled:
             row = block_log.settle(txn, owner, number, row, [Settled(*part) for part in settled])
             if row.marks:
@@ -471,12 +554,19 @@ class TransactionLog:
                 batch.published += 1
             for lane, hollowed in batch.hollowed.items():
                 _note_hollowed(lane, hollowed)
+            for unit in batch.units:
+                _publish_unit(unit)
             self.commits += 1
         else:
-            self._refuse_puts(batch, batch.error or StorageError("the batch was not written"))
+            error = batch.error or StorageError("the batch was not written")
+            _refuse_puts(batch, error)
+            for unit in batch.units:
+                _refuse_unit(unit, error)
         batch.done = True
         batch.gate.release()
         batch.puts, batch.plan, batch.settled, batch.writes = {}, [], {}, []  # whoever keeps the batch keeps no bodies
+        if batch.units:
+            batch.units = []
         self._resolve(batch)
 
     def _settle_later(self, batch: Batch) -> None:
@@ -488,33 +578,26 @@ class TransactionLog:
 
     def _resolve(self, batch: Batch) -> None:
         """Resolve the futures of a batch that is done; their callbacks may wait for anything but each other."""
-        with self._lock:
-            if batch.resolving:
-                return
-            batch.resolving = True
         unresolved = batch.unresolved
+        mine = False
         try:
-            while unresolved:
-                put = unresolved[0]
-                future = put.future
+            with self._lock:
+                if not batch.resolving:
+                    batch.resolving = mine = True
+            while mine and unresolved:
+                told = unresolved[0]
+                future = told.future
                 if future is not None and not future.done():
-                    if put.error is None:
-                        future.set_result(put.first)
+                    if told.error is None:
+                        future.set_result(told.first if isinstance(told, Put) else told.result)
                     else:
-                        future.set_exception(put.error)
+                        future.set_exception(told.error)
                 del unresolved[0]
         finally:
-            batch.resolving = False
-            if unresolved:
-                self._hand_over(batch)
-
-    def _refuse_puts(self, batch: Batch, error: BaseException) -> None:
-        for puts in batch.puts.values():
-            for put in puts:
-                put.error = error
-                put.lane.publisher.refused(put)
-        batch.puts = {}
-        batch.size = 0
+            if mine:
+                batch.resolving = False
+                if unresolved:
+                    self._hand_over(batch)
 
     def _flush_forever(self) -> None:
         while not self._closing:
@@ -570,6 +653,64 @@ class TransactionLog:
             self._flusher.join()
         with self._reading:
             self._env.close()
+
+
+# Parts of a batch; what a leader does can be repeated after an interrupt ---------------------------------------------
+
+
+def _leave_half_joined(batch: Batch, unit: Unit) -> None:
+    """Take out the puts of a unit that was interrupted on its way in. Under the log's lock."""
+    theirs = set(map(id, unit.puts))
+    left = {lane: [put for put in puts if id(put) not in theirs] for lane, puts in batch.puts.items()}
+    batch.puts = {lane: puts for lane, puts in left.items() if puts}
+    batch.joining = None
+
+
+def _all_settled(batch: Batch) -> dict[Lane, list[list[int]]]:
+    """Return what the batch settles, units included. A copy: what others settled outlives a unit that is refused."""
+    settled = {lane: list(parts) for lane, parts in batch.settled.items()}
+    for unit in batch.units:
+        for lane, ranges in unit.settles:
+            settled.setdefault(lane, []).extend(map(list, ranges))
+    return settled
+
+
+def _publish_unit(unit: Unit) -> None:
+    """Make the puts of a committed unit visible that are not logged, and tell its parties."""
+    if unit.done:
+        return
+    for put in unit.puts:
+        if not put.lane.is_logged:
+            put.lane.publisher.publish_transient(put)
+    for party in unit.parties:
+        party.committed(unit)
+    unit.done = True
+
+
+def _refuse_puts(batch: Batch, error: BaseException) -> None:
+    """Refuse the messages of a batch, and the units that hold some, whole."""
+    for puts in batch.puts.values():
+        for put in puts:
+            put.error = error
+            put.lane.publisher.refused(put)
+    for unit in batch.units:
+        if unit.is_logging:
+            _refuse_unit(unit, error)
+    batch.puts = {}
+    batch.size = 0
+    batch.units = [unit for unit in batch.units if not unit.done]
+
+
+def _refuse_unit(unit: Unit, error: BaseException) -> None:
+    if unit.done:
+        return
+    unit.error = error
+    for put in unit.puts:
+        put.error = error
+        put.lane.publisher.refused(put)
+    for party in unit.parties:
+        party.refused(unit)
+    unit.done = True
 
 
 def _hollow(txn: Any, lane: Lane) -> Hollowed:
