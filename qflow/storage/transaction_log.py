@@ -5,8 +5,8 @@ the first caller that waits for it, or the flusher. The leader waits for the bat
 sequences, writes, commits once, publishes to the queues in that order, and wakes the rest. Nobody else reads or writes
 committed state.
 
-A *unit* is what one caller wants committed together or not at all: it joins a batch whole. What a disk that is full
-refuses is told apart: the puts of a batch, and units that hold some, with what they settle; never a plain settle.
+A *unit* is what one caller wants committed together or not at all: it joins a batch whole. Where the disk is full, a
+batch is written without its puts, and without the units that hold some, what those settle included; all else goes on.
 
 Leadership is a claim that is given up in `finally`. Every step of a batch can be repeated, so whoever finds a batch
 without a leader takes it over where it stands:
@@ -283,7 +283,8 @@ class TransactionLog:
         size = sum(put.charged for put in unit.puts)
         with self._lock:
             batch = self._batch(size)
-            _leave_half_joined(batch)
+            if batch.joining is not None:
+                _leave_half_joined(batch, batch.joining)
             batch.joining = unit
             for put in unit.puts:
                 if put.lane.is_logged:
@@ -407,7 +408,8 @@ class TransactionLog:
         with self._lock:
             if self._open is batch:
                 self._open = None
-            _leave_half_joined(batch)
+            if batch.joining is not None:
+                _leave_half_joined(batch, batch.joining)
         try:
             if not batch.committed and batch.error is None:
                 self._commit(batch)
@@ -462,9 +464,10 @@ class TransactionLog:
             raise BrokerFailed(f"the log failed earlier ({self._failure}); close the broker and open the spool again")
         lanes = len(batch.puts) + len(batch.settled)
         marks = sum(map(len, batch.settled.values()))
-        for unit in batch.units:
-            lanes += len(unit.settles)
-            marks += sum(len(ranges) for _, ranges in unit.settles)
+        if batch.units:
+            parts = [ranges for unit in batch.units for _, ranges in unit.settles]
+            lanes += len(parts)
+            marks += sum(map(len, parts))
         value_bytes = batch.size * 2 + lanes * TAIL_BYTES
         values = lanes * 4 + marks + batch.size // 32768 + 4 * len(batch.writes) + 20 * len(batch.damaged)
         hollows = batch.hollows
@@ -482,9 +485,10 @@ class TransactionLog:
             batch.plan = self._write(txn, batch)
             batch.committing = True
             env.commit(txn)
-        finally:
+        except BaseException:
             with suppress(LmdbError):  # raised when it has ended; an interrupt may have come at any point
                 txn.abort()
+            raise
         batch.committed = True
 
     def _write(self, txn: Any, batch: Batch) -> list[Step]:
@@ -561,7 +565,8 @@ class TransactionLog:
         batch.done = True
         batch.gate.release()
         batch.puts, batch.plan, batch.settled, batch.writes = {}, [], {}, []  # whoever keeps the batch keeps no bodies
-        batch.units = []
+        if batch.units:
+            batch.units = []
         self._resolve(batch)
 
     def _settle_later(self, batch: Batch) -> None:
@@ -573,13 +578,13 @@ class TransactionLog:
 
     def _resolve(self, batch: Batch) -> None:
         """Resolve the futures of a batch that is done; their callbacks may wait for anything but each other."""
-        with self._lock:
-            if batch.resolving:
-                return
-            batch.resolving = True
         unresolved = batch.unresolved
+        mine = False
         try:
-            while unresolved:
+            with self._lock:
+                if not batch.resolving:
+                    batch.resolving = mine = True
+            while mine and unresolved:
                 told = unresolved[0]
                 future = told.future
                 if future is not None and not future.done():
@@ -589,9 +594,10 @@ class TransactionLog:
                         future.set_exception(told.error)
                 del unresolved[0]
         finally:
-            batch.resolving = False
-            if unresolved:
-                self._hand_over(batch)
+            if mine:
+                batch.resolving = False
+                if unresolved:
+                    self._hand_over(batch)
 
     def _flush_forever(self) -> None:
         while not self._closing:
@@ -665,11 +671,8 @@ def _add_settled(batch: Batch, lane: Lane, ranges: Iterable[Settled]) -> None:
             parts.append([first, end, messages, size])
 
 
-def _leave_half_joined(batch: Batch) -> None:
+def _leave_half_joined(batch: Batch, unit: Unit) -> None:
     """Take out the puts of a unit that was interrupted on its way in. Under the log's lock."""
-    unit = batch.joining
-    if unit is None:
-        return
     theirs = set(map(id, unit.puts))
     left = {lane: [put for put in puts if id(put) not in theirs] for lane, puts in batch.puts.items()}
     batch.puts = {lane: puts for lane, puts in left.items() if puts}
