@@ -24,16 +24,18 @@ from typing import Any, Protocol
 from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
 from qflow.errors import CorruptionError, NotFound, StorageError
 from qflow.events import EventKind, Teller
+from qflow.memory.chunk import Chunk
+from qflow.memory.group import GROUP_BYTES
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
-from qflow.memory.schedule import GROUP_BYTES, Chunk, Schedule
+from qflow.memory.schedule import Schedule
 from qflow.message import (
     DELAYED,
     LANE_SHIFT,
     OVERHEAD_BYTES,
-    Message,
     Record,
+    by_due,
     charge,
     due_of,
     is_logged,
@@ -319,13 +321,9 @@ class Backlog:
             with self._lock:
                 self._spilling = False
                 self._note_spill(error)
-                installed = moving.claim is claim and slots is not None
-                if installed:
-                    self._discharge(self._install_spilled(number, moving, slots))  # type: ignore[arg-type]
-                else:
-                    if moving.claim is claim:
-                        self._unclaim(number, moving)
-                    self._look_around()
+                freed = self._install_spilled(number, moving, claim, slots)
+                installed = freed is not None
+                self._discharge(freed or 0)
             if slots is not None and not installed:
                 self._area.free(slots)
         return installed
@@ -342,19 +340,22 @@ class Backlog:
                 return lane_of(run.first), run
         return 0, None
 
-    def _install_spilled(self, number: int, moving: Run | Chunk, slots: Slots) -> int:
-        """Make what was written leave memory; return what it was charged. Under the lock."""
+    def _install_spilled(self, number: int, moving: Run | Chunk, claim: object, slots: Slots | None) -> int | None:
+        """Make what was written leave memory; return what it was charged, None if it stays there. Under the lock."""
         if isinstance(moving, Chunk):
-            return self._schedules[number].chunk_spilled(moving, slots)
+            schedule = self._schedules[number]
+            if slots is None:
+                schedule.unclaim(claim)
+                return None
+            return schedule.chunk_spilled(claim, slots)
+        if moving.claim is not claim:
+            return None
+        if slots is None:
+            moving.claim = None
+            return None
         freed = moving.become_spilled(slots)
         self._lists[number].spilled(moving)
         return freed
-
-    def _unclaim(self, number: int, moving: Run | Chunk) -> None:
-        if isinstance(moving, Chunk):
-            self._schedules[number].unclaim(moving)
-        else:
-            moving.claim = None
 
     def _note_spill(self, error: StorageError | None) -> None:
         """Remember whether the disk took what was spilled, and tell. Under the lock."""
@@ -650,20 +651,17 @@ class Backlog:
         Charges what the schedule takes beyond the messages.
         """
         number = lane_of(first)
-        number += 0 if number >= DELAYED else DELAYED
+        number = number if number >= DELAYED else number + DELAYED
         schedule = self._schedules.get(number)
         if schedule is None:
             self._open_delayed(number)
             schedule = self._schedules[number]
         before = schedule.overhead_bytes
-        start = 0
-        while start < len(records):
-            due = due_ms or due_of(records[start])
-            stop = start + 1
-            while stop < len(records) and (due_ms or due_of(records[stop]) == due):
-                stop += 1
-            schedule.add(due, first + start, records[start:stop], marks)
-            start = stop
+        if due_ms:
+            schedule.add(due_ms, first, records, marks)
+        else:
+            for due, start, stop in by_due(records):
+                schedule.add(due, first + start, records[start:stop], marks)
         self._used += schedule.overhead_bytes - before
 
     def _open_delayed(self, number: int) -> None:
@@ -679,7 +677,7 @@ class Backlog:
             return False
         try:
             need = chunk.largest + OVERHEAD_BYTES + GROUP_BYTES
-            want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8) // len(schedule.chunks))
+            want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8))
             alone = False
             if self._borrow_room(need, want) < need:
                 if self._room_for_head(need) or chunk.claim is not claim:
@@ -691,51 +689,43 @@ class Backlog:
             self._used += budget
             self._restoring += budget
             slots, first = chunk.slots, chunk.first
+            readable = need if alone else max(chunk.readable(budget), chunk.largest + OVERHEAD_BYTES)
             try:
                 with Unlocked(self._lock):
-                    pieces, problems = self._area.read(
-                        _position(number, first), slots, need if alone else budget, chunk.largest
-                    )
+                    pieces, problems = self._area.read(_position(number, first), slots, readable, chunk.largest)
+                    unpacked = chunk.unpacked(pieces)
+                    found = [(sequence, self._repair(sequence)) for sequence in unpacked.lost]
             finally:
                 self._used -= budget
                 self._restoring -= budget
-            if chunk.claim is not claim:
+            before = _charge_of(schedule)
+            freed = schedule.restored(claim, unpacked)
+            if freed is None:
                 return True
-            return self._install_delayed(number, chunk, pieces, dict(problems))
+            for (sequence, record), (_, text) in zip(found, problems, strict=True):
+                self._install_repaired(sequence, record, text)
+            self._used += _charge_of(schedule) - before
+            self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+            self._look_around()
+            with Unlocked(self._lock):
+                self._area.free(freed)
+            return True
         finally:
             if chunk.claim is claim:
-                schedule.unclaim(chunk)
+                schedule.unclaim(claim)
                 self._look_around()
 
-    def _install_delayed(
-        self, number: int, chunk: Chunk, pieces: list[Record | None], problems: dict[int, str]
-    ) -> bool:
-        """Put what was read of a chunk into the schedule; what is damaged is read from the log, or lost."""
-        schedule = self._schedules[number]
-        before = schedule.charged_bytes
-        position = _position(number, chunk.first)
-        freed, missing = schedule.restored(chunk, pieces)
-        self._used += schedule.charged_bytes - before
-        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
-        self._look_around()
-        with Unlocked(self._lock):
-            self._area.free(freed)
-            found = [(sequence, self._repair(sequence)) for sequence in missing]
-        for (sequence, record), text in zip(found, problems.values(), strict=True):
-            outcome = "lost" if record is None else "read from the log instead"
-            self._report(f"queue {self._name!r}: delayed message {sequence}: {text}; {outcome}", 0)
-            if record is None:
-                self._lost += 1
-                self._gone += 1
-                continue
-            self._repaired += 1
-            before = schedule.charged_bytes
-            schedule.add(record.due_ms if isinstance(record, Message) else 0, sequence, [record], 0)
-            self._used += schedule.charged_bytes - before
-        assert position >= 0
-        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
-        self._look_around()
-        return True
+    def _install_repaired(self, sequence: int, record: Record | None, problem: str) -> None:
+        """Take a delayed message from the log whose spill file is damaged; None if the log does not have it."""
+        outcome = "lost" if record is None else "read from the log instead"
+        self._report(f"queue {self._name!r}: delayed message {sequence}: {problem}; {outcome}", 0)
+        if record is None:
+            self._lost += 1
+            self._gone += 1
+            return
+        self._repaired += 1
+        number = lane_of(sequence)
+        self._schedules[number if number >= DELAYED else number + DELAYED].add(due_of(record), sequence, [record], 0)
 
     def _next_due_ms(self) -> int | None:
         """Return when the next delayed message may be due. Under the lock."""
@@ -753,7 +743,7 @@ class Backlog:
         """Check the rules of room and of the list. Under the lock."""
         account = self._account
         resident = sum(charge(list(run.records)) for runs in self._lists.values() for run in runs)
-        resident += sum(schedule.recount() for schedule in self._schedules.values())
+        resident += sum(map(_charge_of, self._schedules.values()))
         expected = resident + self._incoming + self._restoring + self._acquired_charge()
         if self._used != expected:
             yield f"{self._used} bytes are charged, a recount gives {expected}"
@@ -764,8 +754,10 @@ class Backlog:
             )
         if account.borrowed > max(account.capacity, self._used):
             yield f"{account.borrowed} bytes are borrowed of a capacity of {account.capacity}, {self._used} are charged"
-        for runs in (*self._lists.values(), *self._schedules.values()):
+        for runs in self._lists.values():
             yield from runs.problems()
+        for schedule in self._schedules.values():
+            yield from schedule.problems()
 
     def _visible_charge(self) -> int:
         """What is charged for messages that wait in memory or are acquired. Under the lock."""
@@ -773,6 +765,12 @@ class Backlog:
 
     def _acquired_charge(self) -> int:
         raise NotImplementedError
+
+
+def _charge_of(schedule: Schedule) -> int:
+    """Return what a schedule is charged: its messages in memory, and what it needs for all of them."""
+    tally = schedule.tally()
+    return tally.resident_bytes + OVERHEAD_BYTES * tally.resident_messages + schedule.overhead_bytes
 
 
 def _position(number: int, position: int) -> int:

@@ -28,9 +28,9 @@ from qflow.errors import (
     TransactionTooLarge,
 )
 from qflow.events import EventKind, Teller
+from qflow.memory.group import GROUP_BYTES
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.run_list import RunList
-from qflow.memory.schedule import GROUP_BYTES
 from qflow.message import (
     DELAYED,
     OVERHEAD_BYTES,
@@ -42,6 +42,7 @@ from qflow.message import (
     encode_headers,
     is_plain,
     lane_of,
+    with_prefix,
 )
 from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Relief, Unlocked
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
@@ -69,27 +70,27 @@ class TurnedAway(Exception):
 class Form(NamedTuple):
     """What the messages of one call have in common."""
 
-    header_bytes: bytes
-    logged: bool
-    expires_ms: int
-    due_ms: int
-    topic: str
     number: int
     """Of their lane."""
+    prefix: bytes
+    """What stands before each body; nothing where a message is its body."""
 
     def record(self, body: object) -> Record:
-        """Return the leanest record for a body."""
+        """Return the record for a body."""
         plain = body_bytes(body)
-        if self.header_bytes or not self.logged or self.expires_ms or self.due_ms or self.topic:
-            return Message(
-                plain,
-                self.header_bytes,
-                self.logged,
-                expires_ms=self.expires_ms,
-                due_ms=self.due_ms,
-                topic=self.topic,
-            )
-        return plain
+        return with_prefix(self.prefix, plain) if self.prefix else plain
+
+    def records(self, bodies: Iterable[Any]) -> tuple[list[Record], bool]:
+        """Return the records for some bodies, and whether they are plain. Cost: 0.2 µs each, 0.01 where they are."""
+        records: list[Any] = list(bodies)
+        if not is_plain(records):
+            records = list(map(body_bytes, records))
+        if self.prefix:
+            return [with_prefix(self.prefix, body) for body in records], False
+        return records, True
+
+
+_PLAIN = Form(0, b"")
 
 
 class Intake(Backlog):
@@ -239,14 +240,11 @@ class Intake(Backlog):
             All that `put` raises.
         Cost: transient 0.05 µs a message, durable 0.2 µs and one commit.
         """
-        records, form = list(bodies), self.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        plain = is_plain(records)  # type: ignore[arg-type]
-        if not plain or form.header_bytes or not form.logged or form.expires_ms or form.due_ms:
-            records = [form.record(body) for body in records]
-            plain = is_plain(records)
+        form = self.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        records, plain = form.records(bodies)
         if not records:
             return range(0)
-        first = self._put(records, plain, form.number, timeout_s)  # type: ignore[arg-type]
+        first = self._put(records, plain, form.number, timeout_s)
         return range(0) if first is None else range(first, first + len(records))
 
     def submit(
@@ -316,7 +314,11 @@ class Intake(Backlog):
             if number not in self._schedules:
                 with self._lock:
                     self._open_delayed(number)
-        return Form(encode_headers(headers), durable or not settings.durable, expires_ms, due_ms, topic, number)
+        logged = durable or not settings.durable
+        if not (headers or expires_ms or due_ms or topic) and logged:
+            return Form(number, b"") if number else _PLAIN
+        prefix = Message(b"", encode_headers(headers), logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic)
+        return Form(number, bytes(prefix))
 
     def _times(self, ttl_s: float | None, delay_s: float | None, not_before: Moment | None) -> tuple[int, int]:
         """Return (when it expires, when it is due) in milliseconds since the epoch; 0 = never, and at once."""
@@ -370,8 +372,7 @@ class Intake(Backlog):
         except TurnedAway as turned:
             self._turn_away(records, turned.decision)
             return None
-        if self._used > self._account.borrowed:
-            self.spill_excess()
+        self.keep_within_bounds()
         return first
 
     def _turn_away(self, records: list[Record], decision: Decision) -> None:
@@ -470,7 +471,7 @@ class Intake(Backlog):
                 )
             if self._has_limit():
                 check_can_ever_fit(self._name, settings, Depth(len(records), size))
-        return size + OVERHEAD_BYTES * len(records) + (GROUP_BYTES if number >= DELAYED else 0)
+        return size + OVERHEAD_BYTES * len(records) + (_for_groups(1, len(records)) if number >= DELAYED else 0)
 
     # Room --------------------------------------------------------------------------------------------------------
 
@@ -600,6 +601,11 @@ class Intake(Backlog):
             self._putters -= 1
             self._refresh()
 
+    def keep_within_bounds(self) -> None:
+        """Spill what is above the bounds, if anything is."""
+        if self._used > self._account.borrowed:
+            self.spill_excess()
+
     def spill_excess(self) -> None:
         """After messages passed on slack or came back: spill until the queue is within its bounds."""
         while True:
@@ -615,7 +621,7 @@ class Intake(Backlog):
         """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
         charged = size + OVERHEAD_BYTES * len(records)
         if lane_of(first) >= DELAYED:
-            charged += GROUP_BYTES * puts
+            charged += _for_groups(puts, len(records))
         with self._lock:
             if first >= self._list_of(first).next:
                 self._publish(first, records, size, charged, puts)
@@ -708,6 +714,11 @@ class Intake(Backlog):
         if self._ended is BrokerClosed:
             return BrokerClosed(f"the broker of queue {self._name!r} is closed: open the spool again")
         return QueueDeleted(f"queue {self._name!r} was deleted: declare it again")
+
+
+def _for_groups(puts: int, messages: int) -> int:
+    """Return what puts of delayed messages reserve for their groups in the schedule, which take that or less."""
+    return GROUP_BYTES * puts + messages
 
 
 def put_into_all(queues: Iterable[Any], record: Message) -> dict[str, int | None] | None:

@@ -242,8 +242,10 @@ class Outlet(Intake):
                 number = runs.number + DELAYED
                 schedule = schedules.get(number)
                 if schedule is not None and self._lists[number].settle_head().place is Place.RESIDENT:
+                    before = schedule.overhead_bytes
                     taken = schedule.take(most, now_ms, segments)
                     if taken:
+                        self._used += schedule.overhead_bytes - before
                         return taken, None
                     due_ms = schedule.next_due_ms()
                     if due_ms is not None and due_ms <= now_ms:
@@ -417,8 +419,7 @@ class Outlet(Intake):
             left = batch.left()
             if log is not None:
                 self._check_settles()
-                parts = self.settled_parts(left)
-                joined = log.settle_all(parts)
+                joined = log.settle_all(self.settled_parts(left))
             count = sum(len(records) for _, records, _ in left)
             size = sum(sum(map(len, records)) for _, records, _ in left)
             batch.settled = None

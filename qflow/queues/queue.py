@@ -173,12 +173,11 @@ class Queue(Outlet):
             slots = self._area.write(sequence, records)
         finally:
             with self._lock:
-                installed = run.claim is claim and slots is not None
+                freed = self._install_spilled(lane_of(sequence), run, claim, slots)
+                installed = freed is not None
                 if installed:
-                    freed = self._install_spilled(lane_of(sequence), run, slots)  # type: ignore[arg-type]
-                    self._discharge(freed)
-                elif run.claim is claim:
-                    run.claim = None
+                    self._discharge(freed or 0)
+                elif run.claim is None and run.records:
                     runs.join(run)
             if slots is not None and not installed:
                 self._area.free(slots)
@@ -317,7 +316,7 @@ class Queue(Outlet):
                     )
             spilled = sorted(slot for run in runs if run.place is Place.SPILLED for slot in run.slots)
             spilled += [
-                slot for schedule in self._schedules.values() for chunk in schedule.chunks for slot in chunk.slots
+                slot for schedule in self._schedules.values() for chunk in schedule.spilled for slot in chunk.slots
             ]
             spilled += [slot for slots in self._trash for slot in slots]
             found += self._area.problems(spilled)

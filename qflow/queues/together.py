@@ -118,7 +118,7 @@ class Together:
         if unit.error is not None:
             raise again(unit.error)
         for place in lanes:
-            place.step.queue.spill_excess()
+            place.step.queue.keep_within_bounds()
         return places
 
     def _prepare(self, step: Step, timeout: float | None, puts: list[Put], dead: bool) -> Put | None:
@@ -145,7 +145,7 @@ class Together:
         for leaving in leavings:
             leaving.committed(None)
         for put in puts:
-            put.lane.publisher.spill_excess()  # type: ignore[attr-defined]
+            put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         if future is not None:
             future.set_result(None)
 

@@ -34,6 +34,8 @@ BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META = 1, 2, 3, 4, 5, 6
 FORMAT = 3
 TAIL_BYTES = 16 * 1024
 """The tail block grows under its key up to so many bytes."""
+SMALL_TAIL_BYTES = 1600
+"""And up to so many, however many lanes a commit writes to: about where LMDB begins to use pages of their own."""
 REMOVED_AT_ONCE = 256
 """Settled blocks removed in one commit, at most."""
 HOLLOWING_BYTES = 2**20
@@ -153,10 +155,12 @@ def append(
     sizes: Sequence[int],
     plain: bool,
     now_ms: int,
+    lanes: int = 1,
 ) -> Row:
     """Write records with sequences from `first` on; those not logged only leave a gap.
 
     `sizes` are `len` of each, and `plain` says that all are bytes: known since they were put, and not asked again.
+    Where a commit writes to many `lanes`, their tail blocks grow to less: each is written as a whole, and synced.
     """
     offsets: Sequence[int] = range(len(records))
     if not plain and any(type(record) is Message and not record.logged for record in records):
@@ -168,8 +172,9 @@ def append(
     total = sum(sizes)
     tail = row.tail
     start = 0
-    if tail != NO_PREVIOUS and total < TAIL_BYTES:
-        grown = _grow_tail(txn, owner, lane, row, first, records, sizes, plain, offsets, now_ms)
+    full_bytes = TAIL_BYTES if lanes == 1 else max(SMALL_TAIL_BYTES, TAIL_BYTES // lanes)
+    if tail != NO_PREVIOUS and total < full_bytes:
+        grown = _grow_tail(txn, owner, lane, row, first, records, sizes, plain, offsets, now_ms, full_bytes)
         if grown is not None:
             txn.put(key_of(BLOCKS, owner, lane, tail), grown)
             start = len(records)
@@ -206,13 +211,14 @@ def _grow_tail(
     plain: bool,
     offsets: Sequence[int],
     now_ms: int,
+    full_bytes: int,
 ) -> bytes | None:
     """Return the tail block with the records added and what is settled dropped; None if it is full or gone."""
     if not row.messages:
         return None  # nothing in it is waiting any more
     key = BlockKey(BLOCKS, owner, lane, row.tail)
     value = txn.get(_KEY.pack(*key))
-    if value is None or len(value) >= TAIL_BYTES:
+    if value is None or len(value) >= full_bytes:
         return None
     if type(offsets) is range:
         settled = max(0, row.floor - row.tail)

@@ -529,7 +529,8 @@ class TransactionLog:
                 put.first = following
                 following += len(put.records)
                 size += put.size
-            row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms)
+            lanes = len(batch.puts)
+            row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms, lanes)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
         row = Row(max(row.next, following + ahead), *row[1:])
         remove_at, removing = lane.remove_at, False
