@@ -4,7 +4,7 @@
     BLOCKS  owner  lane  first sequence      a block
     BLOCKS  owner  lane  ffffffffffffffff    the lane's row: it sorts beside the tail block, on the same page
     MARKS   owner  lane  first sequence      a settled range above the floor: its end
-    ATTEMPTS owner lane  first sequence      earlier deliveries of a range: its end and their number
+    ATTEMPTS owner lane  first sequence      earlier deliveries of a range: its end and their number; none overlap
     DAMAGED owner  lane  first sequence      a block that did not match its checksum, kept as it was found
     QUEUES  owner                            name, incarnation, settings (JSON)
     META    name                             format, uuid, clean mark
@@ -336,6 +336,40 @@ def write_attempts(txn: Any, owner: int, lane: int, below: int, known: Iterable[
     _delete_attempts(txn, owner, lane, below, limit=2**62)
     for first, end, number in known:
         _put_attempts(txn, owner, lane, first, end, number)
+
+
+def raise_attempts(txn: Any, owner: int, lane: int, first: int, end: int, number: int) -> None:
+    """Set the number of earlier deliveries of [first, end), whatever was known of parts of it.
+
+    Ranges that reach over its edges are cut there, and neighbours of the same number become one.
+    """
+    if first >= end:
+        return
+    start, stop = first, end
+    for low, high, known in attempts(txn, owner, lane, max(0, first - 1), end + 1):
+        if low < first:
+            if known == number:
+                start = low
+            elif high > first:
+                _put_attempts(txn, owner, lane, low, first, known)
+        if high > end:
+            if known == number:
+                stop = high
+            else:
+                _put_attempts(txn, owner, lane, end, high, known)
+    joined = stop > end  # with a range that begins at `end`, perhaps
+    _delete_between(txn, ATTEMPTS, owner, lane, first, end + joined)
+    if number:
+        _put_attempts(txn, owner, lane, start, stop, number)
+
+
+def _delete_between(txn: Any, table: int, owner: int, lane: int, first: int, end: int) -> None:
+    """Delete the records of a table whose keys lie in [first, end)."""
+    prefix = key_of(table, owner, lane, 0)[:-8]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix + first.to_bytes(8, "big"))
+        while found and cursor.key().startswith(prefix) and int.from_bytes(cursor.key()[-8:], "big") < end:
+            found = cursor.delete() and bool(cursor.key())
 
 
 def _put_attempts(txn: Any, owner: int, lane: int, first: int, end: int, number: int) -> None:
@@ -677,7 +711,7 @@ def _ranges(txn: Any, table: int, owner: int, lane: int, first: int, end: int) -
             try:
                 high, number = _read_range(cursor.key(), cursor.value())
             except CorruptionError:
-                high, number = low, 0
+                high, number = 0, 0  # it says nothing
             if high > first:
                 yield low, high, number
             found = cursor.next()
