@@ -742,7 +742,7 @@ class Outlet(Intake):
         late: dict[Held, float | None] = {}
         segments: list[Segment] = []
         for held in (self._acquired, self._batches):
-            for one, since in held.items():  # type: ignore[attr-defined]
+            for one, since in held.items():
                 if since is None:
                     continue  # being collected, or delivered before anybody wanted to know
                 if since + longer_than_s > now:
@@ -760,7 +760,7 @@ class Outlet(Intake):
             one._settler = _Late(
                 self._name,
                 f"a message of queue {self._name!r} was held for longer than {why}: it went back to the queue",
-            )  # type: ignore[assignment]
+            )
         if late:
             self._take_back(segments, late, True, 0.0)
         return list(late)

@@ -319,7 +319,7 @@ class Transaction:
         leavings: list[Leaving] = []
         try:
             steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._waiting]
-            for queue, held in sorted(self._held.items(), key=lambda item: item[0].owner):  # type: ignore[attr-defined]
+            for queue, held in sorted(self._held.items(), key=lambda item: item[0].owner):
                 leavings.append(queue.begin_leaving(held))
             # From here on the queues charge the bodies.
             self._give_back_memory()
