@@ -428,7 +428,7 @@ class Backlog:
                 run.claim = None
                 self._look_around()
 
-    def _restore(self, runs: RunList, run: Run, claim: object, to_drop: bool) -> bool:
+    def _restore(self, runs: RunList, run: Run, claim: object, to_drop: bool = False) -> bool:
         """Restore the front of a claimed run; as `_restore_head`."""
         need = run.needs + OVERHEAD_BYTES
         want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8, run.charged))

@@ -305,7 +305,11 @@ def test_blocked_puts_are_admitted_first_come_first_served(
         assert len(queue) <= 4
     for producer in producers:
         producer.join(LONG_S)
-    assert received == [0] * 4 + list(range(1, 31))
+    # Those who passed together may meet in the log in any order: four at most, for there is room for four.
+    near = 4 if durable else 1
+    assert received[:4] == [0] * 4
+    assert sorted(received[4:]) == list(range(1, 31))
+    assert all(abs(number - place) < near for place, number in enumerate(received[4:], 1))
 
 
 def test_a_newcomer_does_not_pass_those_who_wait(open_spool: Open, durable: bool) -> None:
