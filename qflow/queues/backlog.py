@@ -630,6 +630,7 @@ class Backlog:
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
         if logged and count >= run.count and moved.more:
             settled.append(self._count_up(run, count, charged))
+        if not logged:
             if moved.lost:
                 run.expires_ms = 0  # what the log holds of the rest is not known any more
             for _, records, _ in moved.pieces:

@@ -595,11 +595,11 @@ class Intake(Backlog):
                     continue
             if self._spill_error is not None and excess > 0:
                 self._wait_for_room(deadline, self._spill_error)
-            elif self._put_slack or self._spilling:
+            elif (self._put_slack and self._incoming) or self._spilling:
                 self._wait_for_room(None, None)
             else:  # it passes, alone, and is spilled as soon as it is visible
                 self._ledger.borrow_most(account, self._used + charged - account.borrowed)
-                self._put_slack = max(0, self._used + charged - max(account.borrowed, self._used))
+                self._put_slack = max(0, self._used + charged - account.borrowed - self._get_slack)
                 self._used += charged
                 self._refresh()
                 return
