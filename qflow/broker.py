@@ -126,7 +126,7 @@ class Broker:
                 clean=self._clean,
                 queues=len(self._queues),
                 messages=sum(len(queue) for queue in self._queues.values()),
-                bytes=sum(record.row.bytes for record in self._found if record.row is not None and not record.deleted),
+                bytes=sum(row.bytes for record in self._found for row in (record.rows or {}).values()),
                 quarantined_blocks=0,
                 problems=tuple(self._problems),
                 seconds=time.perf_counter() - started,
@@ -203,12 +203,12 @@ class Broker:
         self._store = self._spill_store()
         bytearray(ALLOCATOR_HINT_BYTES)
         self._wiper = Wiper(self._files, self.path)
-        self._broken = {record.name: record for record in found.queues if record.row is None and not record.deleted}
+        self._broken = {record.name: record for record in found.queues if record.rows is None and not record.deleted}
         for record in found.queues:
             if record.deleted:
                 self._deleted.append(record.owner)
-            elif record.row is not None:
-                self._recover(record, record.row)
+            elif record.rows is not None:
+                self._recover(record, record.rows[0])
 
     def _spill_store(self) -> SpillStore:
         settings = self.settings
@@ -527,7 +527,7 @@ class Broker:
 
         def write(txn: Any) -> None:
             nonlocal more
-            more = block_log.delete_lane(txn, owner, 0)
+            more = block_log.delete_lanes(txn, owner)
             if not more:
                 txn.delete(block_log.queue_key(owner))
 
