@@ -28,10 +28,6 @@ class QueueRecord(NamedTuple):
     """The row of each lane that was ever used, lane 0 among them. None: one is damaged, the queue cannot be served."""
     deleted: bool
 
-    @property
-    def rows(self) -> dict[int, Row] | None:
-        return None if self.row is None else {0: self.row}
-
 
 class Recovery(NamedTuple):
     """The whole log."""

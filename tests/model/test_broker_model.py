@@ -23,8 +23,8 @@ from qflow import inspect
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
 from qflow.delivery import Delivery
-from qflow.queues.dead_letters import COUNT, QUEUE, REASON
 from qflow.queues import intake
+from qflow.queues.dead_letters import COUNT, QUEUE, REASON
 from qflow.queues.intake import Intake
 
 MEMORY = Path("/dev/shm")
