@@ -720,6 +720,8 @@ class Backlog:
             for due, start, stop in by_due(records):
                 schedule.add(due, first + start, records[start:stop], marks)
         self._used += schedule.overhead_bytes - before
+        if self._front is not NOWHERE:
+            self._refresh()  # what is due goes before what waits
 
     def _open_delayed(self, number: int) -> None:
         """Begin a lane for delayed messages. Under the lock."""

@@ -103,13 +103,15 @@ class Together:
                 return places
             unit = Unit(puts, settles, leavings)
             unit.future = future
+            for leaving in leavings:
+                leaving.unit = unit
             batch = self._log.join(unit)
         except BaseException:
             if unit is None or not unit.joined:
                 for put in puts:
                     put.lane.publisher.refused(put)
-                for leaving in leavings:
-                    leaving.refused(None)
+            for leaving in leavings:
+                leaving.give_up()
             raise
         if not wait:
             self._log.flush(batch)
