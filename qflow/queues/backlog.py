@@ -136,8 +136,8 @@ class Backlog:
         self._room = Line(self._lock)
         """Putters wait here: for room in memory, or for depth below a limit."""
         self._putters = 0
-        self._held_back = False
-        """A put was not admitted at a limit, and the depth has not come down to the mark since."""
+        self._at_limit = False
+        """A put was not admitted at once, and the depth has not come down to the mark since."""
         self._used = 0
         self._ceiling = NEVER
         """A plain put is admitted at once while `_used` stays at or below; NEVER sends it the long way."""
@@ -243,8 +243,7 @@ class Backlog:
         over = max(0, self._used - self._account.borrowed)
         self._get_slack = min(self._get_slack, over)
         self._put_slack = min(self._put_slack, over - self._get_slack)
-        # Else they would wake for nothing.
-        if self._putters and not self._held_back and (not self._put_slack or self._has_limit()):
+        if self._putters and self._wakes_putters():
             self._room.notify_all()
         self._refresh()
         return over
@@ -290,6 +289,10 @@ class Backlog:
         raise NotImplementedError
 
     def _has_limit(self) -> bool:
+        raise NotImplementedError
+
+    def _wakes_putters(self) -> bool:
+        """Tell whether putters who wait would not look for nothing. Under the lock."""
         raise NotImplementedError
 
     # Spilling ----------------------------------------------------------------------------------------------------
@@ -410,8 +413,10 @@ class Backlog:
 
     # Restoring ---------------------------------------------------------------------------------------------------
 
-    def _restore_head(self, runs: RunList) -> bool:
+    def _restore_head(self, runs: RunList, *, to_drop: bool = False) -> bool:
         """Bring a lane's head into memory, as much as there is room for. Called with the lock held; lets go of it.
+
+        One message that is to be dropped at once comes whatever room there is.
 
         Returns False if it has to wait until something is settled, spilled, or restored by somebody else.
         """
@@ -420,13 +425,13 @@ class Backlog:
         if run is None:
             return False
         try:
-            return self._restore(runs, run, claim)
+            return self._restore(runs, run, claim, to_drop)
         finally:
             if run.claim is claim:
                 run.claim = None
                 self._look_around()
 
-    def _restore(self, runs: RunList, run: Run, claim: object) -> bool:
+    def _restore(self, runs: RunList, run: Run, claim: object, to_drop: bool = False) -> bool:
         """Restore the front of a claimed run; as `_restore_head`."""
         need = run.needs + OVERHEAD_BYTES
         want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8, run.charged))
@@ -434,7 +439,7 @@ class Backlog:
         if self._borrow_room(need, want) < need:
             if self._room_for_head(need) or run.claim is not claim:
                 return True
-            if self._is_in_flight():
+            if self._is_in_flight() and not to_drop:
                 return False
             alone = True
         return self._read_in(runs, run, claim, want, alone)
@@ -631,6 +636,7 @@ class Backlog:
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
         if logged and count >= run.count and moved.more:
             settled.append(self._count_up(run, count, charged))
+        if not logged:
             if moved.lost:
                 run.expires_ms = 0  # what the log holds of the rest is not known any more
             for _, records, _ in moved.pieces:
