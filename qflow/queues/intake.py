@@ -389,9 +389,9 @@ class Intake(Backlog):
 
     def _turn_away(self, records: list[Record], decision: Decision) -> None:
         """Do with what was not admitted what the policy says."""
-        self.count_turned_away(len(records), dropped=decision is Decision.DROP)
         if decision is Decision.DEAD_LETTER:
             self._undertaker(self, [Segment(-1, records, 0)], "limit", None)
+        self.count_turned_away(len(records), dropped=decision is Decision.DROP)
 
     def _send(
         self,
