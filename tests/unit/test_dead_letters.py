@@ -188,7 +188,6 @@ def test_counts_of_deliveries_survive_a_crash_where_they_matter(open_at: Open, s
             break
         if delivery.body == b"good":
             delivery.ack(wait=True)
-            continue
         copy = tmp_path / f"life{life}"
         crash(broker, copy)
         path = copy
