@@ -749,6 +749,11 @@ class Intake(Backlog):
         if self._ended is not None:
             raise self._gone_error()
 
+    def check_not_deleted(self) -> None:
+        """Refuse to go on if the queue was deleted since room in it was reserved, perhaps long ago."""
+        if self._ended is QueueDeleted:
+            raise self._gone_error()
+
     def _gone_error(self) -> QflowError:
         if self._ended is BrokerClosed:
             return BrokerClosed(f"the broker of queue {self._name!r} is closed: open the spool again")
@@ -785,7 +790,12 @@ def put_into_all(queues: Iterable[Any], record: Message) -> dict[str, int | None
                 queue._append(record)
                 if queue._getters:
                     queue._arrived.notify()
-        sequences[queue._name] = sequence if passes else queue._put([record], False, 0, None)
+        if not passes:
+            try:
+                sequence = queue._put([record], False, 0, None)
+            except QueueDeleted:
+                continue  # since it was looked at
+        sequences[queue._name] = sequence
     return sequences
 
 

@@ -98,6 +98,8 @@ class Together:
             for place in sorted(lanes, key=lambda one: one.step.queue.owner):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
                 place.put = self._prepare(place.step, left, puts, turned, dead)
+            for put in puts:
+                put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
             settles = [part for leaving in leavings for part in leaving.settles()]
             if not settles and not any(put.lane.is_logged for put in puts):
                 self._publish_unlogged(puts, leavings, future)
