@@ -522,6 +522,10 @@ class Backlog:
         """The name it was declared under."""
         return self._name
 
+    def shares(self, ledger: Ledger) -> bool:
+        """Tell whether it is one of those who share this ledger: of the same broker."""
+        return self._ledger is ledger
+
     @property
     def owner(self) -> int:
         """Its number."""

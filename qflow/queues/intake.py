@@ -428,6 +428,23 @@ class Intake(Backlog):
             self._pending += 1
         return put
 
+    def prepare_lots(
+        self, lots: list[tuple[int, list[Record]]], timeout: float | None, *, dead: bool = False
+    ) -> list[Put]:
+        """`prepare` for (number, records) of several lanes at once: one after the other might wait for each other."""
+        puts = []
+        for number, records in lots:
+            sizes = list(map(len, records))
+            charged = self._charge_for(records, sum(sizes), number, dead=dead)
+            puts.append(Put(self._commit_lane(number), records, sizes, is_plain(records), sum(sizes), charged))
+        arriving = Depth(sum(len(put.records) for put in puts), sum(put.size for put in puts))
+        if self._has_limit() and not dead:
+            check_can_ever_fit(self._name, self.settings, arriving)
+        with self._lock:
+            self._reserve(*arriving, sum(put.charged for put in puts), timeout, dead=dead)
+            self._pending += len(puts)
+        return puts
+
     def count_turned_away(self, messages: int, *, dropped: bool) -> None:
         """Count what was not admitted at a limit."""
         with self._lock:

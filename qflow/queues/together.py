@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
-from qflow.message import Record, is_plain
+from qflow.message import Record
 from qflow.queues.dead_letters import dead_letters
 from qflow.queues.intake import TurnedAway, again
 from qflow.queues.outlet import Leaving
@@ -95,9 +96,10 @@ class Together:
         unit: Unit | None = None
         deadline = None if timeout is None else self._monotonic() + timeout
         try:
-            for place in sorted(lanes, key=lambda one: one.step.queue.owner):
+            lanes.sort(key=_owner)
+            for _, group in groupby(lanes, _owner):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                place.put = self._prepare(place.step, left, puts, turned, dead)
+                self._prepare(list(group), left, puts, turned, dead)
             for put in puts:
                 put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
             settles = [part for leaving in leavings for part in leaving.settles()]
@@ -131,27 +133,33 @@ class Together:
 
     def _prepare(
         self,
-        step: Step,
+        places: list[Place],
         timeout: float | None,
         puts: list[Put],
         turned: list[tuple[Queue, int, bool]],
         dead: bool,
-    ) -> Put | None:
-        """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
-        queue, number, records = step
+    ) -> None:
+        """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
+        queue = places[0].step.queue
+        lots = [(place.step.number, place.step.records) for place in places]
+        wanted = places
         while True:
             try:
-                put = queue.prepare(records, is_plain(records), number, timeout, dead=dead)
+                found = queue.prepare_lots(lots, timeout, dead=dead)
             except TurnedAway as error:
+                records = [record for _, lot in lots for record in lot]
                 turned.append((queue, len(records), error.decision is Decision.DROP))
                 if error.decision is Decision.DROP:
-                    return None
+                    return
                 if not dead:
                     records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
-                queue, number, dead = self._dead_letter_queue(queue), 0, True
+                queue, lots, dead = self._dead_letter_queue(queue), [(0, records)], True
+                wanted = []
             else:
-                puts.append(put)
-                return put if queue is step.queue else None
+                puts += found
+                for place, put in zip(wanted, found, strict=bool(wanted)):
+                    place.put = put
+                return
 
     def _publish_unlogged(self, puts: list[Put], leavings: list[Leaving], future: Future[Any] | None) -> None:
         """Do all of it without the log, which has no part in it."""
@@ -163,6 +171,10 @@ class Together:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         if future is not None:
             future.set_result(None)
+
+
+def _owner(place: Place) -> int:
+    return place.step.queue.owner
 
 
 def _count(turned: list[tuple[Queue, int, bool]]) -> None:

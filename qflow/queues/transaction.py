@@ -36,7 +36,7 @@ class Desk:
 
     def __init__(self, account: Account, ledger: Ledger, relief: Relief, area: SpillArea) -> None:
         self._account = account
-        self._ledger = ledger
+        self.ledger = ledger
         self._relief = relief
         self._area = area
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Desk:
         """Borrow for bodies, making queues give way; False if there is no room."""
         for _ in range(2):
             with self._lock:
-                if self._ledger.borrow_exactly(self._account, amount):
+                if self.ledger.borrow_exactly(self._account, amount):
                     return True
             if not self._relief(self._account, amount):
                 return False
@@ -54,7 +54,7 @@ class Desk:
 
     def discharge(self, amount: int) -> None:
         with self._lock:
-            self._ledger.give_back(self._account, amount)
+            self.ledger.give_back(self._account, amount)
 
     def spill(self, records: list[Record]) -> tuple[int, Slots]:
         """Write bodies to disk; return where they are."""
@@ -138,7 +138,7 @@ class Transaction:
         self._bytes = 0
         self._charged = 0
         self._held: dict[Outlet, list[Held]] = {}
-        self._seen: set[int] = set()
+        self._seen: set[tuple[int, int]] = set()
         self._result: list[Any] | None = None
         self._run_queue: Queue | str | None = None  # where plain puts go, one after the other
         self._run: list[Record] = []
@@ -219,28 +219,39 @@ class Transaction:
             AlreadySettled: it was, or is in this transaction before.
         """
         self._check_open()
-        queue, one = _holder(delivery)
-        self._hold(queue, one)
+        batch = delivery._settler
+        if isinstance(batch, Deliveries):
+            position = batch._position(delivery.sequence)
+            batch.check_unsettled(position)
+            self._hold(batch._settler, delivery, (id(batch), position))
+        else:
+            self._hold(batch, delivery, (id(delivery), -1))
 
     def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
         """Settle deliveries when the transaction commits; a batch as a whole. Raises as `ack`."""
         self._check_open()
         if isinstance(deliveries, Deliveries):
             if deliveries.total:
-                self._hold(deliveries._settler, deliveries)  # type: ignore[arg-type]
+                self._hold(deliveries._settler, deliveries, (id(deliveries), -1))
             return
         for delivery in deliveries:
             self.ack(delivery)
 
     def _queue(self, queue: Queue | str) -> Queue:
         if isinstance(queue, Queue):
+            self._check_ours(queue)
             return queue
         return self._router.queue(queue)
 
-    def _hold(self, queue: Outlet, one: Held) -> None:
-        if not isinstance(queue, Outlet) or id(one) in self._seen:
+    def _check_ours(self, queue: Outlet) -> None:
+        if not queue.shares(self._desk.ledger):
+            raise InvalidArgument(f"queue {queue.name!r} belongs to another broker: a transaction is of one")
+
+    def _hold(self, queue: Any, one: Held, key: tuple[int, int]) -> None:
+        if not isinstance(queue, Outlet) or key in self._seen:
             raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
-        self._seen.add(id(one))
+        self._check_ours(queue)
+        self._seen.add(key)
         self._held.setdefault(queue, []).append(one)
 
     def _begin_run(self, queue: Queue | str) -> None:
@@ -273,8 +284,12 @@ class Transaction:
                 f"{self._max_bytes}: commit more often"
             )
         start = len(self._waiting)
-        for step in steps:
-            self._waiting.append(self._seat(_Waiting(step)))
+        try:
+            for step in steps:
+                self._waiting.append(self._seat(_Waiting(step)))
+        except BaseException:
+            self._unseat(start)
+            raise
         self._bytes += size
         self._calls.append(_Call(kind, start, len(self._waiting)))
 
@@ -293,6 +308,16 @@ class Transaction:
                 self._charged -= other.charged
                 desk.discharge(other.charged)
         return waiting
+
+    def _unseat(self, start: int) -> None:
+        """Give up what waits from some place on."""
+        for waiting in self._waiting[start:]:
+            if waiting.records is None:
+                self._desk.free(waiting.slots)
+            else:
+                self._charged -= waiting.charged
+                self._desk.discharge(waiting.charged)
+        del self._waiting[start:]
 
     # Its end -----------------------------------------------------------------------------------------------------
 
@@ -324,10 +349,10 @@ class Transaction:
             # From here on the queues charge the bodies.
             self._give_back_memory()
             places = self._together.commit(steps, leavings, timeout=self._timeout)
-        except BaseException:
+        except BaseException as error:
             for leaving in leavings:
                 leaving.give_up()
-            self._end("rolled back")
+            self._end("rolled back" if isinstance(error, Exception) else "interrupted")
             raise
         self._result = []
         for call in self._calls:
@@ -360,7 +385,7 @@ class Transaction:
 
     def _end(self, state: str) -> None:
         self._state = state
-        self._run_queue = None
+        self._run_queue, self._run, self._credit = None, [], 0
         self._give_back_memory()
         for waiting in self._waiting:
             if waiting.slots:
@@ -389,13 +414,3 @@ class Transaction:
 
     def __repr__(self) -> str:
         return f"<Transaction, {self._state}, {len(self._waiting)} puts>"
-
-
-def _holder(delivery: Delivery) -> tuple[Outlet, Delivery]:
-    """Return the queue of a delivery, and the delivery as that queue knows it: taken out of its batch."""
-    settler: Any = delivery._settler
-    if isinstance(settler, Deliveries):
-        queue: Any = settler._settler
-        queue.leave_batch(settler, settler._position(delivery.sequence), delivery)
-        return queue, delivery
-    return settler, delivery
