@@ -42,6 +42,11 @@ _FREED_BYTES = OVERHEAD_BYTES - SEQUENCE_BYTES
 _bound = attrgetter("bound")
 
 
+def index_charge(count: int) -> int:
+    """Return what is charged for a spilled chunk of so many messages."""
+    return CHUNK_BYTES + SEQUENCE_BYTES * count
+
+
 class Tally(NamedTuple):
     """How many messages are where, and their bytes."""
 

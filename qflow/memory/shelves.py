@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 
 from qflow.delivery import Segment
-from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, cut, groups_of, segments_of, weight
+from qflow.memory.group import AHEAD, GROUP_BYTES, GROUP_MESSAGES, Group, Key, cut, groups_of, segments_of, weight
 from qflow.message import Record
 
 SHELF = 256
@@ -68,7 +68,10 @@ class Shelves:
         self._settle()
 
     def _hand_over(self, most: int, bound: Key, segments: list[Segment]) -> int:
-        """Move up to `most` messages that come before `bound` to `segments`; return how many."""
+        """Move up to `most` messages that come before `bound` to `segments`; return how many.
+
+        What follows on the last segment there, with the same marks, goes into that one.
+        """
         if most <= 0:
             return 0
         shelves = self._shelves
@@ -98,10 +101,18 @@ class Shelves:
             whole, part = whole + 1, 0
         handed, size = segments_of(groups)
         charged = GROUP_BYTES * (len(groups) - len(rest))
+        last: list[Record] = []
+        following: list[Record] = []
+        if segments and segments[-1].marks == handed[0].marks:
+            last = segments[-1].records
+            if segments[-1].first + len(last) == handed[0].first:
+                following = handed[0].records
+                handed = handed[1:]
         # No call from here on.
+        last += following
         segments += handed
         if part:
-            shelf[:part] = []
+            shelf[:part] = rest
         del shelves[:whole]
         self._lows[: whole + 1] = ((),)
         self._messages -= count
@@ -173,6 +184,8 @@ class Shelves:
         for low, shelf, end in zip(self._lows, self._shelves, [*self._lows[1:], None], strict=True):
             if any(group < low or (end is not None and group >= end) for group in shelf):
                 yield f"the shelf from {low} to {end} holds what belongs on another"
+            if any(len(group) - AHEAD > GROUP_MESSAGES for group in shelf):
+                yield f"the shelf from {low} has a group that is too big"
             if shelf.in_order and sorted(shelf) != shelf:
                 yield f"the shelf from {low} is not in order"
         for one, two in pairwise(self._shelved()):

@@ -51,6 +51,7 @@ from qflow.storage.spill import SpillArea
 from qflow.storage.transaction_log import Batch, Lane, Put, TransactionLog
 
 Moment = datetime | float
+NOTHING = Depth(0, 0)
 
 
 class Undertaker(Protocol):
@@ -413,18 +414,26 @@ class Intake(Backlog):
             raise
 
     def prepare(
-        self, records: list[Record], plain: bool, number: int, timeout: float | None, *, dead: bool = False
+        self,
+        records: list[Record],
+        plain: bool,
+        number: int,
+        timeout: float | None,
+        *,
+        leaving: Depth = NOTHING,
+        dead: bool = False,
     ) -> Put:
         """Reserve room for messages that join a batch: until they are published or `refused`, they are on their way.
 
-        Dead letters pass the limits: they were confirmed before, and have nowhere else to go.
+        What is leaving the queue in the same commit makes room for them at its limits. Dead letters pass the limits:
+        they were confirmed before, and have nowhere else to go.
         """
         sizes = list(map(len, records))
         size = sum(sizes)
         charged = self._charge_for(records, size, number, dead=dead)
         put = Put(self._commit_lane(number), records, sizes, plain, size, charged)
         with self._lock:
-            self._reserve(len(records), size, charged, timeout, dead=dead)
+            self._reserve(len(records), size, charged, timeout, leaving=leaving, dead=dead)
             self._pending += 1
         return put
 
@@ -559,7 +568,16 @@ class Intake(Backlog):
         """Drop waiting messages to make room; False if there are none. With the lock held; it may let go of it."""
         raise NotImplementedError
 
-    def _reserve(self, messages: int, size: int, charged: int, timeout: float | None, *, dead: bool = False) -> None:
+    def _reserve(
+        self,
+        messages: int,
+        size: int,
+        charged: int,
+        timeout: float | None,
+        *,
+        leaving: Depth = NOTHING,
+        dead: bool = False,
+    ) -> None:
         """Take depth and memory for messages on their way in, waiting for it. Called with the lock held; lets go of it.
 
         The time-out counts at a limit and on a disk that is full. Memory that is being moved always comes free.
@@ -567,7 +585,8 @@ class Intake(Backlog):
         deadline = None if timeout is None else self._monotonic() + timeout
         turn = _Turn()
         try:
-            self._find_place(turn, Depth(messages, size), charged, deadline, dead)
+            arriving = Depth(messages - leaving.messages, size - leaving.bytes)
+            self._find_place(turn, arriving, charged, deadline, dead)
         finally:
             if turn.waits:
                 self._leave_line(turn)

@@ -60,6 +60,12 @@ class Leaving:
         self.held = held
         """Who held them: if the commit is refused, he does again."""
 
+    @property
+    def depth(self) -> Depth:
+        """How much of the queue's depth it takes with it."""
+        records = [records for _, records, _ in self.segments]
+        return Depth(sum(map(len, records)), sum(sum(map(len, part)) for part in records))
+
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
         return self.queue.settled_parts(self.segments)
@@ -247,6 +253,7 @@ class Outlet(Intake):
                     taken = schedule.take(most, now_ms, segments)
                     if taken:
                         self._used += schedule.overhead_bytes - before
+                        self._look_around()
                         return taken, None
                     due_ms = schedule.next_due_ms()
                     if due_ms is not None and due_ms <= now_ms:

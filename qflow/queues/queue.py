@@ -436,13 +436,17 @@ class Queue(Outlet):
         self.fit()
 
     def fit(self) -> bool:
-        """Take a step towards what `alter` asked for: drop what a ring has too much, restore what there is room for.
+        """Take a step of what follows from an opening or an `alter`; return whether there may be more to do.
 
-        Returns whether there may be more to do.
+        Read what the log holds of delayed messages, drop what a ring has too much, restore what there is room for.
         """
         with self._lock:
             if self._ended is not None:
                 return False
+            for number in self._schedules:
+                runs = self._lists[number]
+                if runs.settle_head().place is not Place.RESIDENT and self._restore_head(runs):
+                    return True
             if self.settings.on_overflow is Overflow.DROP_OLDEST:
                 surplus = excess(self.settings, self._depth(), Depth(0, 0))
                 if (surplus.messages > 0 or surplus.bytes > 0) and self._drop_oldest(surplus):

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from qflow.delivery import Segment
 from qflow.message import Record, is_plain
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.intake import TurnedAway, again
-from qflow.queues.outlet import Leaving
-from qflow.queues.overflow import Decision
+from qflow.queues.intake import NOTHING, TurnedAway, again
+from qflow.queues.outlet import Leaving, Outlet
+from qflow.queues.overflow import Decision, Depth
 from qflow.queues.queue import Queue
 from qflow.storage.transaction_log import Put, TransactionLog, Unit
 
@@ -93,10 +93,11 @@ class Together:
         puts: list[Put] = []
         unit: Unit | None = None
         deadline = None if timeout is None else self._monotonic() + timeout
+        leave: dict[Outlet, Depth] = {leaving.queue: leaving.depth for leaving in leavings}
         try:
             for place in sorted(lanes, key=lambda one: one.step.queue.owner):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                place.put = self._prepare(place.step, left, puts, dead)
+                place.put = self._prepare(place.step, left, puts, leave.pop(place.step.queue, NOTHING), dead)
             settles = [part for leaving in leavings for part in leaving.settles()]
             if not settles and not any(put.lane.is_logged for put in puts):
                 self._publish_unlogged(puts, leavings, future)
@@ -121,19 +122,20 @@ class Together:
             place.step.queue.keep_within_bounds()
         return places
 
-    def _prepare(self, step: Step, timeout: float | None, puts: list[Put], dead: bool) -> Put | None:
+    def _prepare(self, step: Step, timeout: float | None, puts: list[Put], leaving: Depth, dead: bool) -> Put | None:
         """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
         queue, number, records = step
         while True:
             try:
-                put = queue.prepare(records, is_plain(records), number, timeout, dead=dead)
+                plain = is_plain(records)
+                put = queue.prepare(records, plain, number, timeout, leaving=leaving, dead=dead)
             except TurnedAway as error:
                 queue.count_turned_away(len(records), dropped=error.decision is Decision.DROP)
                 if error.decision is Decision.DROP:
                     return None
                 if not dead:
                     records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
-                queue, number, dead = self._dead_letter_queue(queue), 0, True
+                queue, number, leaving, dead = self._dead_letter_queue(queue), 0, NOTHING, True
             else:
                 puts.append(put)
                 return put if queue is step.queue else None
