@@ -145,6 +145,7 @@ class Backlog:
         self._incoming = 0  # charged for puts not yet visible
         self._restoring = 0  # charged for records being read
         self._spilling = False
+        self._has_spilled = False  # something was spilled, and since then not everything has been found in memory
         self._spill_error: StorageError | None = None
         self._skipped = 0
         """Sequences below the `next` of all lanes that were never waiting here: next - skipped - gone = messages."""
@@ -323,6 +324,9 @@ class Backlog:
                 self._note_spill(error)
                 freed = self._install_spilled(number, moving, claim, slots)
                 installed = freed is not None
+                if installed and not self._has_spilled:
+                    self._has_spilled = True
+                    self._tell(EventKind.SPILL_STARTED, self._name)
                 self._discharge(freed or 0)
             if slots is not None and not installed:
                 self._area.free(slots)
@@ -356,6 +360,11 @@ class Backlog:
         freed = moving.become_spilled(slots)
         self._lists[number].spilled(moving)
         return freed
+
+    def _note_damage(self, problem: str, damaged_blocks: int) -> None:
+        """Report stored messages that were found damaged, and tell of them."""
+        self._report(problem, damaged_blocks)
+        self._tell(EventKind.MESSAGES_LOST, self._name, problem)
 
     def _note_spill(self, error: StorageError | None) -> None:
         """Remember whether the disk took what was spilled, and tell. Under the lock."""
@@ -427,6 +436,34 @@ class Backlog:
             alone = True
         return self._read_in(runs, run, claim, want, alone)
 
+    def refill(self) -> bool:
+        """Bring back a part of what is first on disk, while less than half of the capacity is used; False at the end.
+
+        After the capacity was raised: else nothing comes back before its turn.
+        """
+        claim = object()
+        with self._lock:
+            if 2 * self._used >= self._account.capacity:
+                return False
+            for runs in self._ranked:
+                run = runs.claim_first_away(claim)
+                if run is not None:
+                    break
+            else:
+                return False
+            try:
+                return self._restore(runs, run, claim)
+            finally:
+                if run.claim is claim:
+                    run.claim = None
+                    self._look_around()
+
+    def _has_nothing_spilled(self) -> bool:
+        """Tell whether all lies in memory, or in the log. Under the lock."""
+        return not any(runs.tally(Place.SPILLED)[0] for runs in self._lists.values()) and not any(
+            schedule.tally().spilled_messages for schedule in self._schedules.values()
+        )
+
     def _read_in(self, runs: RunList, run: Run, claim: object, want: int, alone: bool) -> bool:
         """Read what there is room for of the front of a claimed run, at most `want` bytes; as `_restore_head`."""
         budget = max(0, min(self._account.borrowed - self._used, want))
@@ -487,7 +524,7 @@ class Backlog:
         spilled = run.place is Place.SPILLED
         moved = self._read_spilled(run, budget, alone) if spilled else self._read_logged(run, budget, alone)
         for problem, damaged_blocks in moved.problems:
-            self._report(f"queue {self._name!r}: {problem}", damaged_blocks)
+            self._note_damage(f"queue {self._name!r}: {problem}", damaged_blocks)
         return moved
 
     def _read_spilled(self, run: Run, budget: int, alone: bool) -> _Moved:
@@ -598,7 +635,7 @@ class Backlog:
         if logged and last and left:  # the row and the blocks disagree
             size = run.charged - charged - OVERHEAD_BYTES * left
             settled.append(Settled(run.first, run.first, left, size))
-            self._report(
+            self._note_damage(
                 f"queue {self._name!r}: the log should hold {left} more messages below {run.end}, {size} bytes", 0
             )
             self._quarantined += max(left, 0)
@@ -636,7 +673,7 @@ class Backlog:
         size = max(0, charged - OVERHEAD_BYTES * count - (run.charged - OVERHEAD_BYTES * run.count))
         if not self._undercounted:
             self._undercounted = True
-            self._report(f"queue {self._name!r}: the log holds more messages below {run.end} than its row says", 0)
+            self._note_damage(f"queue {self._name!r}: the log holds more messages below {run.end} than its row says", 0)
         run.count += more
         run.charged += size + OVERHEAD_BYTES * more
         self._gone -= more
@@ -718,7 +755,7 @@ class Backlog:
     def _install_repaired(self, sequence: int, record: Record | None, problem: str) -> None:
         """Take a delayed message from the log whose spill file is damaged; None if the log does not have it."""
         outcome = "lost" if record is None else "read from the log instead"
-        self._report(f"queue {self._name!r}: delayed message {sequence}: {problem}; {outcome}", 0)
+        self._note_damage(f"queue {self._name!r}: delayed message {sequence}: {problem}; {outcome}", 0)
         if record is None:
             self._lost += 1
             self._gone += 1

@@ -42,6 +42,7 @@ LANE_ONE = 1 << LANE_SHIFT
 LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
 RELEASED_AT_ONCE = 1000
+DROPPED_AT_ONCE = 10_000
 
 Held = Delivery | Deliveries
 
@@ -564,7 +565,7 @@ class Outlet(Intake):
                 [Segment(first, records, marks + ONE_ATTEMPT) for first, records, marks in back],
                 self._now_ms() + int(delay_s * 1000) if delay_s else 0,
             )
-            if most is not None and self._log is not None and not self._log.failed:
+            if (most is not None or delay_s) and self._log is not None and not self._log.failed:
                 for first, records, marks in back:
                     ranges = [(first, first + len(records), (marks >> 1) + 1)]
                     self._log.flush(self._log.attempts(self._log_lane(first), ranges))
@@ -702,13 +703,14 @@ class Outlet(Intake):
         return buried
 
     def _drop_oldest(self, surplus: Depth) -> bool:
+        surplus = Depth(min(surplus.messages, DROPPED_AT_ONCE), surplus.bytes)
         for runs in reversed(self._ranked):
             while runs.settle_head().place is not Place.RESIDENT:
                 if not self._restore_head(runs):
                     break
             segments: list[Segment] = []
             dropped = size = 0
-            while dropped < surplus.messages or size < surplus.bytes:
+            while (dropped < surplus.messages or size < surplus.bytes) and dropped < DROPPED_AT_ONCE:
                 before = len(segments)
                 if not runs.take(max(1, surplus.messages - dropped) if surplus.bytes <= 0 else 1, segments):
                     break
