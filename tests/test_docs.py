@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HOWTOS = ("spill-stores", "overflow-policies", "publish", "exactly-once")
 PAGES = ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in HOWTOS)]
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "flights.py")
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in ("flights.py", "usage.py"))
 
 
 @pytest.mark.parametrize("page", PAGES)
