@@ -852,7 +852,7 @@ class Broker:
 
         def write(txn: Any) -> None:
             nonlocal more
-            more = block_log.delete_lane(txn, owner, 0)
+            more = block_log.delete_lanes(txn, owner)
             if not more:
                 txn.delete(block_log.queue_key(owner))
 

@@ -6,6 +6,9 @@ disk. The rules of room:
     used ≤ borrowed + slack        charged bytes: waiting in memory, acquired, on the way in, being restored
     borrowed ≤ capacity            what the ledger lent; the broker's queues together never more than its capacity
 
+What a schedule keeps of delayed messages it has spilled, 8 bytes each, is charged and cannot be spilled in its turn:
+where that alone is more than the capacity, it is allowed, and nothing else is.
+
 *Slack* is the documented exception, so that nothing is ever stuck: one put at a time may pass when nothing can be
 spilled, to be spilled as soon as it is visible, and a queue with no delivery in flight may hand out one message.
 
@@ -157,6 +160,7 @@ class Backlog:
         self._owner = owner
         self._lists: dict[int, RunList] = {}
         """Each lane's messages, by number; of a delayed lane, what the log holds and the schedule does not know yet."""
+        self._index_bytes = 0  # charged for what schedules have spilled: that cannot leave memory
         self._schedules: dict[int, Schedule] = {}
         """What waits for its time, by the number of its lane."""
         self._lanes: dict[int, Lane] = {}
@@ -226,6 +230,11 @@ class Backlog:
         self._used += amount
         return True
 
+    @property
+    def _bound(self) -> int:
+        """How much may be charged without slack: what is borrowed, and at least what schedules need for the disk."""
+        return max(self._account.borrowed, self._index_bytes)
+
     def _cover(self) -> int:
         """Borrow for what is charged above the bounds; return how much still is. Under the lock."""
         excess = self._used - self._account.borrowed
@@ -237,7 +246,7 @@ class Backlog:
 
     def _trim_slack(self) -> int:
         """Give up slack that is not needed any more, wake waiters; return what is above the bounds. Under the lock."""
-        over = max(0, self._used - self._account.borrowed)
+        over = max(0, self._used - self._bound)
         self._get_slack = min(self._get_slack, over)
         self._put_slack = min(self._put_slack, over - self._get_slack)
         # Else they would wake for nothing.
@@ -351,7 +360,9 @@ class Backlog:
             if slots is None:
                 schedule.unclaim(claim)
                 return None
-            return schedule.chunk_spilled(claim, slots)
+            freed = schedule.chunk_spilled(claim, slots)
+            self._measure_index()
+            return freed
         if moving.claim is not claim:
             return None
         if slots is None:
@@ -452,6 +463,9 @@ class Backlog:
             else:
                 return False
             try:
+                need = max(run.largest, run.needs) + OVERHEAD_BYTES
+                if self._borrow_room(need, need) < need:  # nobody gives way for what nobody has asked for
+                    return False
                 return self._restore(runs, run, claim)
             finally:
                 if run.claim is claim:
@@ -483,7 +497,7 @@ class Backlog:
             self._look_around()
             return False
         slots = self._install(runs, run, moved)
-        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+        self._get_slack = max(0, self._used - self._bound - self._put_slack)
         self._look_around()
         if slots:
             with Unlocked(self._lock):
@@ -502,7 +516,7 @@ class Backlog:
 
     def _room_for_head(self, needed: int) -> bool:
         """Free `needed` bytes for the head. Called with the lock held; it lets go of it."""
-        missing = max(1, self._used + needed - self._account.borrowed)
+        missing = max(1, self._used + needed - self._bound)
         with Unlocked(self._lock):
             return self._find_room(missing)
 
@@ -739,10 +753,11 @@ class Backlog:
             freed = schedule.restored(claim, unpacked)
             if freed is None:
                 return True
+            self._measure_index()
             for (sequence, record), (_, text) in zip(found, problems, strict=True):
                 self._install_repaired(sequence, record, text)
             self._used += _charge_of(schedule) - before
-            self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+            self._get_slack = max(0, self._used - self._bound - self._put_slack)
             self._look_around()
             with Unlocked(self._lock):
                 self._area.free(freed)
@@ -764,6 +779,10 @@ class Backlog:
         number = lane_of(sequence)
         self._schedules[number if number >= DELAYED else number + DELAYED].add(due_of(record), sequence, [record], 0)
 
+    def _measure_index(self) -> None:
+        """Note what schedules need for what they have spilled. Under the lock."""
+        self._index_bytes = sum(schedule.index_bytes for schedule in self._schedules.values())
+
     def _next_due_ms(self) -> int | None:
         """Return when the next delayed message may be due. Under the lock."""
         return min(
@@ -784,7 +803,7 @@ class Backlog:
         expected = resident + self._incoming + self._restoring + self._acquired_charge()
         if self._used != expected:
             yield f"{self._used} bytes are charged, a recount gives {expected}"
-        if self._used < 0 or self._used > account.borrowed + self._put_slack + self._get_slack:
+        if self._used < 0 or self._used > self._bound + self._put_slack + self._get_slack:
             yield (
                 f"{self._used} bytes are charged, more than the {account.borrowed} borrowed and a slack of "
                 f"{self._put_slack} + {self._get_slack}"

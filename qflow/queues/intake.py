@@ -558,7 +558,7 @@ class Intake(Backlog):
                 break
             fits = charged <= account.capacity
             self._cover()
-            excess = self._used + (charged if fits else 0) - account.borrowed
+            excess = self._used + (charged if fits else 0) - self._bound
             if excess > 0:
                 with Unlocked(self._lock):
                     moved = self._find_room(excess)
@@ -571,7 +571,7 @@ class Intake(Backlog):
                 self._wait_for_room(None, None)
             else:  # it passes, alone, and is spilled as soon as it is visible
                 self._ledger.borrow_most(account, self._used + charged - account.borrowed)
-                self._put_slack = max(0, self._used + charged - max(account.borrowed, self._used))
+                self._put_slack = max(0, self._used + charged - max(self._bound, self._used))
                 self._used += charged
                 self._refresh()
                 break
@@ -603,7 +603,7 @@ class Intake(Backlog):
 
     def keep_within_bounds(self) -> None:
         """Spill what is above the bounds, if anything is."""
-        if self._used > self._account.borrowed:
+        if self._used > self._bound:
             self.spill_excess()
 
     def spill_excess(self) -> None:
@@ -611,7 +611,7 @@ class Intake(Backlog):
         while True:
             with self._lock:
                 self._cover()
-                excess = self._used - min(self._account.borrowed, self._account.capacity)
+                excess = self._used - max(min(self._account.borrowed, self._account.capacity), self._index_bytes)
             if excess <= 0 or not self._find_room(excess):
                 return
 

@@ -13,6 +13,9 @@ All numbers in keys are big-endian, so keys sort as numbers. The *row* says what
 settled, whatever blocks lie there; `next` is above every sequence ever handed out; `messages` and `bytes` count what is
 logged and not settled. Small records of ours (rows, marks, attempts) carry a CRC-32, for LMDB has none.
 
+Sequences of a lane begin at its number in their top byte. The row of lane 0 is written when the queue is declared, that
+of another lane by the first commit that touches it: a lane without a row was never used.
+
 Every function works inside a transaction it is given and returns the row that holds if that transaction commits.
 """
 
@@ -26,7 +29,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from qflow.errors import CorruptionError, NotFound
-from qflow.message import Message, Record, charge, is_logged
+from qflow.message import LANE_SHIFT, Message, Record, charge, is_logged, lane_of
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey
 
@@ -54,6 +57,7 @@ RESERVED_SEQUENCES = 2**16
 
 _KEY = struct.Struct(">BIBQ")
 _LAST = NO_PREVIOUS
+LAST_LANE = 255
 _ROW = struct.Struct("<QQQQQQQ")
 _RANGE = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
@@ -136,6 +140,36 @@ def read_row(txn: Any, owner: int, lane: int) -> Row:
     if value is None:
         raise CorruptionError(f"the row of queue {owner}, lane {lane} is missing")
     return Row(*_ROW.unpack(unseal(value, f"the row of queue {owner}, lane {lane}")))
+
+
+def new_row(lane: int) -> Row:
+    """Return the row of a lane that was never used."""
+    first = lane << LANE_SHIFT
+    return Row(next=first, floor=first)
+
+
+def read_rows(txn: Any, owner: int) -> dict[int, Row]:
+    """Return the row of each lane of a queue that was ever used, by its number.
+
+    Cost: a seek and a row for each.
+
+    Raises:
+        CorruptionError: one of them is damaged, or missing where there are blocks, or in lane 0.
+    """
+    rows = {0: read_row(txn, owner, 0)}
+    lane = 0
+    prefix = key_of(BLOCKS, owner, 0, 0)[:-9]
+    with txn.cursor() as cursor:
+        while lane < LAST_LANE and cursor.set_range(key_of(BLOCKS, owner, lane + 1, 0)):
+            key = cursor.key()
+            if not key.startswith(prefix):
+                break
+            lane = key[len(prefix)]
+            rows[lane] = read_row(txn, owner, lane)
+    for lane, row in rows.items():
+        if lane_of(row.next) != lane:
+            raise CorruptionError(f"the row of queue {owner}, lane {lane} is that of another lane")
+    return rows
 
 
 def write_row(txn: Any, owner: int, lane: int, row: Row) -> None:
@@ -381,8 +415,9 @@ def _delete_attempts(txn: Any, owner: int, lane: int, below: int, limit: int) ->
     """Forget earlier deliveries below a sequence; a range that reaches over it keeps the rest."""
     reaching = [entry for entry in attempts(txn, owner, lane, below - 1, below) if entry[1] > below] if below else []
     removed = _delete_below(txn, ATTEMPTS, owner, lane, below, limit)
-    for _, end, number in reaching:
-        _put_attempts(txn, owner, lane, below, end, number)
+    for first, end, number in reaching:
+        if txn.get(key_of(ATTEMPTS, owner, lane, first)) is None:  # else the limit stopped it before that one
+            _put_attempts(txn, owner, lane, below, end, number)
     return removed
 
 
@@ -564,13 +599,18 @@ def _delete_below(txn: Any, table: int, owner: int, lane: int, below: int, limit
     return removed
 
 
-def delete_lane(txn: Any, owner: int, lane: int, limit: int = REMOVED_AT_ONCE) -> bool:
-    """Remove records of a deleted queue's lane, at most `limit`; return whether more is left."""
+def delete_lanes(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE) -> bool:
+    """Remove records of all lanes of a deleted queue, at most `limit`; return whether more is left."""
     removed = 0
     for table in (MARKS, ATTEMPTS, DAMAGED, BLOCKS):
-        removed += _delete_below(txn, table, owner, lane, _LAST + 1, limit - removed)
-        if removed >= limit:
-            return True
+        prefix = key_of(table, owner, 0, 0)[:-9]
+        with txn.cursor() as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                if removed >= limit:
+                    return True
+                found = cursor.delete() and bool(cursor.key())
+                removed += 1
     return False
 
 
@@ -717,9 +757,9 @@ def _ranges(txn: Any, table: int, owner: int, lane: int, first: int, end: int) -
             found = cursor.next()
 
 
-def kept_damaged(txn: Any, owner: int, lane: int) -> Iterator[tuple[int, int]]:
-    """Yield (first sequence, size) of the damaged blocks that were set aside."""
-    prefix = key_of(DAMAGED, owner, lane, 0)[:-8]
+def kept_damaged(txn: Any, owner: int) -> Iterator[tuple[int, int]]:
+    """Yield (first sequence, size) of the damaged blocks that were set aside, of all lanes."""
+    prefix = key_of(DAMAGED, owner, 0, 0)[:-9]
     with txn.cursor() as cursor:
         found = cursor.set_range(prefix)
         while found and cursor.key().startswith(prefix):

@@ -35,7 +35,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from qflow.errors import BrokerFailed, DiskFull, InDoubt, StorageError
-from qflow.message import Record
+from qflow.message import LANE_SHIFT, Record
 from qflow.storage import block_log
 from qflow.storage.block_log import HOLLOWING_BYTES, RESERVED_SEQUENCES, TAIL_BYTES, Hollowed, Row, Settled
 from qflow.storage.environment import Environment, LmdbError, MapFull
@@ -105,7 +105,7 @@ class Lane:
         """Where the last purge ended: settled ranges on its two sides are counted apart."""
         self.remove_at = 0
         """The floor at which settled blocks can be removed."""
-        self.removing = row.floor > 0  # a crash may have left some
+        self.removing = row.floor > lane << LANE_SHIFT  # a crash may have left some
         """More settled blocks wait to be removed than one commit may."""
         self.settled_messages = self.settled_bytes = 0
         """What was settled above the floor since the last pass over its blocks began."""

@@ -62,6 +62,7 @@ def by_sequence(ranges: list[tuple[int, int, int]], first: int, end: int) -> dic
 @given(history=steps)
 @example(history=[("raise", 0, 10, 1), ("raise", 3, 5, 2), ("raise", 4, 12, 1)])
 @example(history=[("raise", 5, 10, 1), ("raise", 10, 15, 2), ("raise", 3, 10, 2)])
+@example(history=[("raise", 0, 3, 1), ("settle", 1, 0, 0), ("raise", 2, 3, 2), ("settle", 0, 0, 0)])
 @example(
     history=[("raise", 0, 9, 1), ("raise", 12, 20, 1), ("settle", 5, 0, 0), ("raise", 5, 7, 0), ("settle", 6, 3, 0)]
 )
