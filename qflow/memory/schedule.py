@@ -343,11 +343,6 @@ class Schedule(Shelves):
                 yield first, first + len(records), marks
 
     @property
-    def index_bytes(self) -> int:
-        """The part of `overhead_bytes` that is charged for spilled chunks. Cost: O(1)."""
-        return CHUNK_BYTES * len(self._spilled) + SEQUENCE_BYTES * self._spilled_messages
-
-    @property
     def spilled(self) -> list[Chunk]:
         """The spilled chunks."""
         return self._spilled.copy()

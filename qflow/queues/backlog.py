@@ -7,7 +7,7 @@ disk. The rules of room:
     borrowed ≤ capacity            what the ledger lent; the broker's queues together never more than its capacity
 
 What a schedule keeps of delayed messages it has spilled, 8 bytes each, is charged and cannot be spilled in its turn:
-where that alone is more than the capacity, it is allowed, and nothing else is.
+where that alone is more than the capacity, it is on slack.
 
 *Slack* is the documented exception, so that nothing is ever stuck: one put at a time may pass when nothing can be
 spilled, to be spilled as soon as it is visible, and a queue with no delivery in flight may hand out one message.
@@ -136,8 +136,8 @@ class Backlog:
         self._room = Line(self._lock)
         """Putters wait here: for room in memory, or for depth below a limit."""
         self._putters = 0
-        self._held_back = False
-        """A put was not admitted at a limit, and the depth has not come down to the mark since."""
+        self._at_limit = False
+        """A put was not admitted at once, and the depth has not come down to the mark since."""
         self._used = 0
         self._ceiling = NEVER
         """A plain put is admitted at once while `_used` stays at or below; NEVER sends it the long way."""
@@ -160,7 +160,6 @@ class Backlog:
         self._owner = owner
         self._lists: dict[int, RunList] = {}
         """Each lane's messages, by number; of a delayed lane, what the log holds and the schedule does not know yet."""
-        self._index_bytes = 0  # charged for what schedules have spilled: that cannot leave memory
         self._schedules: dict[int, Schedule] = {}
         """What waits for its time, by the number of its lane."""
         self._lanes: dict[int, Lane] = {}
@@ -230,11 +229,6 @@ class Backlog:
         self._used += amount
         return True
 
-    @property
-    def _bound(self) -> int:
-        """How much may be charged without slack: what is borrowed, and at least what schedules need for the disk."""
-        return max(self._account.borrowed, self._index_bytes)
-
     def _cover(self) -> int:
         """Borrow for what is charged above the bounds; return how much still is. Under the lock."""
         excess = self._used - self._account.borrowed
@@ -246,11 +240,10 @@ class Backlog:
 
     def _trim_slack(self) -> int:
         """Give up slack that is not needed any more, wake waiters; return what is above the bounds. Under the lock."""
-        over = max(0, self._used - self._bound)
+        over = max(0, self._used - self._account.borrowed)
         self._get_slack = min(self._get_slack, over)
         self._put_slack = min(self._put_slack, over - self._get_slack)
-        # Else they would wake for nothing.
-        if self._putters and not self._held_back and (not self._put_slack or self._has_limit()):
+        if self._putters and self._wakes_putters():
             self._room.notify_all()
         self._refresh()
         return over
@@ -296,6 +289,10 @@ class Backlog:
         raise NotImplementedError
 
     def _has_limit(self) -> bool:
+        raise NotImplementedError
+
+    def _wakes_putters(self) -> bool:
+        """Tell whether putters who wait would not look for nothing. Under the lock."""
         raise NotImplementedError
 
     # Spilling ----------------------------------------------------------------------------------------------------
@@ -360,9 +357,7 @@ class Backlog:
             if slots is None:
                 schedule.unclaim(claim)
                 return None
-            freed = schedule.chunk_spilled(claim, slots)
-            self._measure_index()
-            return freed
+            return schedule.chunk_spilled(claim, slots)
         if moving.claim is not claim:
             return None
         if slots is None:
@@ -418,8 +413,10 @@ class Backlog:
 
     # Restoring ---------------------------------------------------------------------------------------------------
 
-    def _restore_head(self, runs: RunList) -> bool:
+    def _restore_head(self, runs: RunList, *, to_drop: bool = False) -> bool:
         """Bring a lane's head into memory, as much as there is room for. Called with the lock held; lets go of it.
+
+        One message that is to be dropped at once comes whatever room there is.
 
         Returns False if it has to wait until something is settled, spilled, or restored by somebody else.
         """
@@ -428,13 +425,13 @@ class Backlog:
         if run is None:
             return False
         try:
-            return self._restore(runs, run, claim)
+            return self._restore(runs, run, claim, to_drop)
         finally:
             if run.claim is claim:
                 run.claim = None
                 self._look_around()
 
-    def _restore(self, runs: RunList, run: Run, claim: object) -> bool:
+    def _restore(self, runs: RunList, run: Run, claim: object, to_drop: bool = False) -> bool:
         """Restore the front of a claimed run; as `_restore_head`."""
         need = run.needs + OVERHEAD_BYTES
         want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8, run.charged))
@@ -442,7 +439,7 @@ class Backlog:
         if self._borrow_room(need, want) < need:
             if self._room_for_head(need) or run.claim is not claim:
                 return True
-            if self._is_in_flight():
+            if self._is_in_flight() and not to_drop:
                 return False
             alone = True
         return self._read_in(runs, run, claim, want, alone)
@@ -497,7 +494,7 @@ class Backlog:
             self._look_around()
             return False
         slots = self._install(runs, run, moved)
-        self._get_slack = max(0, self._used - self._bound - self._put_slack)
+        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
         self._look_around()
         if slots:
             with Unlocked(self._lock):
@@ -516,7 +513,7 @@ class Backlog:
 
     def _room_for_head(self, needed: int) -> bool:
         """Free `needed` bytes for the head. Called with the lock held; it lets go of it."""
-        missing = max(1, self._used + needed - self._bound)
+        missing = max(1, self._used + needed - self._account.borrowed)
         with Unlocked(self._lock):
             return self._find_room(missing)
 
@@ -639,6 +636,7 @@ class Backlog:
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
         if logged and count >= run.count and moved.more:
             settled.append(self._count_up(run, count, charged))
+        if not logged:
             if moved.lost:
                 run.expires_ms = 0  # what the log holds of the rest is not known any more
             for _, records, _ in moved.pieces:
@@ -753,11 +751,10 @@ class Backlog:
             freed = schedule.restored(claim, unpacked)
             if freed is None:
                 return True
-            self._measure_index()
             for (sequence, record), (_, text) in zip(found, problems, strict=True):
                 self._install_repaired(sequence, record, text)
             self._used += _charge_of(schedule) - before
-            self._get_slack = max(0, self._used - self._bound - self._put_slack)
+            self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
             self._look_around()
             with Unlocked(self._lock):
                 self._area.free(freed)
@@ -779,10 +776,6 @@ class Backlog:
         number = lane_of(sequence)
         self._schedules[number if number >= DELAYED else number + DELAYED].add(due_of(record), sequence, [record], 0)
 
-    def _measure_index(self) -> None:
-        """Note what schedules need for what they have spilled. Under the lock."""
-        self._index_bytes = sum(schedule.index_bytes for schedule in self._schedules.values())
-
     def _next_due_ms(self) -> int | None:
         """Return when the next delayed message may be due. Under the lock."""
         return min(
@@ -803,7 +796,7 @@ class Backlog:
         expected = resident + self._incoming + self._restoring + self._acquired_charge()
         if self._used != expected:
             yield f"{self._used} bytes are charged, a recount gives {expected}"
-        if self._used < 0 or self._used > self._bound + self._put_slack + self._get_slack:
+        if self._used < 0 or self._used > self._account.borrowed + self._put_slack + self._get_slack:
             yield (
                 f"{self._used} bytes are charged, more than the {account.borrowed} borrowed and a slack of "
                 f"{self._put_slack} + {self._get_slack}"

@@ -67,6 +67,18 @@ class TurnedAway(Exception):
         self.decision = decision
 
 
+class _Turn:
+    """One put's way past the limits of a queue, and its place in line."""
+
+    __slots__ = ("passed", "waits")
+
+    def __init__(self) -> None:
+        self.waits = False
+        """It is in line."""
+        self.passed = False
+        """It was admitted and needs memory only: the mark below the limit does not hold it back any more."""
+
+
 class Form(NamedTuple):
     """What the messages of one call have in common."""
 
@@ -139,7 +151,7 @@ class Intake(Backlog):
         self._pending = 0  # puts that are on their way through the log
         self._pending_messages = self._pending_bytes = 0  # their depth
         self._acked = self._dropped = self._expired = self._dead_lettered = 0
-        self._line: deque[object] = deque()  # puts that wait at a limit, first come first served
+        self._line: deque[_Turn] = deque()  # puts that wait at a limit, first come first served
         self._timed = False  # some message may expire
         self._unlogged_lanes: dict[int, Lane] = {}  # how commits know the lanes of a queue that is not logged
 
@@ -481,9 +493,7 @@ class Intake(Backlog):
 
     def _admits(self, messages: int, size: int) -> bool:
         """Tell whether messages pass without waiting for anybody. Under the lock."""
-        if not self._has_limit():
-            return True
-        return not self._line and decide(self.settings, self._depth(), Depth(messages, size)) is Decision.ADMIT
+        return not self._line and self._has_depth_for(Depth(messages, size))
 
     def _full(self) -> QueueFull:
         settings = self.settings
@@ -492,7 +502,7 @@ class Intake(Backlog):
             f"limit_bytes={settings.limit_bytes}): settle messages, or wait longer with timeout_s"
         )
 
-    def _pass_limit(self, arriving: Depth, deadline: float | None, dead: bool) -> None:
+    def _pass_limit(self, turn: _Turn, arriving: Depth, deadline: float | None, dead: bool) -> None:
         """Return once messages may pass the limits. Called with the lock held; lets go of it to wait.
 
         Dead letters only heed what the policy does with messages, and never wait.
@@ -500,43 +510,49 @@ class Intake(Backlog):
         Raises:
             QueueFull, TurnedAway: they may not.
         """
-        ticket: object | None = None
-        try:
-            while True:
-                self._check_open()
-                first_in_line = not self._line or self._line[0] is ticket
-                decision = decide(self.settings, self._depth(), arriving)
-                if decision is Decision.ADMIT:
-                    resumed = ticket is None or not self._held_back
-                    if dead or (first_in_line and (resumed or self._is_past(deadline))):
-                        return
-                    decision = Decision.WAIT
-                self._note_limit(reached=True)
-                if decision is Decision.REFUSE and not dead:
-                    raise self._full()
-                if decision in (Decision.DROP, Decision.DEAD_LETTER):
-                    raise TurnedAway(decision)
-                if decision is Decision.MAKE_ROOM and self._drop_oldest(excess(self.settings, self._depth(), arriving)):
-                    continue
-                if dead:
+        while True:
+            self._check_open()
+            is_first = not self._line or self._line[0] is turn
+            decision = decide(self.settings, self._depth(), arriving)
+            if decision is Decision.ADMIT:
+                held_back = turn.waits and self._is_held_back() and not turn.passed
+                if dead or (is_first and (not held_back or self._is_past(deadline))):
+                    turn.passed = True
                     return
-                if ticket is None:
-                    ticket = object()
-                    self._line.append(ticket)
-                self._wait_for_room(deadline, None)
-        finally:
-            if ticket is not None:
-                self._line.remove(ticket)
-                if self._line:
-                    self._room.notify_all()
+            else:
+                self._note_limit(reached=True)
+            if decision is Decision.REFUSE and not dead:
+                raise self._full()
+            if decision in (Decision.DROP, Decision.DEAD_LETTER):
+                raise TurnedAway(decision)
+            if (
+                decision is Decision.MAKE_ROOM
+                and (dead or is_first)
+                and self._drop_oldest(excess(self.settings, self._depth(), arriving))
+            ):
+                continue
+            if dead:
+                return
+            if not turn.waits:
+                turn.waits = True
+                self._line.append(turn)
+            self._wait_for_room(deadline, None)
+
+    def _leave_line(self, turn: _Turn) -> None:
+        """End a turn, and let those behind look. Under the lock."""
+        if turn.waits:
+            turn.waits = False
+            self._line.remove(turn)
+            if self._line:
+                self._room.notify_all()
 
     def _is_past(self, deadline: float | None) -> bool:
         return deadline is not None and self._monotonic() >= deadline
 
     def _note_limit(self, *, reached: bool) -> None:
         """Remember that the queue is at its limit, or has come down to the mark, and tell. Under the lock."""
-        if reached is not self._held_back:
-            self._held_back = reached
+        if reached is not self._at_limit:
+            self._at_limit = reached
             self._tell(EventKind.LIMIT_REACHED if reached else EventKind.LIMIT_LEFT, self._name)
 
     def _drop_oldest(self, surplus: Depth) -> bool:
@@ -549,35 +565,48 @@ class Intake(Backlog):
         The time-out counts at a limit and on a disk that is full. Memory that is being moved always comes free.
         """
         deadline = None if timeout is None else self._monotonic() + timeout
+        turn = _Turn()
+        try:
+            self._find_place(turn, Depth(messages, size), charged, deadline, dead)
+        finally:
+            if turn.waits:
+                self._leave_line(turn)
+        self._incoming += charged
+        self._pending_messages += messages
+        self._pending_bytes += size
+
+    def _find_place(self, turn: _Turn, arriving: Depth, charged: int, deadline: float | None, dead: bool) -> None:
+        """Pass the limits and charge memory. Called with the lock held; lets go of it to wait and to move others."""
         account = self._account
         while True:
             self._check_open()
             if self._has_limit():
-                self._pass_limit(Depth(messages, size), deadline, dead)
+                self._pass_limit(turn, arriving, deadline, dead)
             if self._charge(charged):
-                break
+                return
             fits = charged <= account.capacity
             self._cover()
-            excess = self._used + (charged if fits else 0) - self._bound
+            excess = self._used + (charged if fits else 0) - self._account.borrowed
             if excess > 0:
                 with Unlocked(self._lock):
                     moved = self._find_room(excess)
                 self._check_open()
-                if moved or (fits and self._could_charge(charged)):
+                if moved or (fits and self._could_charge(charged)) or not (dead or self._has_depth_for(arriving)):
                     continue
             if self._spill_error is not None and excess > 0:
                 self._wait_for_room(deadline, self._spill_error)
-            elif self._put_slack or self._spilling:
+            elif (self._put_slack and self._incoming) or self._spilling:
                 self._wait_for_room(None, None)
             else:  # it passes, alone, and is spilled as soon as it is visible
                 self._ledger.borrow_most(account, self._used + charged - account.borrowed)
-                self._put_slack = max(0, self._used + charged - max(self._bound, self._used))
+                self._put_slack = max(0, self._used + charged - account.borrowed - self._get_slack)
                 self._used += charged
                 self._refresh()
-                break
-        self._incoming += charged
-        self._pending_messages += messages
-        self._pending_bytes += size
+                return
+
+    def _has_depth_for(self, arriving: Depth) -> bool:
+        """Tell whether the limits admit so much. Under the lock."""
+        return not self._has_limit() or decide(self.settings, self._depth(), arriving) is Decision.ADMIT
 
     def _could_charge(self, charged: int) -> bool:
         account = self._account
@@ -603,7 +632,7 @@ class Intake(Backlog):
 
     def keep_within_bounds(self) -> None:
         """Spill what is above the bounds, if anything is."""
-        if self._used > self._bound:
+        if self._used > self._account.borrowed:
             self.spill_excess()
 
     def spill_excess(self) -> None:
@@ -611,7 +640,7 @@ class Intake(Backlog):
         while True:
             with self._lock:
                 self._cover()
-                excess = self._used - max(min(self._account.borrowed, self._account.capacity), self._index_bytes)
+                excess = self._used - min(self._account.borrowed, self._account.capacity)
             if excess <= 0 or not self._find_room(excess):
                 return
 
@@ -689,9 +718,19 @@ class Intake(Backlog):
     def _messages(self) -> int:
         return self._all_next() - self._skipped - self._gone - self._acked
 
-    def _trim_slack(self) -> int:
-        if self._held_back and may_resume(self.settings, self._depth()):
+    def _is_held_back(self) -> bool:
+        """Tell whether blocked puts wait for the mark below the limit. Under the lock."""
+        if self._at_limit and may_resume(self.settings, self._depth()):
             self._note_limit(reached=False)
+        return self._at_limit and self.settings.on_overflow is Overflow.BLOCK
+
+    def _wakes_putters(self) -> bool:
+        line = self._line
+        held_back = self._is_held_back() and self._putters == len(line) and not (line and line[0].passed)
+        return not held_back and (not self._put_slack or self._has_limit())
+
+    def _trim_slack(self) -> int:
+        self._is_held_back()
         return super()._trim_slack()
 
     def _plain_puts_pass(self) -> bool:

@@ -705,9 +705,8 @@ class Outlet(Intake):
     def _drop_oldest(self, surplus: Depth) -> bool:
         surplus = Depth(min(surplus.messages, DROPPED_AT_ONCE), surplus.bytes)
         for runs in reversed(self._ranked):
-            while runs.settle_head().place is not Place.RESIDENT:
-                if not self._restore_head(runs):
-                    break
+            if runs.settle_head().place is not Place.RESIDENT:
+                return self._restore_head(runs, to_drop=True)  # how much is too much may have changed meanwhile
             segments: list[Segment] = []
             dropped = size = 0
             while (dropped < surplus.messages or size < surplus.bytes) and dropped < DROPPED_AT_ONCE:

@@ -103,7 +103,6 @@ class Queue(Outlet):
             self._purged_below[number] = runs.next
         for schedule in self._schedules.values():
             self._trash += schedule.drop_all()
-        self._index_bytes = 0
         self._skipped += self._messages()
         if self._front is not NOWHERE:
             self._choose_front()
