@@ -508,7 +508,7 @@ class Broker:
         """Put a message into every queue that is bound to its topic, in one commit: all of them or none.
 
         Each queue's own settings hold: one that drops at its limit does so, one that blocks holds all of it back, one
-        that refuses refuses all of it. A body of 4 KiB or more is logged once.
+        that refuses refuses all of it. Each durable queue logs a copy of its own.
 
         Returns:
             The sequence in each queue; None where its policy dropped it. Nothing where no queue is bound, which is
@@ -973,7 +973,7 @@ def open_broker(
         segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own.
         max_mapped_segments: how many segments, of all queues, are mapped into memory for reading at once, each with a
             file descriptor; 0 maps none and reads with `pread`, which was found faster.
-        max_transaction_bytes: the most one `put_many` may hold.
+        max_transaction_bytes: the most one `put_many` or transaction may hold. A commit has all of it in memory.
         unsafe_filesystem: accept a network file system.
 
     Raises:

@@ -55,7 +55,7 @@ class SlowConsumer(enum.Enum):
     RELEASE = "release"
     """What it has held for too long goes back to the queue, as after an ack timeout."""
     CLOSE = "close"
-    """All it holds goes back, and a `Consumer` is closed."""
+    """So does that, and a `Consumer` that held it takes no more; the callback that is running is not stopped."""
 
 
 def parse_size(value: int | str, what: str) -> int:
@@ -241,7 +241,7 @@ class BrokerSettings:
         spill: how spilled messages lie on disk; `"files"` is one file each, `"segments"` many in a file.
         segment_bytes: size of a segment.
         max_mapped_segments: how many segments, of all queues, are mapped into memory for reading; 0 reads with `pread`.
-        max_transaction_bytes: the most one `put_many` may hold.
+        max_transaction_bytes: the most one `put_many` or transaction may hold.
         unsafe_filesystem: open a spool on a network file system all the same.
     """
 
