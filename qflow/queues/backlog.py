@@ -273,7 +273,7 @@ class Backlog:
         account = self._account
         slack = self._put_slack or self._get_slack
         if slack or self._must_look():
-            self._front = NOWHERE  # getters go the long way
+            self._front, self._front_number = NOWHERE, 0  # getters go the long way
         elif self._front is NOWHERE:
             self._choose_front()
         if slack or self._putters or self._starved or self._has_limit() or account.borrowed > account.capacity:
