@@ -2,7 +2,7 @@
 
 A shelf is a list of groups, all of them before those of the next shelf. A shelf in the middle is in no order: groups
 are added at its end, and it is sorted when it is split, or needed because it has become the first or the last one.
-(Adding a group costs a fourth of what it costs to find its exact place among many, for that misses the caches.)
+(Finding the exact place among 160,000 groups takes longer than all else about adding one, for it misses the caches.)
 
 Plain lists, no library's: those change several lists in steps, and an interrupt between two of them would tear the
 order. Here every change is a straight line without a call, because an interrupt can strike at a call and nowhere else.
@@ -51,7 +51,7 @@ class Shelves:
     def add(self, due_ms: int, first: int, records: list[Record], marks: int) -> None:
         """Add messages with sequences from `first` on, due at one time. All or nothing, if interrupted.
 
-        Cost: 0.7 µs for one message; for more 2 µs, and 0.03 µs each.
+        Cost: 0.6 to 1 µs for one message; for more 2 µs, and 0.05 µs each.
         """
         if len(records) == 1 and not self.incoming:  # the common case, in less than half the time
             group = (due_ms, first, marks, records[0])
