@@ -427,7 +427,7 @@ class Broker:
                     "lost at a restart; declare both durable, or neither"
                 )
 
-    def alter_queue(self, name: str, **changes: Any) -> Queue:
+    def alter_queue(self, name: Queue | str, **changes: Any) -> Queue:
         """Change settings of a queue that exists, behaviour and performance alike, while it is used.
 
         A lower capacity spills from the tail, a higher one lets the head come back as it is read. A lower limit holds
@@ -450,9 +450,9 @@ class Broker:
         if unknown:
             raise InvalidArgument(f"a queue has no setting {min(unknown)!r}; there are {', '.join(sorted(known))}")
         with self._declaring:
-            queue = self.queue(name)
+            queue = self.own(name)
             settings = attrs.evolve(queue.settings, **changes)
-            self._check_dead_letters(name, settings)
+            self._check_dead_letters(queue.name, settings)
             self._alter(queue, settings)
             return queue
 
@@ -490,9 +490,8 @@ class Broker:
         self._rebind(queue, topic_filter, self._routing.unbind)
 
     def _rebind(self, queue: Queue | str, topic_filter: str, change: Callable[[Queue, str], bool]) -> None:
-        name = queue.name if isinstance(queue, Queue) else queue
         with self._declaring:
-            found = self.queue(name)
+            found = self.own(queue)
             before = self._routing.filters_of(found)
             if not change(found, topic_filter):
                 return
@@ -528,7 +527,11 @@ class Broker:
         self, messages: Iterable[tuple[str, bytes | bytearray | memoryview]], *, headers: Headers | None = None
     ) -> list[PublishResult]:
         """Publish (topic, body) pairs in one commit: all of them or none; see `publish`."""
-        groups = [self.steps_of(topic, body, headers) for topic, body in messages]
+        groups = []
+        for message in messages:
+            if not isinstance(message, tuple | list) or len(message) != 2:
+                raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {message!r}")
+            groups.append(self.steps_of(message[0], message[1], headers))
         places = iter(self._together.commit([step for steps in groups for step in steps]))
         return [self.result_of([next(places) for _ in steps]) for steps in groups]
 
@@ -640,6 +643,21 @@ class Broker:
                 except Exception:
                     _logger.exception("%s: the callback for %s failed", self.path, event)
 
+    def own(self, queue: Queue | str) -> Queue:
+        """Return a queue of this broker, given itself or by name.
+
+        Raises:
+            NotFound, CorruptionError: as `queue`. QueueDeleted: it was deleted.
+            InvalidArgument: it is not a queue, or one of another broker.
+        """
+        if not isinstance(queue, Queue):
+            return self.queue(queue)
+        found = self._queues.get(queue.name)
+        if found is queue:
+            return queue
+        queue.check_open()
+        raise InvalidArgument(f"{queue!r} is a queue of another broker: use the one it came from")
+
     def queue(self, name: str) -> Queue:
         """Return a queue that exists.
 
@@ -723,7 +741,7 @@ class Broker:
     def _stats(self, queues: dict[str, QueueStats]) -> BrokerStats:
         return BrokerStats(
             capacity_bytes=self.settings.capacity_bytes,
-            resident_bytes=sum(stats.resident_bytes for stats in queues.values()),
+            resident_bytes=sum(stats.resident_bytes for stats in queues.values()) + self._desk.borrowed,
             spilled_bytes=sum(stats.spilled_bytes for stats in queues.values()),
             messages=sum(stats.messages for stats in queues.values()),
             commits_total=self._log.commits,
@@ -785,8 +803,7 @@ class Broker:
             try:
                 self._tell_all()
                 with self._upkeep:
-                    self._tick()
-                    busy = self._wiper.step(WIPED_AT_ONCE) | self._sweep()
+                    busy = self._tick() | self._wiper.step(WIPED_AT_ONCE) | self._sweep()
                     busy |= self._remove_settled() | self._remove_deleted() | self._hollow()
                 if self._monotonic() - written >= MAINTENANCE_S:
                     written = self._monotonic()
@@ -800,16 +817,16 @@ class Broker:
                 _logger.exception("%s: maintenance failed and is tried again", self.path)
             took = time.perf_counter() - started
 
-    def _tick(self) -> None:
-        """What time does to queues, at most each half second."""
+    def _tick(self) -> bool:
+        """What time does to queues, at most each half second; return whether there is more to do at once."""
         now = self._monotonic()
         if now - self._ticked < MAINTENANCE_S / 2:
-            return
-        self._ticked = now
+            return False
         with self._lock:
             queues = list(self._queues.values())
-        for queue in queues:
-            queue.tick()
+        more = [queue.tick() for queue in queues]
+        self._ticked = -math.inf if any(more) else now
+        return any(more)
 
     def _sweep(self) -> bool:
         """Free spill files of purged messages, and spill what nobody else did."""

@@ -95,7 +95,10 @@ class Form(NamedTuple):
 
     def records(self, bodies: Iterable[Any]) -> tuple[list[Record], bool]:
         """Return the records for some bodies, and whether they are plain. Cost: 0.2 µs each, 0.01 where they are."""
-        records: list[Any] = list(bodies)
+        try:
+            records: list[Any] = list(bodies)
+        except TypeError as error:
+            raise InvalidArgument(f"bodies must be iterable, not {type(bodies).__name__}") from error
         if not is_plain(records):
             records = list(map(body_bytes, records))
         if self.prefix:
@@ -739,9 +742,15 @@ class Intake(Backlog):
 
     def _is_held_back(self) -> bool:
         """Tell whether blocked puts wait for the mark below the limit. Under the lock."""
+        if not self._at_limit or self.settings.on_overflow is not Overflow.BLOCK:
+            return False
+        self._look_at_mark()
+        return self._at_limit
+
+    def _look_at_mark(self) -> None:
+        """Tell if the depth is down at the mark. (Of a ring, once a second: it is there after each put.) Under the lock."""
         if self._at_limit and may_resume(self.settings, self._depth()):
             self._note_limit(reached=False)
-        return self._at_limit and self.settings.on_overflow is Overflow.BLOCK
 
     def _wakes_putters(self) -> bool:
         line = self._line
@@ -763,6 +772,11 @@ class Intake(Backlog):
 
     def _has_limit(self) -> bool:
         return self.settings.limit_bytes is not None or self.settings.limit_messages is not None
+
+    def check_open(self) -> None:
+        """Raise BrokerClosed or QueueDeleted if that is what happened."""
+        with self._lock:
+            self._check_open()
 
     def _check_open(self) -> None:
         if self._ended is not None:

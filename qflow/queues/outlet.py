@@ -28,7 +28,7 @@ from typing import Any
 
 from qflow import config
 from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
-from qflow.errors import AlreadySettled, BrokerClosed, QueueEmpty
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueEmpty
 from qflow.memory.run import Place
 from qflow.memory.run_list import RunList
 from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Message, Record, charge, is_logged, is_plain, lane_of
@@ -43,6 +43,7 @@ LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
 RELEASED_AT_ONCE = 1000
 DROPPED_AT_ONCE = 10_000
+FOREVER_MS = 2**62
 
 Held = Delivery | Deliveries
 
@@ -369,6 +370,8 @@ class Outlet(Intake):
             return
         problem: AlreadySettled | None = None
         for delivery in deliveries:
+            if not isinstance(delivery, Delivery):
+                raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(delivery).__name__}")
             try:
                 delivery.ack()
             except AlreadySettled as error:
@@ -727,6 +730,19 @@ class Outlet(Intake):
                     self._log.flush(self._log.settle_all(self.settled_parts(segments)))
                 self._forget(segments, "_dropped")
                 return True
+        for number, schedule in self._schedules.items():
+            segments = []
+            before = schedule.overhead_bytes
+            if not schedule.take(max(1, surplus.messages), FOREVER_MS, segments):
+                self._restore_delayed(number, FOREVER_MS)
+                before = schedule.overhead_bytes
+                if not schedule.take(1, FOREVER_MS, segments):
+                    continue
+            self._used += schedule.overhead_bytes - before
+            if self._log is not None and not self._log.failed:
+                self._log.flush(self._log.settle_all(self.settled_parts(segments)))
+            self._forget(segments, "_dropped")
+            return True
         return False
 
     # Holding for too long ----------------------------------------------------------------------------------------
