@@ -520,29 +520,39 @@ class Broker:
         quick = self._routing.publish_quickly(topic, body) if headers is None else None
         if quick is not None:
             return quick
-        steps = self.steps_of(topic, body, headers)
-        return self.result_of(self._together.commit(steps))
+        (places,) = self._commit_published([(topic, body)], headers)
+        return self.result_of(places)
 
     def publish_many(
         self, messages: Iterable[tuple[str, bytes | bytearray | memoryview]], *, headers: Headers | None = None
     ) -> list[PublishResult]:
         """Publish (topic, body) pairs in one commit: all of them or none; see `publish`."""
-        groups = []
-        for message in messages:
-            if not isinstance(message, tuple | list) or len(message) != 2:
-                raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {message!r}")
-            groups.append(self.steps_of(message[0], message[1], headers))
-        places = iter(self._together.commit([step for steps in groups for step in steps]))
-        return [self.result_of([next(places) for _ in steps]) for steps in groups]
+        pairs = list(messages)
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {pair!r}")
+        return [self.result_of(places) for places in self._commit_published(pairs, headers)]
+
+    def _commit_published(
+        self, messages: list[tuple[str, Any]], headers: Headers | None, done: Future[Any] | None = None
+    ) -> list[list[Place]]:
+        """Commit messages, or let the flusher do that and resolve `done`; return the places of each."""
+        while True:
+            groups = [self.steps_of(topic, body, headers) for topic, body in messages]
+            steps = [step for group in groups for step in group]
+            try:
+                places = iter(self._together.commit(steps, wait=done is None, future=done))
+            except QueueDeleted:
+                continue  # it was deleted since, and is not bound any more
+            return [[next(places) for _ in group] for group in groups]
 
     def submit_publish(
         self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None
     ) -> Future[PublishResult]:
         """`publish` that waits for room but not for the sync: the future has the result once it is confirmed."""
-        steps = self.steps_of(topic, body, headers)
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()
-        places = self._together.commit(steps, wait=False, future=done)
+        (places,) = self._commit_published([(topic, body)], headers, done)
         result: Future[PublishResult] = Future()
         result.set_running_or_notify_cancel()
 
@@ -707,10 +717,10 @@ class Broker:
             owner = queue.owner
             if queue.settings.durable:
                 self._write_deleted(name, owner, queue.settings.to_dict())
+            self._routing.replace(queue, [])  # first, so that who is refused finds it no more
             queue.refuse_calls(QueueDeleted)
             with self._lock:
                 del self._queues[name]
-            self._routing.replace(queue, [])
             try:
                 queue.settle_down(self._log.drain, QUIET_S)
             finally:

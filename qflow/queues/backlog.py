@@ -714,7 +714,7 @@ class Backlog:
                 schedule.add(due, first + start, records[start:stop], marks)
         self._used += schedule.overhead_bytes - before
         self._get_slack = max(self._get_slack, self._used - self._account.borrowed - self._put_slack)
-        self._refresh()
+        self._refresh()  # what is due goes before what waits
 
     def _open_delayed(self, number: int) -> None:
         """Begin a lane for delayed messages. Under the lock."""

@@ -393,9 +393,9 @@ class Intake(Backlog):
 
     def _turn_away(self, records: list[Record], decision: Decision) -> None:
         """Do with what was not admitted what the policy says."""
-        self.count_turned_away(len(records), dropped=decision is Decision.DROP)
         if decision is Decision.DEAD_LETTER:
             self._undertaker(self, [Segment(-1, records, 0)], "limit", None)
+        self.count_turned_away(len(records), dropped=decision is Decision.DROP)
 
     def _send(
         self,
@@ -748,7 +748,7 @@ class Intake(Backlog):
         return self._at_limit
 
     def _look_at_mark(self) -> None:
-        """Tell if the depth is down at the mark. (Of a ring, once a second: it is there after each put.) Under the lock."""
+        """Tell if the depth is down at the mark. (Of a ring, once a second: it is so at each put.) Under the lock."""
         if self._at_limit and may_resume(self.settings, self._depth()):
             self._note_limit(reached=False)
 
@@ -780,6 +780,11 @@ class Intake(Backlog):
 
     def _check_open(self) -> None:
         if self._ended is not None:
+            raise self._gone_error()
+
+    def check_not_deleted(self) -> None:
+        """Refuse to go on if the queue was deleted since room in it was reserved, perhaps long ago."""
+        if self._ended is QueueDeleted:
             raise self._gone_error()
 
     def _gone_error(self) -> QflowError:
@@ -818,7 +823,12 @@ def put_into_all(queues: Iterable[Any], record: Message) -> dict[str, int | None
                 queue._append(record)
                 if queue._getters:
                     queue._arrived.notify()
-        sequences[queue._name] = sequence if passes else queue._put([record], False, 0, None)
+        if not passes:
+            try:
+                sequence = queue._put([record], False, 0, None)
+            except QueueDeleted:
+                continue  # since it was looked at
+        sequences[queue._name] = sequence
     return sequences
 
 

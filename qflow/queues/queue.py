@@ -14,17 +14,19 @@ from qflow.events import EventKind
 from qflow.memory.ledger import Account
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
+from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, OVERHEAD_BYTES, expires_of, is_logged, lane_of
 from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES, Unlocked
 from qflow.queues.consumer import Consumer
 from qflow.queues.intake import again
-from qflow.queues.outlet import Held, Outlet
+from qflow.queues.outlet import Held, Outlet, by_expiry
 from qflow.queues.overflow import Depth, excess
 from qflow.stats import QueueStats
 from qflow.storage import block_log
 from qflow.storage.transaction_log import Lane
 
 EXPIRED_AT_ONCE = 10_000
+DUE_AT_ONCE = 1_000
 
 
 class Queue(Outlet):
@@ -541,6 +543,8 @@ class Queue(Outlet):
                 self._release_late()
             self._look_for_slow()
             self._look_at_mark()
+            for settled in [one for one in self._extended if one not in self._acquired and one not in self._batches]:
+                del self._extended[settled]
             if self._timed or self.settings.ttl_s is not None:
                 more = self._expire()
             if self._has_spilled and self._has_nothing_spilled():
@@ -556,7 +560,7 @@ class Queue(Outlet):
             (
                 since
                 for held in (self._acquired, self._batches)
-                for since in list(held.values())[:1]
+                for since in islice(held.values(), 1)
                 if since is not None
             ),
             default=None,
@@ -618,11 +622,27 @@ class Queue(Outlet):
                     break
                 segments: list[Segment] = []
                 gone += runs.take(late, segments)
-                if not self._let_go_of(segments, "expired", "_expired"):
+                if not self._let_go_of((segments, "expired", "_expired")):
                     return False
             else:
                 return True
+        for number, schedule in self._schedules.items():
+            if self._lists[number].settle_head().place is Place.RESIDENT:
+                self._expire_delayed(schedule)
         return False
+
+    def _expire_delayed(self, schedule: Schedule) -> None:
+        """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
+        late: list[Segment] = []
+        segments: list[Segment] = []
+        now_ms = self._now_ms()
+        while not segments and len(late) < DUE_AT_ONCE and self._take_due(schedule, DUE_AT_ONCE, now_ms, segments):
+            parts = [part for segment in segments for part in by_expiry(segment, now_ms)]
+            first_kept = next((place for place, (_, is_late) in enumerate(parts) if not is_late), len(parts))
+            late += [part for part, _ in parts[:first_kept]]
+            segments = [part for part, _ in parts[first_kept:]]
+        self._give_back(segments)
+        self._let_go_of((late, "expired", "_expired"))
 
     def _drop_run(self, runs: RunList, run: Run) -> None:
         """Drop a spilled run without reading it: everything in it has expired. Under the lock."""

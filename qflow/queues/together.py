@@ -91,38 +91,54 @@ class Together:
         leavings = list(leavings)
         places, lanes = _by_lane(steps)
         puts: list[Put] = []
+        turned: list[tuple[Queue, int, bool]] = []
         unit: Unit | None = None
         deadline = None if timeout is None else self._monotonic() + timeout
         leave: dict[Outlet, Depth] = {leaving.queue: leaving.depth for leaving in leavings}
         try:
             for place in sorted(lanes, key=lambda one: one.step.queue.owner):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                place.put = self._prepare(place.step, left, puts, leave.pop(place.step.queue, NOTHING), dead)
+                place.put = self._prepare(place.step, left, puts, turned, leave.pop(place.step.queue, NOTHING), dead)
+            for put in puts:
+                put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
             settles = [part for leaving in leavings for part in leaving.settles()]
             if not settles and not any(put.lane.is_logged for put in puts):
                 self._publish_unlogged(puts, leavings, future)
+                _count(turned)
                 return places
             unit = Unit(puts, settles, leavings)
             unit.future = future
+            for leaving in leavings:
+                leaving.unit = unit
             batch = self._log.join(unit)
         except BaseException:
             if unit is None or not unit.joined:
                 for put in puts:
                     put.lane.publisher.refused(put)
-                for leaving in leavings:
-                    leaving.refused(None)
+            for leaving in leavings:
+                leaving.give_up()
             raise
         if not wait:
             self._log.flush(batch)
+            _count(turned)
             return places
         self._log.wait(batch)
         if unit.error is not None:
             raise again(unit.error)
+        _count(turned)
         for place in lanes:
             place.step.queue.keep_within_bounds()
         return places
 
-    def _prepare(self, step: Step, timeout: float | None, puts: list[Put], leaving: Depth, dead: bool) -> Put | None:
+    def _prepare(
+        self,
+        step: Step,
+        timeout: float | None,
+        puts: list[Put],
+        turned: list[tuple[Queue, int, bool]],
+        leaving: Depth,
+        dead: bool,
+    ) -> Put | None:
         """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
         queue, number, records = step
         while True:
@@ -130,7 +146,7 @@ class Together:
                 plain = is_plain(records)
                 put = queue.prepare(records, plain, number, timeout, leaving=leaving, dead=dead)
             except TurnedAway as error:
-                queue.count_turned_away(len(records), dropped=error.decision is Decision.DROP)
+                turned.append((queue, len(records), error.decision is Decision.DROP))
                 if error.decision is Decision.DROP:
                     return None
                 if not dead:
@@ -150,6 +166,12 @@ class Together:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         if future is not None:
             future.set_result(None)
+
+
+def _count(turned: list[tuple[Queue, int, bool]]) -> None:
+    """Count messages that queues turned away, now that what came of it is certain."""
+    for queue, messages, dropped in turned:
+        queue.count_turned_away(messages, dropped=dropped)
 
 
 def _by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:

@@ -325,7 +325,7 @@ class Transaction:
             places = self._together.commit(steps, leavings, timeout=self._timeout)
         except BaseException:
             for leaving in leavings:
-                leaving.refused(None)
+                leaving.give_up()
             self._end("rolled back")
             raise
         self._result = []
