@@ -51,6 +51,7 @@ from qflow.storage.spill import SpillArea
 from qflow.storage.transaction_log import Batch, Lane, Put, TransactionLog
 
 Moment = datetime | float
+NOTHING = Depth(0, 0)
 
 
 class Undertaker(Protocol):
@@ -94,7 +95,10 @@ class Form(NamedTuple):
 
     def records(self, bodies: Iterable[Any]) -> tuple[list[Record], bool]:
         """Return the records for some bodies, and whether they are plain. Cost: 0.2 µs each, 0.01 where they are."""
-        records: list[Any] = list(bodies)
+        try:
+            records: list[Any] = list(bodies)
+        except TypeError as error:
+            raise InvalidArgument(f"bodies must be iterable, not {type(bodies).__name__}") from error
         if not is_plain(records):
             records = list(map(body_bytes, records))
         if self.prefix:
@@ -403,7 +407,7 @@ class Intake(Backlog):
         future: Future[int | None] | None,
     ) -> tuple[Put, Batch]:
         """Reserve room and join the open batch."""
-        put = self.prepare(records, plain, number, timeout)
+        put = self._prepare(records, plain, number, timeout)
         put.future = future
         try:
             return put, log.put(put)
@@ -412,26 +416,33 @@ class Intake(Backlog):
                 self.refused(put)
             raise
 
-    def prepare(
-        self, records: list[Record], plain: bool, number: int, timeout: float | None, *, dead: bool = False
-    ) -> Put:
-        """Reserve room for messages that join a batch: until they are published or `refused`, they are on their way.
-
-        Dead letters pass the limits: they were confirmed before, and have nowhere else to go.
-        """
+    def _prepare(self, records: list[Record], plain: bool, number: int, timeout: float | None) -> Put:
+        """`prepare` for the messages of one put."""
         sizes = list(map(len, records))
         size = sum(sizes)
-        charged = self._charge_for(records, size, number, dead=dead)
+        charged = self._charge_for(records, size, number)
         put = Put(self._commit_lane(number), records, sizes, plain, size, charged)
         with self._lock:
-            self._reserve(len(records), size, charged, timeout, dead=dead)
+            self._reserve(len(records), size, charged, timeout)
             self._pending += 1
         return put
 
-    def prepare_lots(
-        self, lots: list[tuple[int, list[Record]]], timeout: float | None, *, dead: bool = False
+    def prepare(
+        self,
+        lots: list[tuple[int, list[Record]]],
+        timeout: float | None,
+        *,
+        leaving: Depth = NOTHING,
+        dead: bool = False,
     ) -> list[Put]:
-        """`prepare` for (number, records) of several lanes at once: one after the other might wait for each other."""
+        """Reserve room for messages that join a batch: until they are published or `refused`, they are on their way.
+
+        What is leaving the queue in the same commit makes room for them at its limits. Dead letters pass the limits:
+        they were confirmed before, and have nowhere else to go.
+
+        Args:
+            lots: (number of a lane, records): all lanes at once, for one after the other might wait for each other.
+        """
         puts = []
         for number, records in lots:
             sizes = list(map(len, records))
@@ -441,7 +452,7 @@ class Intake(Backlog):
         if self._has_limit() and not dead:
             check_can_ever_fit(self._name, self.settings, arriving)
         with self._lock:
-            self._reserve(*arriving, sum(put.charged for put in puts), timeout, dead=dead)
+            self._reserve(*arriving, sum(put.charged for put in puts), timeout, leaving=leaving, dead=dead)
             self._pending += len(puts)
         return puts
 
@@ -576,7 +587,16 @@ class Intake(Backlog):
         """Drop waiting messages to make room; False if there are none. With the lock held; it may let go of it."""
         raise NotImplementedError
 
-    def _reserve(self, messages: int, size: int, charged: int, timeout: float | None, *, dead: bool = False) -> None:
+    def _reserve(
+        self,
+        messages: int,
+        size: int,
+        charged: int,
+        timeout: float | None,
+        *,
+        leaving: Depth = NOTHING,
+        dead: bool = False,
+    ) -> None:
         """Take depth and memory for messages on their way in, waiting for it. Called with the lock held; lets go of it.
 
         The time-out counts at a limit and on a disk that is full. Memory that is being moved always comes free.
@@ -584,7 +604,8 @@ class Intake(Backlog):
         deadline = None if timeout is None else self._monotonic() + timeout
         turn = _Turn()
         try:
-            self._find_place(turn, Depth(messages, size), charged, deadline, dead)
+            arriving = Depth(messages - leaving.messages, size - leaving.bytes)
+            self._find_place(turn, arriving, charged, deadline, dead)
         finally:
             if turn.waits:
                 self._leave_line(turn)
@@ -737,9 +758,15 @@ class Intake(Backlog):
 
     def _is_held_back(self) -> bool:
         """Tell whether blocked puts wait for the mark below the limit. Under the lock."""
+        if not self._at_limit or self.settings.on_overflow is not Overflow.BLOCK:
+            return False
+        self._look_at_mark()
+        return self._at_limit
+
+    def _look_at_mark(self) -> None:
+        """Tell if the depth is down at the mark. (Of a ring, once a second: it is so at each put.) Under the lock."""
         if self._at_limit and may_resume(self.settings, self._depth()):
             self._note_limit(reached=False)
-        return self._at_limit and self.settings.on_overflow is Overflow.BLOCK
 
     def _wakes_putters(self) -> bool:
         line = self._line
@@ -761,6 +788,11 @@ class Intake(Backlog):
 
     def _has_limit(self) -> bool:
         return self.settings.limit_bytes is not None or self.settings.limit_messages is not None
+
+    def check_open(self) -> None:
+        """Raise BrokerClosed or QueueDeleted if that is what happened."""
+        with self._lock:
+            self._check_open()
 
     def _check_open(self) -> None:
         if self._ended is not None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from qflow import config
 from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
-from qflow.errors import AlreadySettled, BrokerClosed, QueueEmpty
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueEmpty
 from qflow.memory.run import Place
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
@@ -45,6 +45,7 @@ LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
 RELEASED_AT_ONCE = 1000
 DROPPED_AT_ONCE = 10_000
+FOREVER_MS = 2**62
 
 Held = Delivery | Deliveries
 
@@ -65,6 +66,12 @@ class Leaving:
         """Which of them were in a batch, and where: they go back there."""
         self.unit: Unit | None = None
         """What takes them away, once they are to join a batch."""
+
+    @property
+    def depth(self) -> Depth:
+        """How much of the queue's depth it takes with it."""
+        records = [records for _, records, _ in self.segments]
+        return Depth(sum(map(len, records)), sum(sum(map(len, part)) for part in records))
 
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
@@ -277,7 +284,9 @@ class Outlet(Intake):
         """Move what is due and in memory to `segments`; return how many. Under the lock."""
         before = schedule.overhead_bytes
         taken = schedule.take(most, now_ms, segments)
-        self._used += schedule.overhead_bytes - before
+        if taken:
+            self._used += schedule.overhead_bytes - before
+            self._look_around()
         return taken
 
     def _bring(self, behind: RunList | int) -> bool:
@@ -389,6 +398,8 @@ class Outlet(Intake):
             return
         problem: AlreadySettled | None = None
         for delivery in deliveries:
+            if not isinstance(delivery, Delivery):
+                raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(delivery).__name__}")
             try:
                 delivery.ack()
             except AlreadySettled as error:
@@ -798,6 +809,16 @@ class Outlet(Intake):
                     self._log.flush(self._log.settle_all(self.settled_parts(segments)))
                 self._forget(segments, "_dropped")
                 return True
+        for number, schedule in self._schedules.items():
+            segments = []
+            if not self._take_due(schedule, max(1, surplus.messages), FOREVER_MS, segments):
+                self._restore_delayed(number, FOREVER_MS)
+                if not self._take_due(schedule, 1, FOREVER_MS, segments):
+                    continue
+            if self._log is not None and not self._log.failed:
+                self._log.flush(self._log.settle_all(self.settled_parts(segments)))
+            self._forget(segments, "_dropped")
+            return True
         return False
 
     # Holding for too long ----------------------------------------------------------------------------------------

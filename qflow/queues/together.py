@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from qflow.delivery import Segment
 from qflow.message import Record
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.intake import TurnedAway, again
-from qflow.queues.outlet import Leaving
-from qflow.queues.overflow import Decision
+from qflow.queues.intake import NOTHING, TurnedAway, again
+from qflow.queues.outlet import Leaving, Outlet
+from qflow.queues.overflow import Decision, Depth
 from qflow.queues.queue import Queue
 from qflow.storage.transaction_log import Put, TransactionLog, Unit
 
@@ -95,11 +95,14 @@ class Together:
         turned: list[tuple[Queue, int, bool]] = []
         unit: Unit | None = None
         deadline = None if timeout is None else self._monotonic() + timeout
+        leave: dict[Outlet, Depth] = {leaving.queue: leaving.depth for leaving in leavings}
         try:
             lanes.sort(key=_owner)
             for _, group in groupby(lanes, _owner):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                self._prepare(list(group), left, puts, turned, dead)
+                places_of = list(group)
+                leave_of = leave.pop(places_of[0].step.queue, NOTHING)
+                self._prepare(places_of, left, puts, turned, leave_of, dead)
             for put in puts:
                 put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
             settles = [part for leaving in leavings for part in leaving.settles()]
@@ -137,6 +140,7 @@ class Together:
         timeout: float | None,
         puts: list[Put],
         turned: list[tuple[Queue, int, bool]],
+        leaving: Depth,
         dead: bool,
     ) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
@@ -145,7 +149,7 @@ class Together:
         wanted = places
         while True:
             try:
-                found = queue.prepare_lots(lots, timeout, dead=dead)
+                found = queue.prepare(lots, timeout, leaving=leaving, dead=dead)
             except TurnedAway as error:
                 records = [record for _, lot in lots for record in lot]
                 turned.append((queue, len(records), error.decision is Decision.DROP))
@@ -153,7 +157,7 @@ class Together:
                     return
                 if not dead:
                     records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
-                queue, lots, dead = self._dead_letter_queue(queue), [(0, records)], True
+                queue, lots, leaving, dead = self._dead_letter_queue(queue), [(0, records)], NOTHING, True
                 wanted = []
             else:
                 puts += found

@@ -90,7 +90,7 @@ class Desk:
 class Router(Protocol):
     """Who knows the queues, and where a topic leads: the broker."""
 
-    def queue(self, name: str) -> Queue: ...
+    def own(self, queue: Queue | str) -> Queue: ...
     def steps_of(self, topic: str, body: Any, headers: Headers | None) -> list[Step]: ...
     def result_of(self, places: list[Place]) -> Any: ...
 
@@ -181,7 +181,7 @@ class Transaction:
                 self._run.append(body)
                 return
         self._check_open()
-        found = self._queue(queue)
+        found = self._router.own(queue)
         form = found.form(headers, durable, priority, ttl_s, delay_s, not_before)
         record = form.record(body)
         self._add("puts", [Step(found, form.number, [record])])
@@ -202,7 +202,7 @@ class Transaction:
     ) -> None:
         """Put messages when the transaction commits; options as `Queue.put_many`. Raises as `put`."""
         self._check_open()
-        queue = self._queue(queue)
+        queue = self._router.own(queue)
         form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
         records = form.records(bodies)[0]
         self._add("put_many", [Step(queue, form.number, records)] if records else [])
@@ -219,6 +219,8 @@ class Transaction:
             AlreadySettled: it was, or is in this transaction before.
         """
         self._check_open()
+        if not isinstance(delivery, Delivery):
+            raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
         batch = delivery._settler
         if isinstance(batch, Deliveries):
             position = batch._position(delivery.sequence)
@@ -237,20 +239,11 @@ class Transaction:
         for delivery in deliveries:
             self.ack(delivery)
 
-    def _queue(self, queue: Queue | str) -> Queue:
-        if isinstance(queue, Queue):
-            self._check_ours(queue)
-            return queue
-        return self._router.queue(queue)
-
-    def _check_ours(self, queue: Outlet) -> None:
-        if not queue.shares(self._desk.ledger):
-            raise InvalidArgument(f"queue {queue.name!r} belongs to another broker: a transaction is of one")
-
     def _hold(self, queue: Any, one: Held, key: tuple[int, int]) -> None:
         if not isinstance(queue, Outlet) or key in self._seen:
             raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
-        self._check_ours(queue)
+        if not queue.shares(self._desk.ledger):
+            raise InvalidArgument(f"{one!r} is of another broker: a transaction is of one")
         self._seen.add(key)
         self._held.setdefault(queue, []).append(one)
 
