@@ -44,6 +44,12 @@ class Consumer:
         self._stopped = True
         self._queue.wake()
 
+    def end(self) -> None:
+        """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
+        self._stopped = True
+        if self._batch is not None:
+            self._queue.give_up_batch(self._batch)
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Stop, and wait for the callback that is running; return whether it ended in time.
 
@@ -79,8 +85,13 @@ class Consumer:
                 self._batch = None
         except (BrokerClosed, QueueDeleted):
             return
+        except Exception as error:
+            _logger.exception("the consumer of queue %r has ended", queue.name)
+            self._tell(EventKind.CONSUMER_FAILED, queue.name, f"it has ended: {error!r}")
         finally:
             self._stopped = True
+            if self._batch is not None:
+                queue.give_up_batch(self._batch)
             queue.forget_consumer(self)
 
     def _handle(self, delivery: Delivery) -> None:

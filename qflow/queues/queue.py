@@ -9,7 +9,7 @@ from typing import Any
 from qflow import config
 from qflow.config import Overflow, QueueSettings, SlowConsumer
 from qflow.delivery import ONE_ATTEMPT, Entry, Segment
-from qflow.errors import InvalidArgument, NotFound, QflowError
+from qflow.errors import InvalidArgument, NotFound, QflowError, QueueFull
 from qflow.events import EventKind
 from qflow.memory.ledger import Account
 from qflow.memory.run import Place, Run
@@ -204,8 +204,13 @@ class Queue(Outlet):
             try:
                 need = run.largest + OVERHEAD_BYTES
                 while self._borrow_room(need, need) < need:
-                    if not self._room_for_head(need) or run.claim is not claim:
-                        raise self._full()
+                    if run.claim is claim and not self._room_for_head(need):
+                        raise QueueFull(
+                            f"message {sequence} of queue {self._name!r} finds no room in memory: what is acquired, or "
+                            "on its way, takes it; settle some of it first"
+                        )
+                    if run.claim is not claim:
+                        return self._state_of(self._waiting_run(sequence))
                 self._read_in(runs, run, claim, need, False)
             finally:
                 if run.claim is claim:
@@ -361,6 +366,8 @@ class Queue(Outlet):
         """End the queue: no new puts and gets, waiters are woken."""
         with self._lock:
             self._ended = self._ended or reason
+            for consumer in self._consumers:
+                consumer.end()
             self._refresh()
             self._room.notify_all()
             self._arrived.notify_all()
