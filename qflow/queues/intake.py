@@ -44,6 +44,7 @@ from qflow.message import (
     lane_of,
 )
 from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Relief, Unlocked
+from qflow.queues.line import FOREVER, WORK, Wake, Watcher
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
 from qflow.storage.block_log import Row
 from qflow.storage.spill import SpillArea
@@ -64,6 +65,27 @@ class TurnedAway(Exception):
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision)
         self.decision = decision
+
+
+class Asking:
+    """A put that could not pass at once: what it takes, and its place in line. Nobody but its queue changes it."""
+
+    __slots__ = ("charged", "dead", "deadline", "done", "given_up", "in_line", "messages", "size", "wake", "watcher")
+
+    def __init__(self, messages: int, size: int, charged: int, deadline: float | None, dead: bool) -> None:
+        self.messages = messages
+        self.size = size
+        self.charged = charged
+        self.deadline = deadline
+        self.dead = dead
+        """It is a dead letter: no limit holds it back."""
+        self.in_line = False
+        self.done = False
+        """It has what it takes. For who goes by steps, as all that follows."""
+        self.given_up = False
+        self.wake: Wake | None = None
+        """Has it try again: when it is first in line, or by the watcher."""
+        self.watcher: Watcher | None = None
 
 
 class Form(NamedTuple):
@@ -138,7 +160,7 @@ class Intake(Backlog):
         self._pending = 0  # puts that are on their way through the log
         self._pending_messages = self._pending_bytes = 0  # their depth
         self._acked = self._dropped = self._expired = self._dead_lettered = 0
-        self._line: deque[object] = deque()  # puts that wait at a limit, first come first served
+        self._line: deque[Asking] = deque()  # puts that wait at a limit, first come first served
         self._timed = False  # some message may expire
         self._unlogged_lanes: dict[int, Lane] = {}  # how commits know the lanes of a queue that is not logged
 
@@ -406,14 +428,18 @@ class Intake(Backlog):
 
         Dead letters pass the limits: they were confirmed before, and have nowhere else to go.
         """
+        put = self.draft(records, plain, number, dead=dead)
+        with self._lock:
+            self._reserve(len(records), put.size, put.charged, timeout, dead=dead)
+            self._pending += 1
+        return put
+
+    def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
+        """Return a put that has reserved nothing yet, after checking that it may pass."""
         sizes = list(map(len, records))
         size = sum(sizes)
         charged = self._charge_for(records, size, number, dead=dead)
-        put = Put(self._commit_lane(number), records, sizes, plain, size, charged)
-        with self._lock:
-            self._reserve(len(records), size, charged, timeout, dead=dead)
-            self._pending += 1
-        return put
+        return Put(self._commit_lane(number), records, sizes, plain, size, charged)
 
     def count_turned_away(self, messages: int, *, dropped: bool) -> None:
         """Count what was not admitted at a limit."""
@@ -491,43 +517,55 @@ class Intake(Backlog):
             f"limit_bytes={settings.limit_bytes}): settle messages, or wait longer with timeout_s"
         )
 
-    def _pass_limit(self, arriving: Depth, deadline: float | None, dead: bool) -> None:
-        """Return once messages may pass the limits. Called with the lock held; lets go of it to wait.
+    def _pass_limit(self, asking: Asking, may_work: bool) -> float | None:
+        """Return None if messages may pass the limits now, else how long to wait in line; as `_try_reserve`.
 
         Dead letters only heed what the policy does with messages, and never wait.
 
         Raises:
             QueueFull, TurnedAway: they may not.
         """
-        ticket: object | None = None
-        try:
-            while True:
+        arriving = Depth(asking.messages, asking.size)
+        while True:
+            decision = decide(self.settings, self._depth(), arriving)
+            if decision is Decision.ADMIT:
+                first_in_line = not self._line or self._line[0] is asking
+                resumed = not asking.in_line or not self._held_back
+                if asking.dead or (first_in_line and (resumed or self._is_past(asking.deadline))):
+                    return None
+                decision = Decision.WAIT
+            self._note_limit(reached=True)
+            if decision is Decision.REFUSE and not asking.dead:
+                raise self._full()
+            if decision in (Decision.DROP, Decision.DEAD_LETTER):
+                raise TurnedAway(decision)
+            if decision is Decision.MAKE_ROOM:
+                if not may_work and self._drops_from_disk():
+                    return WORK
+                dropped = self._drop_oldest(excess(self.settings, self._depth(), arriving))
                 self._check_open()
-                first_in_line = not self._line or self._line[0] is ticket
-                decision = decide(self.settings, self._depth(), arriving)
-                if decision is Decision.ADMIT:
-                    resumed = ticket is None or not self._held_back
-                    if dead or (first_in_line and (resumed or self._is_past(deadline))):
-                        return
-                    decision = Decision.WAIT
-                self._note_limit(reached=True)
-                if decision is Decision.REFUSE and not dead:
-                    raise self._full()
-                if decision in (Decision.DROP, Decision.DEAD_LETTER):
-                    raise TurnedAway(decision)
-                if decision is Decision.MAKE_ROOM and self._drop_oldest(excess(self.settings, self._depth(), arriving)):
+                if asking.given_up:
+                    return None
+                if dropped:
                     continue
-                if dead:
-                    return
-                if ticket is None:
-                    ticket = object()
-                    self._line.append(ticket)
-                self._wait_for_room(deadline, None)
-        finally:
-            if ticket is not None:
-                self._line.remove(ticket)
-                if self._line:
+            if asking.dead:
+                return None
+            if not asking.in_line:
+                asking.in_line = True
+                self._line.append(asking)
+            return self._patience_s(asking.deadline, None)
+
+    def _leave_line(self, asking: Asking) -> None:
+        """Wait at a limit no more, and let the next one look. Under the lock."""
+        if asking.in_line:
+            asking.in_line = False
+            self._line.remove(asking)
+            if self._line:
+                wake = self._line[0].wake
+                if wake is None:
                     self._room.notify_all()
+                else:
+                    wake()
 
     def _is_past(self, deadline: float | None) -> bool:
         return deadline is not None and self._monotonic() >= deadline
@@ -538,6 +576,10 @@ class Intake(Backlog):
             self._held_back = reached
             self._tell(EventKind.LIMIT_REACHED if reached else EventKind.LIMIT_LEFT, self._name)
 
+    def _drops_from_disk(self) -> bool:
+        """Tell whether `_drop_oldest` would read, as things are. Under the lock."""
+        raise NotImplementedError
+
     def _drop_oldest(self, surplus: Depth) -> bool:
         """Drop waiting messages to make room; False if there are none. With the lock held; it may let go of it."""
         raise NotImplementedError
@@ -547,44 +589,130 @@ class Intake(Backlog):
 
         The time-out counts at a limit and on a disk that is full. Memory that is being moved always comes free.
         """
-        deadline = None if timeout is None else self._monotonic() + timeout
-        account = self._account
+        self._check_open()
+        if not (self._admits(messages, size) and self._charge(charged)):
+            deadline = None if timeout is None else self._monotonic() + timeout
+            asking = Asking(messages, size, charged, deadline, dead)
+            try:
+                while (wait_s := self._try_reserve(asking, True)) is not None:
+                    self._putters += 1
+                    self._refresh()
+                    try:
+                        self._room.wait(wait_s)
+                    finally:
+                        self._putters -= 1
+                        self._refresh()
+            finally:
+                self._leave_line(asking)
+        self._incoming += charged
+        self._pending_messages += messages
+        self._pending_bytes += size
+
+    def _try_reserve(self, asking: Asking, may_work: bool) -> float | None:
+        """Take memory for a put that passes the limits; None when it did, else how long to wait at most.
+
+        Called with the lock held; lets go of it only for work on the disk, and returns `WORK` where it may not do that.
+        """
+        account, charged = self._account, asking.charged
         while True:
             self._check_open()
-            if self._has_limit():
-                self._pass_limit(Depth(messages, size), deadline, dead)
+            if self._has_limit() and (wait_s := self._pass_limit(asking, may_work)) is not None:
+                return wait_s
+            if asking.given_up:
+                return None
             if self._charge(charged):
-                break
+                return None
             fits = charged <= account.capacity
             self._cover()
             excess = self._used + (charged if fits else 0) - account.borrowed
             if excess > 0:
+                if not may_work:
+                    return WORK
                 with Unlocked(self._lock):
                     moved = self._find_room(excess)
                 self._check_open()
+                if asking.given_up:
+                    return None
                 if moved or (fits and self._could_charge(charged)):
                     continue
             if self._spill_error is not None and excess > 0:
-                self._wait_for_room(deadline, self._spill_error)
-            elif self._put_slack or self._spilling:
-                self._wait_for_room(None, None)
-            else:  # it passes, alone, and is spilled as soon as it is visible
-                self._ledger.borrow_most(account, self._used + charged - account.borrowed)
-                self._put_slack = max(0, self._used + charged - max(account.borrowed, self._used))
-                self._used += charged
+                return self._patience_s(asking.deadline, self._spill_error)
+            if self._put_slack or self._spilling:
+                return self._patience_s(None, None)
+            # It passes, alone, and is spilled as soon as it is visible.
+            self._ledger.borrow_most(account, self._used + charged - account.borrowed)
+            self._put_slack = max(0, self._used + charged - max(account.borrowed, self._used))
+            self._used += charged
+            self._refresh()
+            return None
+
+    def begin_put(self, put: Put, timeout_s: float | None, *, dead: bool = False) -> Asking:
+        """Begin to reserve for a put by a caller who has no thread to wait with: `try_put` until it has its room."""
+        timeout = config.parse_timeout(timeout_s)
+        deadline = None if timeout is None else self._monotonic() + timeout
+        return Asking(len(put.records), put.size, put.charged, deadline, dead)
+
+    def try_put(self, put: Put, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+        """A step of a put by a caller who has no thread to wait with: reserve for it, or see to be woken.
+
+        Returns:
+            None: it has its room, and is to join a batch, be published or `refused`. Else see `line`; without `wake`,
+            no watcher is left behind.
+
+        Raises:
+            QueueFull, DiskFull, TurnedAway, BrokerClosed, QueueDeleted: as a put; `give_up_put` it then.
+        """
+        with self._lock:
+            self._unwatch_room(asking)
+            if asking.done or asking.given_up:
+                return None
+            asking.wake = None
+            wait_s = self._try_reserve(asking, may_work)
+            if asking.given_up:
+                return None
+            if wait_s is None:
+                self._incoming += asking.charged
+                self._pending_messages += asking.messages
+                self._pending_bytes += asking.size
+                self._pending += 1
+                asking.done = True
+                self._leave_line(asking)
+            elif wait_s != WORK and wake is not None:
+                asking.wake = wake
+                if asking.in_line and self._line[0] is not asking:  # who leaves the line wakes the next
+                    return FOREVER if asking.deadline is None else asking.deadline - self._monotonic()
+                self._putters += 1
+                asking.watcher = self._room.watch(wake, 0)
                 self._refresh()
-                break
-        self._incoming += charged
-        self._pending_messages += messages
-        self._pending_bytes += size
+            return wait_s
+
+    def give_up_put(self, put: Put, asking: Asking) -> None:
+        """Ask for room no more, and give back what a put had that did not join a batch; twice is fine."""
+        with self._lock:
+            asking.given_up = True
+            self._unwatch_room(asking)
+            self._leave_line(asking)
+            if asking.done and not put.joined and put.first < 0:
+                self.refused(put)
+
+    def _unwatch_room(self, asking: Asking) -> None:
+        if asking.watcher is not None:
+            self._room.unwatch(asking.watcher)
+            asking.watcher = None
+            self._putters -= 1
+            self._refresh()
 
     def _could_charge(self, charged: int) -> bool:
         account = self._account
         free = min(account.capacity - account.borrowed, self._ledger.free())
         return self._used + charged <= account.borrowed + free
 
-    def _wait_for_room(self, deadline: float | None, disk: Exception | None) -> None:
-        """Wait until something changes, or it is time to look again. Called with the lock held."""
+    def _patience_s(self, deadline: float | None, disk: Exception | None) -> float:
+        """Return how long to wait until it is time to look again, at most.
+
+        Raises:
+            QueueFull, DiskFull: the deadline has passed.
+        """
         wait = RETRY_S
         if deadline is not None:
             wait = min(wait, deadline - self._monotonic())
@@ -592,13 +720,7 @@ class Intake(Backlog):
             if disk is None:
                 raise self._full()
             raise DiskFull(f"queue {self._name!r} is out of memory and could not spill: {disk}") from disk
-        self._putters += 1
-        self._refresh()
-        try:
-            self._room.wait(wait)
-        finally:
-            self._putters -= 1
-            self._refresh()
+        return wait
 
     def spill_excess(self) -> None:
         """After messages passed on slack or came back: spill until the queue is within its bounds."""

@@ -18,7 +18,7 @@ from qflow.queues.intake import TurnedAway, again
 from qflow.queues.outlet import Leaving
 from qflow.queues.overflow import Decision
 from qflow.queues.queue import Queue
-from qflow.storage.transaction_log import Put, TransactionLog, Unit
+from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
 
 
 class Step(NamedTuple):
@@ -89,69 +89,94 @@ class Together:
             All that a put raises; nothing was done then, and what was leaving stays.
         """
         leavings = list(leavings)
-        places, lanes = _by_lane(steps)
+        places, lanes = by_lane(steps)
         puts: list[Put] = []
-        unit: Unit | None = None
         deadline = None if timeout is None else self._monotonic() + timeout
         try:
-            for place in sorted(lanes, key=lambda one: one.step.queue.owner):
+            for place in lanes:
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
                 place.put = self._prepare(place.step, left, puts, dead)
-            settles = [part for leaving in leavings for part in leaving.settles()]
-            if not settles and not any(put.lane.is_logged for put in puts):
-                self._publish_unlogged(puts, leavings, future)
-                return places
-            unit = Unit(puts, settles, leavings)
-            unit.future = future
-            batch = self._log.join(unit)
         except BaseException:
-            if unit is None or not unit.joined:
-                for put in puts:
-                    put.lane.publisher.refused(put)
-                for leaving in leavings:
-                    leaving.refused(None)
+            withdraw(puts, leavings)
             raise
-        if not wait:
-            self._log.flush(batch)
-            return places
-        self._log.wait(batch)
-        if unit.error is not None:
-            raise again(unit.error)
-        for place in lanes:
-            place.step.queue.spill_excess()
+        entered = self.enter(puts, leavings, future)
+        if entered is not None:
+            unit, batch = entered
+            if not wait:
+                self._log.flush(batch)
+                return places
+            self._log.wait(batch)
+            if unit.error is not None:
+                raise again(unit.error)
+        for put in puts:
+            put.lane.publisher.spill_excess()  # type: ignore[attr-defined]
         return places
 
     def _prepare(self, step: Step, timeout: float | None, puts: list[Put], dead: bool) -> Put | None:
         """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
-        queue, number, records = step
-        while True:
+        now: Step | None = step
+        while now is not None:
+            queue, number, records = now
             try:
                 put = queue.prepare(records, is_plain(records), number, timeout, dead=dead)
             except TurnedAway as error:
-                queue.count_turned_away(len(records), dropped=error.decision is Decision.DROP)
-                if error.decision is Decision.DROP:
-                    return None
-                if not dead:
-                    records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
-                queue, number, dead = self._dead_letter_queue(queue), 0, True
+                now = self.redirect(now, error.decision, dead)
+                dead = True
             else:
                 puts.append(put)
-                return put if queue is step.queue else None
+                return put if now is step else None
+        return None
 
-    def _publish_unlogged(self, puts: list[Put], leavings: list[Leaving], future: Future[Any] | None) -> None:
-        """Do all of it without the log, which has no part in it."""
-        for put in puts:
-            put.lane.publisher.publish_transient(put)
-        for leaving in leavings:
-            leaving.committed(None)
-        for put in puts:
-            put.lane.publisher.spill_excess()  # type: ignore[attr-defined]
+    def redirect(self, step: Step, decision: Decision, dead: bool) -> Step | None:
+        """Return where the messages of a step go that a limit turned away; None if they are dropped. Counts them.
+
+        Cost: a commit, where their queue must be declared.
+        """
+        queue, _, records = step
+        queue.count_turned_away(len(records), dropped=decision is Decision.DROP)
+        if decision is Decision.DROP:
+            return None
+        if not dead:
+            records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
+        return Step(self._dead_letter_queue(queue), 0, records)
+
+    def enter(
+        self, puts: list[Put], leavings: list[Leaving], future: Future[Any] | None = None
+    ) -> tuple[Unit, Batch] | None:
+        """Join puts that have their room, and what is leaving, to one batch; return what to wait for.
+
+        Where the log has no part in it, all of it is done at once: None. What cannot join is withdrawn.
+        """
+        unit: Unit | None = None
+        try:
+            settles = [part for leaving in leavings for part in leaving.settles()]
+            if settles or any(put.lane.is_logged for put in puts):
+                unit = Unit(puts, settles, leavings)
+                unit.future = future
+                return unit, self._log.join(unit)
+            for put in puts:
+                put.lane.publisher.publish_transient(put)
+            for leaving in leavings:
+                leaving.committed(None)
+        except BaseException:
+            if unit is None or not unit.joined:
+                withdraw(puts, leavings)
+            raise
         if future is not None:
             future.set_result(None)
+        return None
 
 
-def _by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
-    """Join steps for the same lane; return the place of each step, and of each lane."""
+def withdraw(puts: Iterable[Put], leavings: Iterable[Leaving]) -> None:
+    """Give back what puts reserved that do not join a batch; what was leaving stays."""
+    for put in puts:
+        put.lane.publisher.refused(put)
+    for leaving in leavings:
+        leaving.refused(None)
+
+
+def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
+    """Join steps for the same lane; return the place of each step, and of each lane, in the order to reserve in."""
     places: list[Place] = []
     lanes: dict[tuple[Queue, int], Place] = {}
     for step in steps:
@@ -164,4 +189,4 @@ def _by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
             place = Place(step, lane, len(lane.step.records))
             lane.step.records.extend(step.records)
         places.append(place)
-    return places, list(lanes.values())
+    return places, sorted(lanes.values(), key=lambda one: one.step.queue.owner)
