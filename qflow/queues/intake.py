@@ -300,7 +300,7 @@ class Intake(Backlog):
         try:
             log.flush(self._send(log, [record], plain, number, config.parse_timeout(timeout_s), future)[1])
         except TurnedAway as turned:
-            self._turn_away([record], turned.decision)
+            self.turn_away([record], turned.decision)
             future.set_result(None)
         return future
 
@@ -380,7 +380,7 @@ class Intake(Backlog):
             elif (
                 type(records[0]) is Message
                 and not records[0].logged
-                and (direct := self._put_unlogged(records, number)) is not None
+                and (direct := self.put_unlogged(records, number)) is not None
             ):
                 first = direct
             else:
@@ -390,13 +390,13 @@ class Intake(Backlog):
                     raise again(put.error)
                 first = put.first
         except TurnedAway as turned:
-            self._turn_away(records, turned.decision)
+            self.turn_away(records, turned.decision)
             return None
         if self._used > self._account.borrowed:
             self.spill_excess()
         return first
 
-    def _turn_away(self, records: list[Record], decision: Decision) -> None:
+    def turn_away(self, records: list[Record], decision: Decision) -> None:
         """Do with what was not admitted what the policy says."""
         self.count_turned_away(len(records), dropped=decision is Decision.DROP)
         if decision is Decision.DEAD_LETTER:
@@ -458,7 +458,7 @@ class Intake(Backlog):
             lane = self._unlogged_lanes[number] = Lane(self._owner, number, None, self)
         return lane
 
-    def _put_unlogged(self, records: list[Record], number: int) -> int | None:
+    def put_unlogged(self, records: list[Record], number: int) -> int | None:
         """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
         size = sum(map(len, records))
         charged = self._charge_for(records, size, number)
@@ -607,6 +607,19 @@ class Intake(Backlog):
         self._incoming += charged
         self._pending_messages += messages
         self._pending_bytes += size
+
+    def reserve_at_once(self, put: Put) -> bool:
+        """Reserve for a put, if it passes the limits and finds memory without waiting for anybody. Cost: 0.6 µs."""
+        messages = len(put.records)
+        with self._lock:
+            self._check_open()
+            if not (self._admits(messages, put.size) and self._charge(put.charged)):
+                return False
+            self._incoming += put.charged
+            self._pending_messages += messages
+            self._pending_bytes += put.size
+            self._pending += 1
+            return True
 
     def _try_reserve(self, asking: Asking, may_work: bool) -> float | None:
         """Take memory for a put that passes the limits; None when it did, else how long to wait at most.

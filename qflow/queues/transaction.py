@@ -210,7 +210,16 @@ class Transaction:
     def publish(self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None) -> None:
         """Publish when the transaction commits, to the queues that are bound now; see `Broker.publish`."""
         self._check_open()
-        self._add("publish", self._router.steps_of(topic, body, headers))
+        self._add("publish", self.steps_of(topic, body, headers))
+
+    def steps_of(self, topic: str, body: bytes | bytearray | memoryview, headers: Headers | None) -> list[Step]:
+        """Return what a publish puts where."""
+        return self._router.steps_of(topic, body, headers)
+
+    def publish_steps(self, steps: list[Step]) -> None:
+        """Publish to queues that were found before."""
+        self._check_open()
+        self._add("publish", steps)
 
     def ack(self, delivery: Delivery) -> None:
         """Settle a delivery when the transaction commits.
