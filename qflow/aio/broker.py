@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Generator, Iterable
+from concurrent import futures
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -124,8 +125,14 @@ class AsyncBroker:
         return await self._worker.run(self._homes.here(), self.broker.stats)
 
     async def check(self) -> list[str]:
-        """Return what does not agree, in words; see `Broker.check`."""
-        return await self._worker.run(self._homes.here(), self.broker.check)
+        """Return what does not agree, in words, once nothing is being moved for tasks; see `Broker.check`."""
+        begun = self._worker.begun()
+
+        def check() -> list[str]:
+            futures.wait(begun)
+            return self.broker.check()
+
+        return await self._worker.run(self._homes.here(), check)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called in the running loop for each event from now on; see `Broker.on_event`."""

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -189,6 +189,7 @@ class Worker:
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._ended = False
+        self._begun: set[Future[object]] = set()
         self._spilling: set[Any] = set()
 
     def begin(self, job: Callable[[], object]) -> None:
@@ -202,7 +203,13 @@ class Worker:
                 raise BrokerClosed(f"the broker of {self._name} is closed: open the spool again")
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="qflow-aio")
-            self._executor.submit(job)
+            begun = self._executor.submit(job)
+            self._begun.add(begun)
+        begun.add_done_callback(self._begun.discard)
+
+    def begun(self) -> list[Future[object]]:
+        """Return the jobs that are not done."""
+        return list(self._begun)
 
     async def run(self, home: Home, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Return what a function returns that may wait for the disk or a commit.

@@ -70,7 +70,8 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
     """
     await turns()  # loops that were left give back what they fetched
     broker.broker.log.drain()
-    assert await broker.check() == []
+    problems = await broker.check()
+    assert not problems, problems
     found = []
     for name in broker.queues():
         queue = broker.queue(name)
@@ -85,5 +86,6 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
             async with await queue.get(timeout_s=0) as delivery:
                 found.append((name, delivery.body, delivery.delivery_count))
         assert (await queue.stats()).resident_bytes == 0, name
-    assert await broker.check() == []
+    problems = await broker.check()
+    assert not problems, problems
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -14,12 +13,8 @@ import pytest
 
 import qflow
 import qflow.aio
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
-
-from event_loop import cancelled_at, leave_nothing_behind, run, turns  # noqa: E402
-from seams import Faults, open_faulty  # noqa: E402
+from doors.event_loop import cancelled_at, leave_nothing_behind, run, turns
+from faults.seams import Faults, open_faulty
 
 KIB = bytes(1000)
 MOST_AWAITS = 60
@@ -385,6 +380,7 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None
                 assert task.result() <= at, "it swallowed its cancellation"
             await beside
             stage.faults.heal()
+            await stage.broker.check()  # what threads have begun is done
             held = [delivery.body for delivery in stage.held]
             stage.broker.broker.log.drain()
             for delivery in stage.held:
@@ -411,7 +407,6 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None
 
     for at in range(MOST_AWAITS):
         if not run(attempt(at)):
-            print("AWAITS", name, at)
             assert at > 0 or name in {"put transient", "put at a limit without waiting"}
             return
     raise AssertionError("it never came to its end")
