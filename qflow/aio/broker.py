@@ -137,7 +137,7 @@ class AsyncBroker:
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called in the running loop for each event from now on; see `Broker.on_event`."""
         home = self._homes.here()
-        self.broker.on_event(lambda event: home.call(partial(callback, event)))
+        self.broker.on_event(lambda event: home.call(partial(home.loop.call_soon, callback, event)))
 
     # Closing -----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -99,7 +98,7 @@ class Homes:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Home] = weakref.WeakKeyDictionary()
+        self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
         self._lock = threading.Lock()
         self._latest: Home | None = None
 
@@ -111,6 +110,7 @@ class Homes:
             with self._lock:
                 home = self._homes.get(loop)
                 if home is None:
+                    self._homes = {one: its for one, its in self._homes.items() if not one.is_closed()}
                     home = self._homes[loop] = Home(loop, self._log)
                 self._latest = home
         return home

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -154,8 +155,9 @@ class AsyncTransaction:
         steps, leavings = await self._step(transaction.begin_commit, transaction.is_spilled)
         try:
             places = await self._together.commit(steps, leavings, transaction.timeout_s)
-        except BaseException:
-            await self._step(partial(transaction.end, "rolled back"), transaction.is_spilled)
+        except BaseException as error:
+            ended = "cancelled" if isinstance(error, asyncio.CancelledError) else "rolled back"
+            await self._step(partial(transaction.end, ended), transaction.is_spilled)
             raise
         return await self._step(partial(transaction.committed, places), transaction.is_spilled)
 

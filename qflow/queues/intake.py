@@ -533,8 +533,9 @@ class Intake(Backlog):
                 resumed = not asking.in_line or not self._held_back
                 if asking.dead or (first_in_line and (resumed or self._is_past(asking.deadline))):
                     return None
-                decision = Decision.WAIT
-            self._note_limit(reached=True)
+                decision = Decision.WAIT  # for those before it, which is no news of the limit
+            else:
+                self._note_limit(reached=True)
             if decision is Decision.REFUSE and not asking.dead:
                 raise self._full()
             if decision in (Decision.DROP, Decision.DEAD_LETTER):

@@ -390,7 +390,7 @@ class Transaction:
 
     @property
     def state(self) -> str:
-        """`"open"`, `"being committed"`, `"committed"` or `"rolled back"`."""
+        """`"open"`, `"being committed"`, `"committed"`, `"rolled back"` or, for a task, `"cancelled"`."""
         return self._state
 
     @property
