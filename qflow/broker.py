@@ -827,7 +827,7 @@ class Broker:
             queues = list(self._queues.values())
         more = False
         for queue in queues:
-            more |= queue.sweep(WIPED_AT_ONCE)
+            more |= queue.sweep(WIPED_AT_ONCE) | queue.fit()
             queue.spill_excess()
         return more
 
@@ -862,7 +862,7 @@ class Broker:
 
         def write(txn: Any) -> None:
             nonlocal more
-            more = block_log.delete_lane(txn, owner, 0)
+            more = block_log.delete_lanes(txn, owner)
             if not more:
                 txn.delete(block_log.queue_key(owner))
 
@@ -944,7 +944,12 @@ def _write_ending(queues: list[Queue], txn: Any) -> None:
         known = queue.attempts()
         for lane in queue.lanes:
             if lane.row != Row(next=lane.lane << LANE_SHIFT, floor=lane.lane << LANE_SHIFT) or not lane.lane:
-                block_log.write_attempts(txn, lane.owner, lane.lane, *known[lane.lane])
+                below, ranges = known[lane.lane]
+                if queue.hides_attempts:  # those were logged when they were given back
+                    for part in ranges:
+                        block_log.raise_attempts(txn, lane.owner, lane.lane, *part)
+                else:
+                    block_log.write_attempts(txn, lane.owner, lane.lane, below, ranges)
                 block_log.write_row(txn, lane.owner, lane.lane, lane.row)
     recovery.set_state(txn, CLEAN)
 

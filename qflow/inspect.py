@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import attrs
 
 from qflow.errors import CorruptionError, NotFound
-from qflow.message import HeaderValue, Message, Record, decode_headers
+from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.storage import block_log, blocks, recovery
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
@@ -30,15 +30,16 @@ _READ_AT_ONCE = 16 * 2**20
 
 @attrs.frozen(kw_only=True)
 class QueueFacts:
-    """One durable queue according to the log."""
+    """One durable queue according to the log, all its lanes together."""
 
     name: str
     messages: int
     """Logged and not settled."""
     bytes: int
     next_sequence: int
+    """In the lane of ordinary messages."""
     floor: int
-    """Everything below is settled."""
+    """Everything below is settled in that lane."""
     settled_ranges: int
     """Ranges settled above the floor."""
     settings: dict[str, Any]
@@ -116,7 +117,7 @@ def _queue(found: Recovery, name: str) -> QueueRecord:
 
 
 def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> SpoolFacts:
-    """Return what a spool's log and its owner's `stats.json` say. Cost: one row a queue.
+    """Return what a spool's log and its owner's `stats.json` say. Cost: one row a lane.
 
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
@@ -139,16 +140,16 @@ def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> S
 
 
 def _facts(record: QueueRecord) -> QueueFacts:
-    row = record.row or Row()
+    rows = record.rows or {0: Row()}
     return QueueFacts(
         name=record.name,
-        messages=row.messages,
-        bytes=row.bytes,
-        next_sequence=row.next,
-        floor=row.floor,
-        settled_ranges=row.marks,
+        messages=sum(row.messages for row in rows.values()),
+        bytes=sum(row.bytes for row in rows.values()),
+        next_sequence=rows[0].next,
+        floor=rows[0].floor,
+        settled_ranges=sum(row.marks for row in rows.values()),
         settings=record.settings,
-        problem=None if record.row is not None else "its row is damaged",
+        problem=None if record.rows is not None else "its row is damaged",
     )
 
 
@@ -256,16 +257,20 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
         CorruptionError: its block is damaged.
     """
     spool = os.path.abspath(path)
+    lane = lane_of(sequence)
+    message: Record | None = None
     with _log(spool) as (env, found):
         record = _queue(found, queue)
-        txn = env.begin()
-        try:
-            settled = block_log.is_settled(txn, record.owner, 0, record.row or Row(), sequence)
-            message: Record | None = None
-            with suppress(NotFound):
-                message, time_ms = block_log.find(txn, record.owner, 0, sequence)
-        finally:
-            txn.abort()
+        rows = record.rows or {min(lane, block_log.LAST_LANE): Row()}  # a damaged row is no reason not to look
+        settled = False
+        if lane in rows:
+            txn = env.begin()
+            try:
+                settled = block_log.is_settled(txn, record.owner, lane, rows[lane], sequence)
+                with suppress(NotFound):
+                    message, time_ms = block_log.find(txn, record.owner, lane, sequence)
+            finally:
+                txn.abort()
     if message is None or (settled and not message):
         where = "it was settled and its bytes are gone" if settled else "it was never logged"
         raise NotFound(f"message {sequence} of queue {queue!r} is not in the log: {where}")
@@ -290,12 +295,12 @@ def check_spool(path: str | os.PathLike[str]) -> list[str]:
     with _log(spool) as (env, found):
         found_problems += found.problems
         for record in found.queues:
-            if record.row is not None and not record.deleted:
-                found_problems += _check_queue(env, record)
+            for lane, row in (record.rows or {}).items():
+                found_problems += _check_lane(env, record, lane, row)
         txn = env.begin()
         try:
             for record in found.queues:
-                kept = list(block_log.kept_damaged(txn, record.owner, 0))
+                kept = list(block_log.kept_damaged(txn, record.owner))
                 found_problems += [
                     f"queue {record.name!r}: damaged block {first} was set aside ({size} bytes)" for first, size in kept
                 ]
@@ -304,21 +309,20 @@ def check_spool(path: str | os.PathLike[str]) -> list[str]:
     return found_problems
 
 
-def _check_queue(env: Environment, record: QueueRecord) -> Iterator[str]:
-    """Check one queue in transactions of a bounded number of blocks; stop early if a live owner moves on meanwhile."""
+def _check_lane(env: Environment, record: QueueRecord, lane: int, row: Row) -> Iterator[str]:
+    """Check one lane in transactions of a bounded number of blocks; stop early if a live owner moves on meanwhile."""
     position, messages, size = -1, 0, 0
-    row = record.row or Row()
     expected: int | None = None
     while True:
         txn = env.begin()
         try:
-            now = block_log.read_row(txn, record.owner, 0)
+            now = block_log.read_row(txn, record.owner, lane)
             moved = now != row
             if position < 0:
                 row, position, moved = now, now.floor, False
             if moved:
                 return  # counts cannot be compared across two moments; what was read was sound
-            replayed = block_log.read(txn, record.owner, 0, row, position, row.next, _READ_AT_ONCE, expected)
+            replayed = block_log.read(txn, record.owner, lane, row, position, row.next, _READ_AT_ONCE, expected)
         finally:
             txn.abort()
         yield from (f"queue {record.name!r}: {text}" for _, text, _ in replayed.problems)

@@ -15,7 +15,7 @@ from qflow.aio.loops import Home, Homes, Log, Worker, attend
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
-from qflow.message import Headers, Record, is_plain
+from qflow.message import Headers, Record, is_logged
 from qflow.queues.intake import Form, Moment, TurnedAway
 from qflow.queues.overflow import Decision
 from qflow.queues.queue import Queue
@@ -105,10 +105,10 @@ class AsyncQueue:
     ) -> range:
         """Append messages together, all or none; see `Queue.put_many`. Cancelled as `put`."""
         form = self.queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        records = [form.record(body) for body in bodies]
+        records, plain = form.records(bodies)
         if not records:
             return range(0)
-        first = await self._put(records, is_plain(records), form, timeout_s)
+        first = await self._put(records, plain, form, timeout_s)
         return range(0) if first is None else range(first, first + len(records))
 
     def submit(
@@ -131,7 +131,7 @@ class AsyncQueue:
         form = self.queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
         record = form.record(body)
         queue, home, plain = self.queue, self._homes.here(), type(record) is bytes
-        if form.logged:
+        if is_logged(record) or not queue.settings.durable:
             put = queue.draft([record], plain, form.number)
             if queue.reserve_at_once(put):
                 return self._enter(home, put) or _resolved(home, put.first)
@@ -140,8 +140,10 @@ class AsyncQueue:
     async def _put(self, records: list[Record], plain: bool, form: Form, timeout_s: float | None) -> int | None:
         queue = self.queue
         home = self._homes.here()
-        if not form.logged and (first := queue.put_unlogged(records, form.number)) is not None:
-            return first
+        if queue.settings.durable and not is_logged(records[0]):
+            first = queue.put_unlogged(records, form.number)
+            if first is not None:
+                return first
         put = queue.draft(records, plain, form.number)
         if not queue.reserve_at_once(put):
             asking = queue.begin_put(put, timeout_s)

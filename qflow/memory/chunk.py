@@ -13,25 +13,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from operator import add
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
+from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, Group
 from qflow.message import OVERHEAD_BYTES, Message, Record, is_logged, is_plain
-
-Group: TypeAlias = tuple[int, int, int, *tuple[Record, ...]]
-"""Messages with consecutive sequences, one due time and equal marks: (due time, first sequence, marks, *records).
-
-One flat tuple, because it compares by due time and sequence without help, nothing can change it, and a tuple of
-numbers and bytes is not followed by the garbage collector. The marks are as in `delivery.py`.
-"""
-AHEAD: Final = 3
-"""Where a group's records begin."""
-GROUP_MESSAGES = 256
-"""A group has no more: what is cut off one is copied."""
-GROUP_BYTES = 152
-"""Charged for each group on top of its records: a tuple of four 72, two numbers 64, and 8 to 16 for its place in line.
-
-A record's own place in the tuple is in `OVERHEAD_BYTES`, as its place in a run is.
-"""
 
 WRAPPING_BYTES = 13
 _KIND = WRAPPING_BYTES - 1

@@ -117,7 +117,7 @@ class Run:
         self.count = len(sizes)
         self.charged = sum(sizes) + OVERHEAD_BYTES * len(sizes)
         self.largest = max(sizes)
-        if is_plain(self.records):  # type: ignore[arg-type]
+        if is_plain(self.records):
             self.logged_count, self.logged_bytes, self.expires_ms = len(sizes), sum(sizes), 0
         else:
             logged = [size for size, record in zip(sizes, self.records, strict=True) if is_logged(record)]

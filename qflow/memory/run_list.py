@@ -192,6 +192,14 @@ class RunList:
         run.claim = claim
         return run
 
+    def claim_first_away(self, claim: object) -> Run | None:
+        """Claim the first run that is not resident for restoring, if nobody has claimed it."""
+        run = next((run for run in self._runs if run.place is not Place.RESIDENT and not run.spent), None)
+        if run is None or run.claim is not None:
+            return None
+        run.claim = claim
+        return run
+
     def spilled(self, run: Run) -> None:
         """Join a run that has just become SPILLED with its neighbours."""
         self._join(self._index(run))

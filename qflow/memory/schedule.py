@@ -1,53 +1,45 @@
 """A schedule: the messages of one queue that wait for a moment, in order of (due time, sequence).
 
-    shelves   what is in memory: sorted lists of groups, each list before the next
+    shelves   groups in memory
     moving    chunks of the far end that are on their way to the spill store; still in memory
     spilled   chunks in the spill store, sorted by the least that their next message may be
 
 When memory is short, the owner spills the far end: `claim_far`, then `packed` and the writing without the lock, then
-`chunk_spilled`. A spilled chunk that may hold the next due message is restored piece by piece: `claim_next`, the
+`chunk_spilled`. A spilled chunk that may hold the next due message is restored piece by piece: `claim_next`, then the
 reading and `unpacked` without the lock, then `restored`. Chunks overlap in time, so many can be due at once; `take`
-never passes a message that one of them might precede. A moving chunk that comes due is taken back, and its claim is
-void.
+never passes a message that one of them might precede. A moving chunk that comes due is taken back, which makes its
+claim void; so does a purge.
 
-No I/O, no locks, no clock: the queue that owns the schedule holds its lock around every call. Every step that hands
-records on is a straight line without a call, because an interrupt can strike at a call and nowhere else. (So the
-sorted list is made of plain lists here: one from a library changes several of them in steps.) What an interrupt leaves
-in `incoming` is put in its place by the next call.
+No I/O, no locks, no clock: the queue that owns the schedule holds its lock around every call. Whoever made a claim
+calls `unclaim` on every way out; a claim that was settled or is void is none, and that does nothing.
 
-Cost in CPython 3.11, all steps of the schedule together for a message that is added, spilled, restored and taken:
-0.5 µs in batches of 1,000, 4 µs one by one with random due times.
+Cost in CPython 3.11, all calls together, for a message that is added, spilled, restored and taken: 0.6 µs in batches
+of 1,000, 3 µs one by one with random due times.
 """
 
 from __future__ import annotations
 
 from bisect import bisect, bisect_left
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice, pairwise
+from collections.abc import Iterator
+from itertools import pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
-from qflow.memory.chunk import AHEAD, GROUP_BYTES, GROUP_MESSAGES, Chunk, Group, Unpacked
-from qflow.message import OVERHEAD_BYTES, Record
+from qflow.memory.chunk import Chunk, Unpacked
+from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, cut, joined, weight
+from qflow.memory.shelves import Shelf, Shelves
+from qflow.message import OVERHEAD_BYTES
 
-CHUNK_BYTES = 768
-"""Charged for each spilled chunk on top of its sequences."""
+CHUNK_BYTES = 1024
+"""Charged for each spilled chunk on top of its sequences: 790 where its slots are one range, 110 for each one more."""
 SEQUENCE_BYTES = 8
 """Charged for each spilled message."""
 CHUNK_MESSAGES = 65_536
 """Chunks are not joined to more: what is left of a chunk's sequences is copied with each piece restored."""
+
 _FREED_BYTES = OVERHEAD_BYTES - SEQUENCE_BYTES
-SHELF = 512
-"""A shelf has at most twice as many groups."""
-
-Key: TypeAlias = tuple[int, ...]
 _bound = attrgetter("bound")
-
-
-def groups_charge(count: int) -> int:
-    """Return what is charged for the groups of `count` messages added at once, on top of their records."""
-    return GROUP_BYTES * -(-count // GROUP_MESSAGES)
 
 
 class Tally(NamedTuple):
@@ -59,69 +51,19 @@ class Tally(NamedTuple):
     spilled_bytes: int
 
 
-class Shelf(list[Group]):
-    """Groups, in order or not."""
-
-    __slots__ = ("in_order",)
-
-    def __init__(self, groups: Iterable[Group] = ()) -> None:
-        super().__init__(groups)
-        self.in_order = False
-        """It was put in order because it was needed so, and what is added is added in its place."""
-
-
-class Schedule:
+class Schedule(Shelves):
     """See the module. Cost: O(log groups) a group added; O(1) for each that is taken, claimed or restored."""
 
-    __slots__ = (
-        "_bytes",
-        "_claims",
-        "_lows",
-        "_messages",
-        "_overhead",
-        "_position",
-        "_shelves",
-        "_spilled",
-        "_spilled_bytes",
-        "_spilled_messages",
-        "_youngest",
-        "incoming",
-    )
+    __slots__ = ("_claims", "_position", "_spilled", "_spilled_bytes", "_spilled_messages", "_youngest")
 
     def __init__(self) -> None:
-        self.incoming: list[Group] = []
-        """Groups (`groups_of`) on their way to their place. To add them to it is to add them to the schedule."""
-        self._shelves: list[Shelf] = []
-        self._lows: list[Key] = []  # for each shelf the least that belongs there, or in one before if it is the first
+        super().__init__()  # what it counts includes what is moving
         self._spilled: list[Chunk] = []
         self._youngest: Chunk | None = None  # of the spilled ones: it may be continued
         self._claims: dict[object, Chunk] = {}  # decides which claims stand
         self._position = 0
-        self._messages = 0  # in shelves and moving chunks
-        self._bytes = 0
-        self._overhead = 0
         self._spilled_messages = 0
         self._spilled_bytes = 0
-
-    # Filling -----------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def groups_of(due_ms: int, first: int, records: list[Record], marks: int) -> list[Group]:
-        """Return what to add to `incoming` for records with sequences from `first` on."""
-        if len(records) <= GROUP_MESSAGES:
-            return [(due_ms, first, marks, *records)] if records else []
-        return [
-            (due_ms, first + start, marks, *records[start : start + GROUP_MESSAGES])
-            for start in range(0, len(records), GROUP_MESSAGES)
-        ]
-
-    def add(self, due_ms: int, first: int, records: list[Record], marks: int) -> None:
-        """Add messages with sequences from `first` on, due at one time. All or nothing, if interrupted.
-
-        Cost: 2 µs, and 0.03 µs a record.
-        """
-        self.incoming += self.groups_of(due_ms, first, records, marks)
-        self._settle()
 
     # Taking ------------------------------------------------------------------------------------------------------
 
@@ -142,47 +84,6 @@ class Schedule:
                 return taken
             self._take_back(moving)
 
-    def _hand_over(self, most: int, bound: Key, segments: list[Segment]) -> int:
-        """Move up to `most` messages that come before `bound` from the shelves to `segments`."""
-        groups: list[Group] = []
-        shelf = Shelf()
-        count = whole = part = 0  # messages; shelves that are used up; groups of the shelf after them
-        for shelf in self._shelves:
-            self._put_in_order(shelf)
-            stop = len(shelf) if shelf[-1] < bound else bisect_left(shelf, bound)
-            for group in islice(shelf, stop):
-                groups.append(group)
-                part += 1
-                count += len(group) - AHEAD
-                if count >= most:
-                    break
-            if part < len(shelf):
-                break
-            whole, part = whole + 1, 0
-            if count >= most:
-                break
-        if not groups or most <= 0:
-            return 0
-        rest: list[Group] = []
-        if count > most:
-            groups[-1], cut_off = _cut(groups[-1], count - most)
-            rest.append(cut_off)
-            count = most
-            if not part:
-                whole, part = whole - 1, len(shelf)
-        handed, size = _segments(groups)
-        charged = GROUP_BYTES * (len(groups) - len(rest))
-        # No call from here on, so that an interrupt finds all of it done or nothing.
-        segments += handed
-        if part:
-            shelf[:part] = rest
-        del self._shelves[:whole]
-        del self._lows[:whole]
-        self._messages -= count
-        self._bytes -= size
-        self._overhead -= charged
-        return count
-
     # Spilling ----------------------------------------------------------------------------------------------------
 
     def claim_far(self, claim: object, wanted_bytes: int) -> Chunk | None:
@@ -195,10 +96,11 @@ class Schedule:
 
         Cost: 0.02 µs a message of a batch, 0.4 µs a single one.
         """
+        assert claim not in self._claims
         if self.incoming:
             self._settle()
         shelves = self._shelves
-        if not shelves:
+        if not shelves[0]:
             return None
         groups: list[Group] = []
         kept: list[Group] = []
@@ -214,22 +116,22 @@ class Schedule:
                 index -= 1
                 group = shelf[index]
                 members = len(group) - AHEAD
-                weight = sum(map(len, group[AHEAD:]))
-                if members > 1 and weight + members * _FREED_BYTES > missing:
-                    behind, weight = _count_back(group, missing)
+                length = len(group[AHEAD]) if members == 1 else sum(map(len, group[AHEAD:]))  # type: ignore[misc]
+                if members > 1 and length + members * _FREED_BYTES > missing:
+                    behind, length = _count_back(group, missing)
                     if behind < members:
-                        left, group = _cut(group, behind)
+                        left, group = cut(group, behind)
                         kept.append(left)
                         members = behind
                 groups.append(group)
                 count += members
-                size += weight
-                missing -= weight + members * _FREED_BYTES + GROUP_BYTES
+                size += length
+                missing -= length + members * _FREED_BYTES + GROUP_BYTES
         groups.reverse()
         chunk = Chunk(self._position, groups, count, size, bool(kept))
-        stay = at + 1 if index or kept else at
+        stay = at if at and not (index or kept) else at + 1
         # No call from here on.
-        if index or kept:
+        if stay > at:
             shelf[index:] = kept
         del shelves[stay:]
         del self._lows[stay:]
@@ -253,6 +155,7 @@ class Schedule:
         if chunk is None:
             return None
         count, size = chunk.count, chunk.message_bytes
+        assert len(chunk.sequences) == len(slots) == count
         grouped = chunk.groups_bytes
         chunk_bytes = SEQUENCE_BYTES * count
         before = self._youngest
@@ -307,6 +210,7 @@ class Schedule:
         Returns:
             None too if somebody else has claimed it.
         """
+        assert claim not in self._claims
         if not self._spilled:
             return None
         chunk = self._spilled[0]
@@ -359,16 +263,16 @@ class Schedule:
         self._spilled_bytes -= gone_bytes
         self._overhead -= given_back
         self.incoming += unpacked.groups
-        self._settle()
         return slots
 
     def drop_all(self) -> list[Any]:
         """Empty the schedule (purge); return the slots of what was spilled. No claim stands afterwards."""
         slots = [chunk.slots for chunk in self._spilled]
+        shelves = [Shelf()]
         # No call from here on.
         self.incoming = []
-        self._shelves = []
-        self._lows = []
+        self._shelves = shelves
+        self._lows = [()]
         self._spilled = []
         self._youngest = None
         self._claims = {}
@@ -406,7 +310,7 @@ class Schedule:
         if self.incoming:
             self._settle()
         moving = self._moving_before(None) if self._claims else None
-        dues = [shelf[0][0] for shelf in self._head_shelf()]
+        dues = [group[0] for group in self._head()]
         dues += [chunk.bound[0] for chunk in self._spilled[:1]]
         if moving is not None:
             dues.append(moving.bound[0])
@@ -423,15 +327,25 @@ class Schedule:
         """
         if self.incoming:
             self._settle()
-        moving = [chunk.groups for chunk in self._claims.values() if chunk.slots is None]
-        for shelf in self._shelves:
-            self._put_in_order(shelf)
-        for due_ms, first, _, *records in chain.from_iterable([*self._shelves, *moving]):
+        for due_ms, first, _, *records in self._resident():
             for sequence, record in enumerate(records, first):
                 yield sequence, len(record), "resident", due_ms
         for chunk in self._spilled:
             for sequence in chunk.sequences:
                 yield sequence, None, "spilled", None
+
+    def marked(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (first sequence, end, marks) of what is in memory and was delivered before."""
+        if self.incoming:
+            self._settle()
+        for _, first, marks, *records in self._resident():
+            if marks:
+                yield first, first + len(records), marks
+
+    @property
+    def spilled(self) -> list[Chunk]:
+        """The spilled chunks."""
+        return self._spilled.copy()
 
     def problems(self) -> list[str]:
         """Recount, and check the rules; return what is wrong, in words. Cost: O(messages)."""
@@ -440,40 +354,25 @@ class Schedule:
         return list(self._problems())
 
     def _problems(self) -> Iterator[str]:
-        moving = [chunk for chunk in self._claims.values() if chunk.slots is None]
-        for shelf in self._shelves:
-            if shelf.in_order and sorted(shelf) != shelf:
-                yield "a shelf is not in order"
-            self._put_in_order(shelf)
-        shelved = list(chain.from_iterable(self._shelves))
-        if not all(self._shelves) or len(self._lows) != len(self._shelves):
-            yield "a shelf is empty, or its least is missing"
-        for one, two in pairwise(shelved):
-            if one >= two or (one[0] == two[0] and one[1] + len(one) - AHEAD > two[1]):
-                yield f"the group of {one[:2]} is followed by that of {two[:2]}"
-        for one_chunk, two_chunk in pairwise(self._spilled):
-            if one_chunk.bound >= two_chunk.bound:
-                yield f"{one_chunk!r} is followed by {two_chunk!r}"
+        yield from self._shelf_problems()
+        for one, two in pairwise(self._spilled):
+            if one.bound >= two.bound:
+                yield f"{one!r} is followed by {two!r}"
         for chunk in self._spilled:
             if not chunk.count == len(chunk.sequences) == len(chunk.slots) > 0 or chunk.groups:
                 yield f"{chunk!r} has {len(chunk.sequences)} sequences and {len(chunk.slots)} slots"
-            if not 0 <= chunk.logged <= chunk.count or not 0 <= chunk.logged_bytes <= chunk.message_bytes:
+            if chunk.logged < 0 or not 0 <= chunk.logged_bytes <= chunk.message_bytes:
                 yield f"{chunk!r} has {chunk.logged} logged messages, {chunk.logged_bytes} bytes"
             if chunk.claim is not None and self._claims.get(chunk.claim) is not chunk:
                 yield f"{chunk!r} bears a claim that does not stand"
-        yield from self._miscounts(shelved, moving)
-
-    def _miscounts(self, shelved: list[Group], moving: list[Chunk]) -> Iterator[str]:
-        groups = shelved + [group for chunk in moving for group in chunk.groups]
-        count, size = _weight(groups)
-        overhead = GROUP_BYTES * len(shelved) + sum(chunk.groups_bytes for chunk in moving)
+        count, size = weight(list(self._resident()))
+        overhead = GROUP_BYTES * sum(map(len, self._shelves)) + sum(chunk.groups_bytes for chunk in self._moving())
         overhead += sum(CHUNK_BYTES + SEQUENCE_BYTES * chunk.count for chunk in self._spilled)
-        spilled = sum(chunk.count for chunk in self._spilled), sum(chunk.message_bytes for chunk in self._spilled)
         for what, counted, recount in (
             ("messages in memory", self._messages, count),
             ("bytes in memory", self._bytes, size),
-            ("spilled messages", self._spilled_messages, spilled[0]),
-            ("spilled bytes", self._spilled_bytes, spilled[1]),
+            ("spilled messages", self._spilled_messages, sum(chunk.count for chunk in self._spilled)),
+            ("spilled bytes", self._spilled_bytes, sum(chunk.message_bytes for chunk in self._spilled)),
             ("bytes for groups and chunks", self._overhead, overhead),
         ):
             if counted != recount:
@@ -481,75 +380,16 @@ class Schedule:
 
     # Inside ------------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Put what is incoming on its shelves."""
-        incoming = self.incoming
-        if len(incoming) > 1:
-            incoming.sort()
-        shelves, lows = self._shelves, self._lows
-        if not shelves and incoming:
-            # No call from here on.
-            shelves += (Shelf(),)
-            lows += ((),)
-        while incoming:
-            at = bisect(lows, incoming[-1]) - 1
-            start = bisect_left(incoming, lows[at]) if at > 0 else 0
-            shelf = shelves[max(at, 0)]
-            groups = incoming[start:]
-            count, size = _weight(groups)
-            charged = GROUP_BYTES * len(groups)
-            index = len(shelf)
-            in_order = shelf.in_order
-            if in_order:
-                index = bisect(shelf, groups[0])
-                in_order = index == len(shelf) or groups[-1] < shelf[index]
-            # No call from here on.
-            shelf[index:index] = groups
-            shelf.in_order = in_order
-            del incoming[start:]
-            self._messages += count
-            self._bytes += size
-            self._overhead += charged
-            if len(shelf) > 2 * SHELF:
-                self._split(max(at, 0))
-
-    def _split(self, at: int) -> None:
-        """Make several shelves of one that is too long."""
-        shelf = self._shelves[at]
-        shelf.sort()
-        size = -(-len(shelf) // (len(shelf) // SHELF))
-        parts = [Shelf(shelf[start : start + size]) for start in range(0, len(shelf), size)]
-        lows = [part[0][:2] for part in parts[1:]]
-        # No call from here on.
-        self._shelves[at : at + 1] = parts
-        self._lows[at + 1 : at + 1] = lows
-
-    def _head_shelf(self) -> list[Shelf]:
-        """Return the first shelf, in order; nothing if there is none."""
-        shelves = self._shelves[:1]
-        for shelf in shelves:
-            self._put_in_order(shelf)
-        return shelves
-
-    @staticmethod
-    def _put_in_order(shelf: Shelf) -> None:
-        if not shelf.in_order:
-            shelf.sort()
-            shelf.in_order = True
-
     def _take_back(self, moving: Chunk) -> None:
         """Put the groups of a moving chunk in their place again; its claim is void."""
         groups = moving.groups
-        shelf = Shelf()
-        index = -1
-        if moving.cut and self._shelves:
-            shelf = self._shelves[max(bisect(self._lows, groups[0]) - 1, 0)]
-            self._put_in_order(shelf)
-            index = bisect(shelf, groups[0]) - 1
-        whole = _joined(shelf[index], groups[0]) if index >= 0 else None
+        shelf = self._shelves[bisect(self._lows, groups[0]) - 1]
+        self._put_in_order(shelf)
+        index = bisect(shelf, groups[0]) - 1
+        whole = joined(shelf[index], groups[0]) if moving.cut and index >= 0 else None
         if whole is not None:
             groups = groups[1:]
-        count, size = _weight(groups)
+        count, size = weight(groups)
         charged = moving.groups_bytes
         # No call from here on.
         if whole is not None:
@@ -570,13 +410,21 @@ class Schedule:
     def _resident_before(self, bound: Key) -> bool:
         if self.incoming:
             self._settle()
-        return any(shelf[0] < bound for shelf in self._head_shelf()) or self._moving_before(bound) is not None
+        return any(group < bound for group in self._head()) or self._moving_before(bound) is not None
 
     def _moving_before(self, bound: Key | None) -> Chunk | None:
         """Return the moving chunk that comes first, if it comes before `bound`."""
-        moving = [chunk for chunk in self._claims.values() if chunk.slots is None]
-        first = min(moving, key=_bound, default=None)
+        first = min(self._moving(), key=_bound, default=None)
         return first if first is None or bound is None or first.bound < bound else None
+
+    def _moving(self) -> list[Chunk]:
+        return [chunk for chunk in self._claims.values() if chunk.slots is None]
+
+    def _resident(self) -> Iterator[Group]:
+        """Yield the groups in memory, those on shelves in order."""
+        yield from self._shelved()
+        for chunk in self._moving():
+            yield from chunk.groups
 
     @staticmethod
     def _continues(before: Chunk, chunk: Chunk) -> bool:
@@ -589,30 +437,6 @@ class Schedule:
         )
 
 
-def _weight(groups: list[Group]) -> tuple[int, int]:
-    """Return the number and the bytes of the messages in some groups."""
-    if len(groups) == 1:
-        records = groups[0][AHEAD:]
-        return len(records), sum(map(len, records))
-    everything = list(chain.from_iterable([group[AHEAD:] for group in groups]))
-    return len(everything), sum(map(len, everything))
-
-
-def _cut(group: Group, behind: int) -> tuple[Group, Group]:
-    """Cut a group in two, the second with `behind` messages."""
-    due_ms, first, marks, *records = group
-    kept = len(records) - behind
-    return (due_ms, first, marks, *records[:kept]), (due_ms, first + kept, marks, *records[kept:])
-
-
-def _joined(left: Group, right: Group) -> Group | None:
-    """Return the group that these two were cut from; None if they are not of one."""
-    due_ms, first, marks, *records = left
-    if (due_ms, first + len(records), marks) != right[:AHEAD]:
-        return None
-    return (due_ms, first, marks, *records, *right[AHEAD:])
-
-
 def _count_back(group: Group, wanted_bytes: int) -> tuple[int, int]:
     """Return the number and the bytes of the messages at the end of a group that free so much; at least one."""
     count = size = 0
@@ -622,21 +446,3 @@ def _count_back(group: Group, wanted_bytes: int) -> tuple[int, int]:
         if size + count * _FREED_BYTES >= wanted_bytes:
             break
     return count, size
-
-
-def _segments(groups: list[Group]) -> tuple[list[Segment], int]:
-    """Return the messages of groups as segments, and their bytes."""
-    segments: list[Segment] = []
-    everything: list[Record] = []
-    run: list[Record] = []
-    following = marks_before = -1
-    for _, first, marks, *records in groups:
-        if first == following and marks == marks_before:
-            run += records
-        else:
-            run = records
-            segments.append(Segment(first, run, marks))
-            marks_before = marks
-        following = first + len(records)
-        everything += records
-    return segments, sum(map(len, everything))

@@ -6,6 +6,9 @@ disk. The rules of room:
     used ≤ borrowed + slack        charged bytes: waiting in memory, acquired, on the way in, being restored
     borrowed ≤ capacity            what the ledger lent; the broker's queues together never more than its capacity
 
+What a schedule keeps of delayed messages it has spilled, 8 bytes each, is charged and cannot be spilled in its turn:
+where that alone is more than the capacity, it is on slack.
+
 *Slack* is the documented exception, so that nothing is ever stuck: one put at a time may pass when nothing can be
 spilled, to be spilled as soon as it is visible, and a queue with no delivery in flight may hand out one message.
 
@@ -24,16 +27,18 @@ from typing import Any, Protocol
 from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
 from qflow.errors import CorruptionError, NotFound, StorageError
 from qflow.events import EventKind, Teller
+from qflow.memory.chunk import Chunk
+from qflow.memory.group import GROUP_BYTES
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
-from qflow.memory.schedule import GROUP_BYTES, Chunk, Schedule
+from qflow.memory.schedule import Schedule
 from qflow.message import (
     DELAYED,
     LANE_SHIFT,
     OVERHEAD_BYTES,
-    Message,
     Record,
+    by_due,
     charge,
     due_of,
     is_logged,
@@ -131,8 +136,8 @@ class Backlog:
         self._room = Line(self._lock)
         """Putters wait here: for room in memory, or for depth below a limit."""
         self._putters = 0
-        self._held_back = False
-        """A put was not admitted at a limit, and the depth has not come down to the mark since."""
+        self._at_limit = False
+        """A put was not admitted at once, and the depth has not come down to the mark since."""
         self._used = 0
         self._ceiling = NEVER
         """A plain put is admitted at once while `_used` stays at or below; NEVER sends it the long way."""
@@ -143,6 +148,7 @@ class Backlog:
         self._incoming = 0  # charged for puts not yet visible
         self._restoring = 0  # charged for records being read
         self._spilling = False
+        self._has_spilled = False  # something was spilled, and since then not everything has been found in memory
         self._spill_error: StorageError | None = None
         self._skipped = 0
         """Sequences below the `next` of all lanes that were never waiting here: next - skipped - gone = messages."""
@@ -237,8 +243,7 @@ class Backlog:
         over = max(0, self._used - self._account.borrowed)
         self._get_slack = min(self._get_slack, over)
         self._put_slack = min(self._put_slack, over - self._get_slack)
-        # Else they would wake for nothing.
-        if self._putters and not self._held_back and (not self._put_slack or self._has_limit()):
+        if self._putters and self._wakes_putters():
             self._room.notify_all()
         self._refresh()
         return over
@@ -286,6 +291,10 @@ class Backlog:
     def _has_limit(self) -> bool:
         raise NotImplementedError
 
+    def _wakes_putters(self) -> bool:
+        """Tell whether putters who wait would not look for nothing. Under the lock."""
+        raise NotImplementedError
+
     # Spilling ----------------------------------------------------------------------------------------------------
 
     def _spill_tail(self, wanted: int) -> bool:
@@ -319,13 +328,12 @@ class Backlog:
             with self._lock:
                 self._spilling = False
                 self._note_spill(error)
-                installed = moving.claim is claim and slots is not None
-                if installed:
-                    self._discharge(self._install_spilled(number, moving, slots))  # type: ignore[arg-type]
-                else:
-                    if moving.claim is claim:
-                        self._unclaim(number, moving)
-                    self._look_around()
+                freed = self._install_spilled(number, moving, claim, slots)
+                installed = freed is not None
+                if installed and not self._has_spilled:
+                    self._has_spilled = True
+                    self._tell(EventKind.SPILL_STARTED, self._name)
+                self._discharge(freed or 0)
             if slots is not None and not installed:
                 self._area.free(slots)
         return installed
@@ -342,19 +350,27 @@ class Backlog:
                 return lane_of(run.first), run
         return 0, None
 
-    def _install_spilled(self, number: int, moving: Run | Chunk, slots: Slots) -> int:
-        """Make what was written leave memory; return what it was charged. Under the lock."""
+    def _install_spilled(self, number: int, moving: Run | Chunk, claim: object, slots: Slots | None) -> int | None:
+        """Make what was written leave memory; return what it was charged, None if it stays there. Under the lock."""
         if isinstance(moving, Chunk):
-            return self._schedules[number].chunk_spilled(moving, slots)
+            schedule = self._schedules[number]
+            if slots is None:
+                schedule.unclaim(claim)
+                return None
+            return schedule.chunk_spilled(claim, slots)
+        if moving.claim is not claim:
+            return None
+        if slots is None:
+            moving.claim = None
+            return None
         freed = moving.become_spilled(slots)
         self._lists[number].spilled(moving)
         return freed
 
-    def _unclaim(self, number: int, moving: Run | Chunk) -> None:
-        if isinstance(moving, Chunk):
-            self._schedules[number].unclaim(moving)
-        else:
-            moving.claim = None
+    def _note_damage(self, problem: str, damaged_blocks: int) -> None:
+        """Report stored messages that were found damaged, and tell of them."""
+        self._report(problem, damaged_blocks)
+        self._tell(EventKind.MESSAGES_LOST, self._name, problem)
 
     def _note_spill(self, error: StorageError | None) -> None:
         """Remember whether the disk took what was spilled, and tell. Under the lock."""
@@ -397,8 +413,10 @@ class Backlog:
 
     # Restoring ---------------------------------------------------------------------------------------------------
 
-    def _restore_head(self, runs: RunList) -> bool:
+    def _restore_head(self, runs: RunList, *, to_drop: bool = False) -> bool:
         """Bring a lane's head into memory, as much as there is room for. Called with the lock held; lets go of it.
+
+        One message that is to be dropped at once comes whatever room there is.
 
         Returns False if it has to wait until something is settled, spilled, or restored by somebody else.
         """
@@ -407,13 +425,13 @@ class Backlog:
         if run is None:
             return False
         try:
-            return self._restore(runs, run, claim)
+            return self._restore(runs, run, claim, to_drop)
         finally:
             if run.claim is claim:
                 run.claim = None
                 self._look_around()
 
-    def _restore(self, runs: RunList, run: Run, claim: object) -> bool:
+    def _restore(self, runs: RunList, run: Run, claim: object, to_drop: bool = False) -> bool:
         """Restore the front of a claimed run; as `_restore_head`."""
         need = run.needs + OVERHEAD_BYTES
         want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8, run.charged))
@@ -421,10 +439,41 @@ class Backlog:
         if self._borrow_room(need, want) < need:
             if self._room_for_head(need) or run.claim is not claim:
                 return True
-            if self._is_in_flight():
+            if self._is_in_flight() and not to_drop:
                 return False
             alone = True
         return self._read_in(runs, run, claim, want, alone)
+
+    def refill(self) -> bool:
+        """Bring back a part of what is first on disk, while less than half of the capacity is used; False at the end.
+
+        After the capacity was raised: else nothing comes back before its turn.
+        """
+        claim = object()
+        with self._lock:
+            if 2 * self._used >= self._account.capacity:
+                return False
+            for runs in self._ranked:
+                run = runs.claim_first_away(claim)
+                if run is not None:
+                    break
+            else:
+                return False
+            try:
+                need = max(run.largest, run.needs) + OVERHEAD_BYTES
+                if self._borrow_room(need, need) < need:  # nobody gives way for what nobody has asked for
+                    return False
+                return self._restore(runs, run, claim)
+            finally:
+                if run.claim is claim:
+                    run.claim = None
+                    self._look_around()
+
+    def _has_nothing_spilled(self) -> bool:
+        """Tell whether all lies in memory, or in the log. Under the lock."""
+        return not any(runs.tally(Place.SPILLED)[0] for runs in self._lists.values()) and not any(
+            schedule.tally().spilled_messages for schedule in self._schedules.values()
+        )
 
     def _read_in(self, runs: RunList, run: Run, claim: object, want: int, alone: bool) -> bool:
         """Read what there is room for of the front of a claimed run, at most `want` bytes; as `_restore_head`."""
@@ -486,7 +535,7 @@ class Backlog:
         spilled = run.place is Place.SPILLED
         moved = self._read_spilled(run, budget, alone) if spilled else self._read_logged(run, budget, alone)
         for problem, damaged_blocks in moved.problems:
-            self._report(f"queue {self._name!r}: {problem}", damaged_blocks)
+            self._note_damage(f"queue {self._name!r}: {problem}", damaged_blocks)
         return moved
 
     def _read_spilled(self, run: Run, budget: int, alone: bool) -> _Moved:
@@ -587,6 +636,7 @@ class Backlog:
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
         if logged and count >= run.count and moved.more:
             settled.append(self._count_up(run, count, charged))
+        if not logged:
             if moved.lost:
                 run.expires_ms = 0  # what the log holds of the rest is not known any more
             for _, records, _ in moved.pieces:
@@ -597,7 +647,7 @@ class Backlog:
         if logged and last and left:  # the row and the blocks disagree
             size = run.charged - charged - OVERHEAD_BYTES * left
             settled.append(Settled(run.first, run.first, left, size))
-            self._report(
+            self._note_damage(
                 f"queue {self._name!r}: the log should hold {left} more messages below {run.end}, {size} bytes", 0
             )
             self._quarantined += max(left, 0)
@@ -635,7 +685,7 @@ class Backlog:
         size = max(0, charged - OVERHEAD_BYTES * count - (run.charged - OVERHEAD_BYTES * run.count))
         if not self._undercounted:
             self._undercounted = True
-            self._report(f"queue {self._name!r}: the log holds more messages below {run.end} than its row says", 0)
+            self._note_damage(f"queue {self._name!r}: the log holds more messages below {run.end} than its row says", 0)
         run.count += more
         run.charged += size + OVERHEAD_BYTES * more
         self._gone -= more
@@ -650,20 +700,17 @@ class Backlog:
         Charges what the schedule takes beyond the messages.
         """
         number = lane_of(first)
-        number += 0 if number >= DELAYED else DELAYED
+        number = number if number >= DELAYED else number + DELAYED
         schedule = self._schedules.get(number)
         if schedule is None:
             self._open_delayed(number)
             schedule = self._schedules[number]
         before = schedule.overhead_bytes
-        start = 0
-        while start < len(records):
-            due = due_ms or due_of(records[start])
-            stop = start + 1
-            while stop < len(records) and (due_ms or due_of(records[stop]) == due):
-                stop += 1
-            schedule.add(due, first + start, records[start:stop], marks)
-            start = stop
+        if due_ms:
+            schedule.add(due_ms, first, records, marks)
+        else:
+            for due, start, stop in by_due(records):
+                schedule.add(due, first + start, records[start:stop], marks)
         self._used += schedule.overhead_bytes - before
 
     def _open_delayed(self, number: int) -> None:
@@ -679,7 +726,7 @@ class Backlog:
             return False
         try:
             need = chunk.largest + OVERHEAD_BYTES + GROUP_BYTES
-            want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8) // len(schedule.chunks))
+            want = max(need, min(READ_AHEAD_BYTES, self._account.capacity // 8))
             alone = False
             if self._borrow_room(need, want) < need:
                 if self._room_for_head(need) or chunk.claim is not claim:
@@ -691,51 +738,43 @@ class Backlog:
             self._used += budget
             self._restoring += budget
             slots, first = chunk.slots, chunk.first
+            readable = need if alone else max(chunk.readable(budget), chunk.largest + OVERHEAD_BYTES)
             try:
                 with Unlocked(self._lock):
-                    pieces, problems = self._area.read(
-                        _position(number, first), slots, need if alone else budget, chunk.largest
-                    )
+                    pieces, problems = self._area.read(_position(number, first), slots, readable, chunk.largest)
+                    unpacked = chunk.unpacked(pieces)
+                    found = [(sequence, self._repair(sequence)) for sequence in unpacked.lost]
             finally:
                 self._used -= budget
                 self._restoring -= budget
-            if chunk.claim is not claim:
+            before = _charge_of(schedule)
+            freed = schedule.restored(claim, unpacked)
+            if freed is None:
                 return True
-            return self._install_delayed(number, chunk, pieces, dict(problems))
+            for (sequence, record), (_, text) in zip(found, problems, strict=True):
+                self._install_repaired(sequence, record, text)
+            self._used += _charge_of(schedule) - before
+            self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
+            self._look_around()
+            with Unlocked(self._lock):
+                self._area.free(freed)
+            return True
         finally:
             if chunk.claim is claim:
-                schedule.unclaim(chunk)
+                schedule.unclaim(claim)
                 self._look_around()
 
-    def _install_delayed(
-        self, number: int, chunk: Chunk, pieces: list[Record | None], problems: dict[int, str]
-    ) -> bool:
-        """Put what was read of a chunk into the schedule; what is damaged is read from the log, or lost."""
-        schedule = self._schedules[number]
-        before = schedule.charged_bytes
-        position = _position(number, chunk.first)
-        freed, missing = schedule.restored(chunk, pieces)
-        self._used += schedule.charged_bytes - before
-        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
-        self._look_around()
-        with Unlocked(self._lock):
-            self._area.free(freed)
-            found = [(sequence, self._repair(sequence)) for sequence in missing]
-        for (sequence, record), text in zip(found, problems.values(), strict=True):
-            outcome = "lost" if record is None else "read from the log instead"
-            self._report(f"queue {self._name!r}: delayed message {sequence}: {text}; {outcome}", 0)
-            if record is None:
-                self._lost += 1
-                self._gone += 1
-                continue
-            self._repaired += 1
-            before = schedule.charged_bytes
-            schedule.add(record.due_ms if isinstance(record, Message) else 0, sequence, [record], 0)
-            self._used += schedule.charged_bytes - before
-        assert position >= 0
-        self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
-        self._look_around()
-        return True
+    def _install_repaired(self, sequence: int, record: Record | None, problem: str) -> None:
+        """Take a delayed message from the log whose spill file is damaged; None if the log does not have it."""
+        outcome = "lost" if record is None else "read from the log instead"
+        self._note_damage(f"queue {self._name!r}: delayed message {sequence}: {problem}; {outcome}", 0)
+        if record is None:
+            self._lost += 1
+            self._gone += 1
+            return
+        self._repaired += 1
+        number = lane_of(sequence)
+        self._schedules[number if number >= DELAYED else number + DELAYED].add(due_of(record), sequence, [record], 0)
 
     def _next_due_ms(self) -> int | None:
         """Return when the next delayed message may be due. Under the lock."""
@@ -753,19 +792,21 @@ class Backlog:
         """Check the rules of room and of the list. Under the lock."""
         account = self._account
         resident = sum(charge(list(run.records)) for runs in self._lists.values() for run in runs)
-        resident += sum(schedule.recount() for schedule in self._schedules.values())
+        resident += sum(map(_charge_of, self._schedules.values()))
         expected = resident + self._incoming + self._restoring + self._acquired_charge()
         if self._used != expected:
             yield f"{self._used} bytes are charged, a recount gives {expected}"
-        if self._used < 0 or self._used > account.borrowed + self._put_slack + self._get_slack:
+        if self._used < 0 or self._used > self._account.borrowed + self._put_slack + self._get_slack:
             yield (
                 f"{self._used} bytes are charged, more than the {account.borrowed} borrowed and a slack of "
                 f"{self._put_slack} + {self._get_slack}"
             )
         if account.borrowed > max(account.capacity, self._used):
             yield f"{account.borrowed} bytes are borrowed of a capacity of {account.capacity}, {self._used} are charged"
-        for runs in (*self._lists.values(), *self._schedules.values()):
+        for runs in self._lists.values():
             yield from runs.problems()
+        for schedule in self._schedules.values():
+            yield from schedule.problems()
 
     def _visible_charge(self) -> int:
         """What is charged for messages that wait in memory or are acquired. Under the lock."""
@@ -773,6 +814,12 @@ class Backlog:
 
     def _acquired_charge(self) -> int:
         raise NotImplementedError
+
+
+def _charge_of(schedule: Schedule) -> int:
+    """Return what a schedule is charged: its messages in memory, and what it needs for all of them."""
+    tally = schedule.tally()
+    return tally.resident_bytes + OVERHEAD_BYTES * tally.resident_messages + schedule.overhead_bytes
 
 
 def _position(number: int, position: int) -> int:

@@ -28,9 +28,9 @@ from qflow.errors import (
     TransactionTooLarge,
 )
 from qflow.events import EventKind, Teller
+from qflow.memory.group import GROUP_BYTES
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.run_list import RunList
-from qflow.memory.schedule import GROUP_BYTES
 from qflow.message import (
     DELAYED,
     OVERHEAD_BYTES,
@@ -42,6 +42,7 @@ from qflow.message import (
     encode_headers,
     is_plain,
     lane_of,
+    with_prefix,
 )
 from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Relief, Unlocked
 from qflow.queues.line import FOREVER, WORK, Wake, Watcher
@@ -70,48 +71,54 @@ class TurnedAway(Exception):
 class Asking:
     """A put that could not pass at once: what it takes, and its place in line. Nobody but its queue changes it."""
 
-    __slots__ = ("charged", "dead", "deadline", "done", "given_up", "in_line", "messages", "size", "wake", "watcher")
+    __slots__ = (
+        "charged", "counted", "dead", "deadline", "depth", "done", "given_up", "passed", "waits", "wake", "watcher",
+    )  # fmt: skip
 
     def __init__(self, messages: int, size: int, charged: int, deadline: float | None, dead: bool) -> None:
-        self.messages = messages
-        self.size = size
+        self.depth = Depth(messages, size)
         self.charged = charged
         self.deadline = deadline
         self.dead = dead
         """It is a dead letter: no limit holds it back."""
-        self.in_line = False
+        self.waits = False
+        """It is in line."""
+        self.passed = False
+        """It was admitted and needs memory only: the mark below the limit does not hold it back any more."""
         self.done = False
         """It has what it takes. For who goes by steps, as all that follows."""
         self.given_up = False
         self.wake: Wake | None = None
         """Has it try again: when it is first in line, or by the watcher."""
+        self.counted = False
+        """Among the putters who wait."""
         self.watcher: Watcher | None = None
 
 
 class Form(NamedTuple):
     """What the messages of one call have in common."""
 
-    header_bytes: bytes
-    logged: bool
-    expires_ms: int
-    due_ms: int
-    topic: str
     number: int
     """Of their lane."""
+    prefix: bytes
+    """What stands before each body; nothing where a message is its body."""
 
     def record(self, body: object) -> Record:
-        """Return the leanest record for a body."""
+        """Return the record for a body."""
         plain = body_bytes(body)
-        if self.header_bytes or not self.logged or self.expires_ms or self.due_ms or self.topic:
-            return Message(
-                plain,
-                self.header_bytes,
-                self.logged,
-                expires_ms=self.expires_ms,
-                due_ms=self.due_ms,
-                topic=self.topic,
-            )
-        return plain
+        return with_prefix(self.prefix, plain) if self.prefix else plain
+
+    def records(self, bodies: Iterable[Any]) -> tuple[list[Record], bool]:
+        """Return the records for some bodies, and whether they are plain. Cost: 0.2 µs each, 0.01 where they are."""
+        records: list[Any] = list(bodies)
+        if not is_plain(records):
+            records = list(map(body_bytes, records))
+        if self.prefix:
+            return [with_prefix(self.prefix, body) for body in records], False
+        return records, True
+
+
+_PLAIN = Form(0, b"")
 
 
 class Intake(Backlog):
@@ -261,14 +268,11 @@ class Intake(Backlog):
             All that `put` raises.
         Cost: transient 0.05 µs a message, durable 0.2 µs and one commit.
         """
-        records, form = list(bodies), self.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        plain = is_plain(records)  # type: ignore[arg-type]
-        if not plain or form.header_bytes or not form.logged or form.expires_ms or form.due_ms:
-            records = [form.record(body) for body in records]
-            plain = is_plain(records)
+        form = self.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        records, plain = form.records(bodies)
         if not records:
             return range(0)
-        first = self._put(records, plain, form.number, timeout_s)  # type: ignore[arg-type]
+        first = self._put(records, plain, form.number, timeout_s)
         return range(0) if first is None else range(first, first + len(records))
 
     def submit(
@@ -338,7 +342,11 @@ class Intake(Backlog):
             if number not in self._schedules:
                 with self._lock:
                     self._open_delayed(number)
-        return Form(encode_headers(headers), durable or not settings.durable, expires_ms, due_ms, topic, number)
+        logged = durable or not settings.durable
+        if not (headers or expires_ms or due_ms or topic) and logged:
+            return Form(number, b"") if number else _PLAIN
+        prefix = Message(b"", encode_headers(headers), logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic)
+        return Form(number, bytes(prefix))
 
     def _times(self, ttl_s: float | None, delay_s: float | None, not_before: Moment | None) -> tuple[int, int]:
         """Return (when it expires, when it is due) in milliseconds since the epoch; 0 = never, and at once."""
@@ -392,8 +400,7 @@ class Intake(Backlog):
         except TurnedAway as turned:
             self.turn_away(records, turned.decision)
             return None
-        if self._used > self._account.borrowed:
-            self.spill_excess()
+        self.keep_within_bounds()
         return first
 
     def turn_away(self, records: list[Record], decision: Decision) -> None:
@@ -496,7 +503,7 @@ class Intake(Backlog):
                 )
             if self._has_limit():
                 check_can_ever_fit(self._name, settings, Depth(len(records), size))
-        return size + OVERHEAD_BYTES * len(records) + (GROUP_BYTES if number >= DELAYED else 0)
+        return size + OVERHEAD_BYTES * len(records) + (_for_groups(1, len(records)) if number >= DELAYED else 0)
 
     # Room --------------------------------------------------------------------------------------------------------
 
@@ -506,9 +513,7 @@ class Intake(Backlog):
 
     def _admits(self, messages: int, size: int) -> bool:
         """Tell whether messages pass without waiting for anybody. Under the lock."""
-        if not self._has_limit():
-            return True
-        return not self._line and decide(self.settings, self._depth(), Depth(messages, size)) is Decision.ADMIT
+        return not self._line and self._has_depth_for(Depth(messages, size))
 
     def _full(self) -> QueueFull:
         settings = self.settings
@@ -525,22 +530,22 @@ class Intake(Backlog):
         Raises:
             QueueFull, TurnedAway: they may not.
         """
-        arriving = Depth(asking.messages, asking.size)
+        arriving = asking.depth
         while True:
+            is_first = not self._line or self._line[0] is asking
             decision = decide(self.settings, self._depth(), arriving)
             if decision is Decision.ADMIT:
-                first_in_line = not self._line or self._line[0] is asking
-                resumed = not asking.in_line or not self._held_back
-                if asking.dead or (first_in_line and (resumed or self._is_past(asking.deadline))):
+                held_back = asking.waits and self._is_held_back() and not asking.passed
+                if asking.dead or (is_first and (not held_back or self._is_past(asking.deadline))):
+                    asking.passed = True
                     return None
-                decision = Decision.WAIT  # for those before it, which is no news of the limit
             else:
                 self._note_limit(reached=True)
             if decision is Decision.REFUSE and not asking.dead:
                 raise self._full()
             if decision in (Decision.DROP, Decision.DEAD_LETTER):
                 raise TurnedAway(decision)
-            if decision is Decision.MAKE_ROOM:
+            if decision is Decision.MAKE_ROOM and (asking.dead or is_first):
                 if not may_work and self._drops_from_disk():
                     return WORK
                 dropped = self._drop_oldest(excess(self.settings, self._depth(), arriving))
@@ -551,15 +556,15 @@ class Intake(Backlog):
                     continue
             if asking.dead:
                 return None
-            if not asking.in_line:
-                asking.in_line = True
+            if not asking.waits:
+                asking.waits = True
                 self._line.append(asking)
             return self._patience_s(asking.deadline, None)
 
     def _leave_line(self, asking: Asking) -> None:
         """Wait at a limit no more, and let the next one look. Under the lock."""
-        if asking.in_line:
-            asking.in_line = False
+        if asking.waits:
+            asking.waits = False
             self._line.remove(asking)
             if self._line:
                 wake = self._line[0].wake
@@ -573,8 +578,8 @@ class Intake(Backlog):
 
     def _note_limit(self, *, reached: bool) -> None:
         """Remember that the queue is at its limit, or has come down to the mark, and tell. Under the lock."""
-        if reached is not self._held_back:
-            self._held_back = reached
+        if reached is not self._at_limit:
+            self._at_limit = reached
             self._tell(EventKind.LIMIT_REACHED if reached else EventKind.LIMIT_LEFT, self._name)
 
     def _drops_from_disk(self) -> bool:
@@ -596,13 +601,7 @@ class Intake(Backlog):
             asking = Asking(messages, size, charged, deadline, dead)
             try:
                 while (wait_s := self._try_reserve(asking, True)) is not None:
-                    self._putters += 1
-                    self._refresh()
-                    try:
-                        self._room.wait(wait_s)
-                    finally:
-                        self._putters -= 1
-                        self._refresh()
+                    self._wait_for_room(wait_s)
             finally:
                 self._leave_line(asking)
         self._incoming += charged
@@ -638,7 +637,7 @@ class Intake(Backlog):
                 return None
             fits = charged <= account.capacity
             self._cover()
-            excess = self._used + (charged if fits else 0) - account.borrowed
+            excess = self._used + (charged if fits else 0) - self._account.borrowed
             if excess > 0:
                 if not may_work:
                     return WORK
@@ -647,15 +646,16 @@ class Intake(Backlog):
                 self._check_open()
                 if asking.given_up:
                     return None
-                if moved or (fits and self._could_charge(charged)):
+                has_depth = asking.dead or self._has_depth_for(asking.depth)
+                if moved or (fits and self._could_charge(charged)) or not has_depth:
                     continue
             if self._spill_error is not None and excess > 0:
                 return self._patience_s(asking.deadline, self._spill_error)
-            if self._put_slack or self._spilling:
+            if (self._put_slack and self._incoming) or self._spilling:
                 return self._patience_s(None, None)
             # It passes, alone, and is spilled as soon as it is visible.
             self._ledger.borrow_most(account, self._used + charged - account.borrowed)
-            self._put_slack = max(0, self._used + charged - max(account.borrowed, self._used))
+            self._put_slack = max(0, self._used + charged - account.borrowed - self._get_slack)
             self._used += charged
             self._refresh()
             return None
@@ -686,17 +686,19 @@ class Intake(Backlog):
                 return None
             if wait_s is None:
                 self._incoming += asking.charged
-                self._pending_messages += asking.messages
-                self._pending_bytes += asking.size
+                self._pending_messages += asking.depth.messages
+                self._pending_bytes += asking.depth.bytes
                 self._pending += 1
                 asking.done = True
                 self._leave_line(asking)
             elif wait_s != WORK and wake is not None:
                 asking.wake = wake
-                if asking.in_line and self._line[0] is not asking:  # who leaves the line wakes the next
-                    return FOREVER if asking.deadline is None else asking.deadline - self._monotonic()
+                asking.counted = True
                 self._putters += 1
-                asking.watcher = self._room.watch(wake, 0)
+                if asking.waits and self._line[0] is not asking:  # who leaves the line wakes the next
+                    wait_s = FOREVER if asking.deadline is None else asking.deadline - self._monotonic()
+                else:
+                    asking.watcher = self._room.watch(wake, 0)
                 self._refresh()
             return wait_s
 
@@ -713,8 +715,14 @@ class Intake(Backlog):
         if asking.watcher is not None:
             self._room.unwatch(asking.watcher)
             asking.watcher = None
+        if asking.counted:
+            asking.counted = False
             self._putters -= 1
             self._refresh()
+
+    def _has_depth_for(self, arriving: Depth) -> bool:
+        """Tell whether the limits admit so much. Under the lock."""
+        return not self._has_limit() or decide(self.settings, self._depth(), arriving) is Decision.ADMIT
 
     def _could_charge(self, charged: int) -> bool:
         account = self._account
@@ -736,6 +744,21 @@ class Intake(Backlog):
             raise DiskFull(f"queue {self._name!r} is out of memory and could not spill: {disk}") from disk
         return wait
 
+    def _wait_for_room(self, wait_s: float) -> None:
+        """Wait until something changes, or it is time to look again. Called with the lock held."""
+        self._putters += 1
+        self._refresh()
+        try:
+            self._room.wait(wait_s)
+        finally:
+            self._putters -= 1
+            self._refresh()
+
+    def keep_within_bounds(self) -> None:
+        """Spill what is above the bounds, if anything is."""
+        if self._used > self._account.borrowed:
+            self.spill_excess()
+
     def spill_excess(self) -> None:
         """After messages passed on slack or came back: spill until the queue is within its bounds."""
         while True:
@@ -751,7 +774,7 @@ class Intake(Backlog):
         """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
         charged = size + OVERHEAD_BYTES * len(records)
         if lane_of(first) >= DELAYED:
-            charged += GROUP_BYTES * puts
+            charged += _for_groups(puts, len(records))
         with self._lock:
             if first >= self._list_of(first).next:
                 self._publish(first, records, size, charged, puts)
@@ -819,9 +842,19 @@ class Intake(Backlog):
     def _messages(self) -> int:
         return self._all_next() - self._skipped - self._gone - self._acked
 
-    def _trim_slack(self) -> int:
-        if self._held_back and may_resume(self.settings, self._depth()):
+    def _is_held_back(self) -> bool:
+        """Tell whether blocked puts wait for the mark below the limit. Under the lock."""
+        if self._at_limit and may_resume(self.settings, self._depth()):
             self._note_limit(reached=False)
+        return self._at_limit and self.settings.on_overflow is Overflow.BLOCK
+
+    def _wakes_putters(self) -> bool:
+        line = self._line
+        held_back = self._is_held_back() and self._putters == len(line) and not (line and line[0].passed)
+        return not held_back and (not self._put_slack or self._has_limit())
+
+    def _trim_slack(self) -> int:
+        self._is_held_back()
         return super()._trim_slack()
 
     def _plain_puts_pass(self) -> bool:
@@ -844,6 +877,11 @@ class Intake(Backlog):
         if self._ended is BrokerClosed:
             return BrokerClosed(f"the broker of queue {self._name!r} is closed: open the spool again")
         return QueueDeleted(f"queue {self._name!r} was deleted: declare it again")
+
+
+def _for_groups(puts: int, messages: int) -> int:
+    """Return what puts of delayed messages reserve for their groups in the schedule, which take that or less."""
+    return GROUP_BYTES * puts + messages
 
 
 def put_into_all(queues: Iterable[Any], record: Message) -> dict[str, int | None] | None:

@@ -44,6 +44,7 @@ LANE_ONE = 1 << LANE_SHIFT
 LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
 RELEASED_AT_ONCE = 1000
+DROPPED_AT_ONCE = 10_000
 
 Held = Delivery | Deliveries
 
@@ -287,8 +288,10 @@ class Outlet(Intake):
                 number = runs.number + DELAYED
                 schedule = schedules.get(number)
                 if schedule is not None and self._lists[number].settle_head().place is Place.RESIDENT:
+                    before = schedule.overhead_bytes
                     taken = schedule.take(most, now_ms, segments)
                     if taken:
+                        self._used += schedule.overhead_bytes - before
                         return taken, None
                     due_ms = schedule.next_due_ms()
                     if due_ms is not None and due_ms <= now_ms:
@@ -538,8 +541,7 @@ class Outlet(Intake):
             left = batch.left()
             if log is not None:
                 self._check_settles()
-                parts = self.settled_parts(left)
-                joined = log.settle_all(parts)
+                joined = log.settle_all(self.settled_parts(left))
             count = sum(len(records) for _, records, _ in left)
             size = sum(sum(map(len, records)) for _, records, _ in left)
             batch.settled = None
@@ -684,7 +686,7 @@ class Outlet(Intake):
                 [Segment(first, records, marks + ONE_ATTEMPT) for first, records, marks in back],
                 self._now_ms() + int(delay_s * 1000) if delay_s else 0,
             )
-            if most is not None and self._log is not None and not self._log.failed:
+            if (most is not None or delay_s) and self._log is not None and not self._log.failed:
                 for first, records, marks in back:
                     ranges = [(first, first + len(records), (marks >> 1) + 1)]
                     self._log.flush(self._log.attempts(self._log_lane(first), ranges))
@@ -854,13 +856,13 @@ class Outlet(Intake):
         return False
 
     def _drop_oldest(self, surplus: Depth) -> bool:
+        surplus = Depth(min(surplus.messages, DROPPED_AT_ONCE), surplus.bytes)
         for runs in reversed(self._ranked):
-            while runs.settle_head().place is not Place.RESIDENT:
-                if not self._restore_head(runs):
-                    break
+            if runs.settle_head().place is not Place.RESIDENT:
+                return self._restore_head(runs, to_drop=True)  # how much is too much may have changed meanwhile
             segments: list[Segment] = []
             dropped = size = 0
-            while dropped < surplus.messages or size < surplus.bytes:
+            while (dropped < surplus.messages or size < surplus.bytes) and dropped < DROPPED_AT_ONCE:
                 before = len(segments)
                 if not runs.take(max(1, surplus.messages - dropped) if surplus.bytes <= 0 else 1, segments):
                     break
@@ -908,7 +910,7 @@ class Outlet(Intake):
             one._settler = _Late(
                 self._name,
                 f"a message of queue {self._name!r} was held for longer than {why}: it went back to the queue",
-            )  # type: ignore[assignment]
+            )
         if late:
             self._take_back(segments, late, True, 0.0)
         return list(late)
@@ -918,7 +920,7 @@ class Outlet(Intake):
         now = self._monotonic()
         late: dict[Held, float | None] = {}
         for held in (self._acquired, self._batches):
-            for one, since in held.items():  # type: ignore[attr-defined]
+            for one, since in held.items():
                 if since is None:
                     continue  # being collected, or delivered before anybody wanted to know
                 if since + longer_than_s > now:

@@ -8,7 +8,7 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from qflow import config
-from qflow.config import QueueSettings, SlowConsumer
+from qflow.config import Overflow, QueueSettings, SlowConsumer
 from qflow.delivery import ONE_ATTEMPT, Deliveries, Entry
 from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.events import EventKind
@@ -20,6 +20,7 @@ from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES
 from qflow.queues.consumer import Consumer, Listed
 from qflow.queues.intake import again
 from qflow.queues.outlet import Held, Outlet
+from qflow.queues.overflow import Depth, excess
 from qflow.stats import QueueStats
 from qflow.storage import block_log
 from qflow.storage.transaction_log import Lane
@@ -39,6 +40,7 @@ class Queue(Outlet):
         self._start = self._messages()  # found at open
         self._oldest: tuple[Held | None, float] = (None, 0.0)
         self._slow_policy = SlowConsumer.NOTIFY
+        self._refilling = False  # the capacity was raised: what is on disk may come back
         self._consumers: dict[Listed, None] = {}
         with self._lock:
             self._refresh()
@@ -176,12 +178,11 @@ class Queue(Outlet):
             slots = self._area.write(sequence, records)
         finally:
             with self._lock:
-                installed = run.claim is claim and slots is not None
+                freed = self._install_spilled(lane_of(sequence), run, claim, slots)
+                installed = freed is not None
                 if installed:
-                    freed = self._install_spilled(lane_of(sequence), run, slots)  # type: ignore[arg-type]
-                    self._discharge(freed)
-                elif run.claim is claim:
-                    run.claim = None
+                    self._discharge(freed or 0)
+                elif run.claim is None and run.records:
                     runs.join(run)
             if slots is not None and not installed:
                 self._area.free(slots)
@@ -320,7 +321,7 @@ class Queue(Outlet):
                     )
             spilled = sorted(slot for run in runs if run.place is Place.SPILLED for slot in run.slots)
             spilled += [
-                slot for schedule in self._schedules.values() for chunk in schedule.chunks for slot in chunk.slots
+                slot for schedule in self._schedules.values() for chunk in schedule.spilled for slot in chunk.slots
             ]
             spilled += [slot for slots in self._trash for slot in slots]
             found += self._area.problems(spilled)
@@ -361,6 +362,12 @@ class Queue(Outlet):
             self._refresh()
             self._room.notify_all()
             self._arrived.notify_all()
+
+    @property
+    def hides_attempts(self) -> bool:
+        """Spilled delayed messages know how often they were delivered, and memory does not."""
+        with self._lock:
+            return any(schedule.tally().spilled_messages for schedule in self._schedules.values())
 
     def attempts(self) -> dict[int, tuple[int, list[tuple[int, int, int]]]]:
         """Return (below, ranges) by lane: earlier deliveries as they stand if everything acquired goes back now.
@@ -422,11 +429,30 @@ class Queue(Outlet):
             self._largest = settings.max_message_bytes + OVERHEAD_BYTES
             if settings.limit_bytes is not None:
                 self._message_bytes = self._count_bytes()
+            before = self._account.capacity
             self._ledger.set_capacity(self._account, settings.capacity_bytes)
+            self._refilling = self._refilling or self._account.capacity > before
             self._look_around()
             self._room.notify_all()
             self._arrived.notify_all()
         self.spill_excess()
+        self.fit()
+
+    def fit(self) -> bool:
+        """Take a step towards what `alter` asked for: drop what a ring has too much, restore what there is room for.
+
+        Returns whether there may be more to do.
+        """
+        with self._lock:
+            if self._ended is not None:
+                return False
+            if self.settings.on_overflow is Overflow.DROP_OLDEST:
+                surplus = excess(self.settings, self._depth(), Depth(0, 0))
+                if (surplus.messages > 0 or surplus.bytes > 0) and self._drop_oldest(surplus):
+                    return True
+        if self._refilling:
+            self._refilling = self.refill()
+        return self._refilling
 
     def _count_bytes(self) -> int:
         """Return the bytes of all messages. Cost: O(runs). Under the lock."""
@@ -517,6 +543,9 @@ class Queue(Outlet):
             self._look_for_slow()
             if self._timed:
                 self._expire()
+            if self._has_spilled and self._has_nothing_spilled():
+                self._has_spilled = False
+                self._tell(EventKind.SPILL_STOPPED, self._name)
             moment = self._next_due_ms()
             if self._getters and moment is not None and moment <= self._now_ms():
                 self._arrived.notify_all()

@@ -109,7 +109,7 @@ class Together:
             if unit.error is not None:
                 raise again(unit.error)
         for put in puts:
-            put.lane.publisher.spill_excess()  # type: ignore[attr-defined]
+            put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         return places
 
     def _prepare(self, step: Step, timeout: float | None, puts: list[Put], dead: bool) -> Put | None:

@@ -172,8 +172,12 @@ class Transaction:
         if (
             queue is self._run_queue
             and type(body) is bytes
-            and headers is durable is ttl_s is delay_s is not_before is None
+            and headers is None
+            and durable is None
             and not priority
+            and ttl_s is None
+            and delay_s is None
+            and not_before is None
         ):  # one more of the same
             cost = len(body) + OVERHEAD_BYTES
             if cost <= self._credit and self._thread == threading.get_ident():
@@ -204,7 +208,7 @@ class Transaction:
         self._check_open()
         queue = self._queue(queue)
         form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        records = [form.record(body) for body in bodies]
+        records = form.records(bodies)[0]
         self._add("put_many", [Step(queue, form.number, records)] if records else [])
 
     def publish(self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None) -> None:
@@ -342,7 +346,7 @@ class Transaction:
         leavings: list[Leaving] = []
         try:
             steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._waiting]
-            for queue, held in sorted(self._held.items(), key=lambda item: item[0].owner):  # type: ignore[attr-defined]
+            for queue, held in sorted(self._held.items(), key=lambda item: item[0].owner):
                 leavings.append(queue.begin_leaving(held))
             self._state = "being committed"
             self._give_back_memory()

@@ -4,7 +4,7 @@
     BLOCKS  owner  lane  first sequence      a block
     BLOCKS  owner  lane  ffffffffffffffff    the lane's row: it sorts beside the tail block, on the same page
     MARKS   owner  lane  first sequence      a settled range above the floor: its end
-    ATTEMPTS owner lane  first sequence      earlier deliveries of a range: its end and their number
+    ATTEMPTS owner lane  first sequence      earlier deliveries of a range: its end and their number; none overlap
     DAMAGED owner  lane  first sequence      a block that did not match its checksum, kept as it was found
     QUEUES  owner                            name, incarnation, settings (JSON)
     META    name                             format, uuid, clean mark
@@ -12,6 +12,9 @@
 All numbers in keys are big-endian, so keys sort as numbers. The *row* says what is true: everything below `floor` is
 settled, whatever blocks lie there; `next` is above every sequence ever handed out; `messages` and `bytes` count what is
 logged and not settled. Small records of ours (rows, marks, attempts) carry a CRC-32, for LMDB has none.
+
+Sequences of a lane begin at its number in their top byte. The row of lane 0 is written when the queue is declared, that
+of another lane by the first commit that touches it: a lane without a row was never used.
 
 Every function works inside a transaction it is given and returns the row that holds if that transaction commits.
 """
@@ -26,7 +29,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from qflow.errors import CorruptionError, NotFound
-from qflow.message import Message, Record, charge, is_logged
+from qflow.message import LANE_SHIFT, Message, Record, charge, is_logged, lane_of
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey
 
@@ -34,6 +37,8 @@ BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META = 1, 2, 3, 4, 5, 6
 FORMAT = 3
 TAIL_BYTES = 16 * 1024
 """The tail block grows under its key up to so many bytes."""
+SMALL_TAIL_BYTES = 1600
+"""And up to so many, however many lanes a commit writes to: about where LMDB begins to use pages of their own."""
 REMOVED_AT_ONCE = 256
 """Settled blocks removed in one commit, at most."""
 HOLLOWING_BYTES = 2**20
@@ -52,6 +57,7 @@ RESERVED_SEQUENCES = 2**16
 
 _KEY = struct.Struct(">BIBQ")
 _LAST = NO_PREVIOUS
+LAST_LANE = 255
 _ROW = struct.Struct("<QQQQQQQ")
 _RANGE = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
@@ -136,6 +142,36 @@ def read_row(txn: Any, owner: int, lane: int) -> Row:
     return Row(*_ROW.unpack(unseal(value, f"the row of queue {owner}, lane {lane}")))
 
 
+def new_row(lane: int) -> Row:
+    """Return the row of a lane that was never used."""
+    first = lane << LANE_SHIFT
+    return Row(next=first, floor=first)
+
+
+def read_rows(txn: Any, owner: int) -> dict[int, Row]:
+    """Return the row of each lane of a queue that was ever used, by its number.
+
+    Cost: a seek and a row for each.
+
+    Raises:
+        CorruptionError: one of them is damaged, or missing where there are blocks, or in lane 0.
+    """
+    rows = {0: read_row(txn, owner, 0)}
+    lane = 0
+    prefix = key_of(BLOCKS, owner, 0, 0)[:-9]
+    with txn.cursor() as cursor:
+        while lane < LAST_LANE and cursor.set_range(key_of(BLOCKS, owner, lane + 1, 0)):
+            key = cursor.key()
+            if not key.startswith(prefix):
+                break
+            lane = key[len(prefix)]
+            rows[lane] = read_row(txn, owner, lane)
+    for lane, row in rows.items():
+        if lane_of(row.next) != lane:
+            raise CorruptionError(f"the row of queue {owner}, lane {lane} is that of another lane")
+    return rows
+
+
 def write_row(txn: Any, owner: int, lane: int, row: Row) -> None:
     txn.put(key_of(BLOCKS, owner, lane, _LAST), seal(_ROW.pack(*row)))
 
@@ -153,10 +189,12 @@ def append(
     sizes: Sequence[int],
     plain: bool,
     now_ms: int,
+    lanes: int = 1,
 ) -> Row:
     """Write records with sequences from `first` on; those not logged only leave a gap.
 
     `sizes` are `len` of each, and `plain` says that all are bytes: known since they were put, and not asked again.
+    Where a commit writes to many `lanes`, their tail blocks grow to less: each is written as a whole, and synced.
     """
     offsets: Sequence[int] = range(len(records))
     if not plain and any(type(record) is Message and not record.logged for record in records):
@@ -168,8 +206,9 @@ def append(
     total = sum(sizes)
     tail = row.tail
     start = 0
-    if tail != NO_PREVIOUS and total < TAIL_BYTES:
-        grown = _grow_tail(txn, owner, lane, row, first, records, sizes, plain, offsets, now_ms)
+    full_bytes = TAIL_BYTES if lanes == 1 else max(SMALL_TAIL_BYTES, TAIL_BYTES // lanes)
+    if tail != NO_PREVIOUS and total < full_bytes:
+        grown = _grow_tail(txn, owner, lane, row, first, records, sizes, plain, offsets, now_ms, full_bytes)
         if grown is not None:
             txn.put(key_of(BLOCKS, owner, lane, tail), grown)
             start = len(records)
@@ -206,13 +245,14 @@ def _grow_tail(
     plain: bool,
     offsets: Sequence[int],
     now_ms: int,
+    full_bytes: int,
 ) -> bytes | None:
     """Return the tail block with the records added and what is settled dropped; None if it is full or gone."""
     if not row.messages:
         return None  # nothing in it is waiting any more
     key = BlockKey(BLOCKS, owner, lane, row.tail)
     value = txn.get(_KEY.pack(*key))
-    if value is None or len(value) >= TAIL_BYTES:
+    if value is None or len(value) >= full_bytes:
         return None
     if type(offsets) is range:
         settled = max(0, row.floor - row.tail)
@@ -332,6 +372,40 @@ def write_attempts(txn: Any, owner: int, lane: int, below: int, known: Iterable[
         _put_attempts(txn, owner, lane, first, end, number)
 
 
+def raise_attempts(txn: Any, owner: int, lane: int, first: int, end: int, number: int) -> None:
+    """Set the number of earlier deliveries of [first, end), whatever was known of parts of it.
+
+    Ranges that reach over its edges are cut there, and neighbours of the same number become one.
+    """
+    if first >= end:
+        return
+    start, stop = first, end
+    for low, high, known in attempts(txn, owner, lane, max(0, first - 1), end + 1):
+        if low < first:
+            if known == number:
+                start = low
+            elif high > first:
+                _put_attempts(txn, owner, lane, low, first, known)
+        if high > end:
+            if known == number:
+                stop = high
+            else:
+                _put_attempts(txn, owner, lane, end, high, known)
+    joined = stop > end  # with a range that begins at `end`, perhaps
+    _delete_between(txn, ATTEMPTS, owner, lane, first, end + joined)
+    if number:
+        _put_attempts(txn, owner, lane, start, stop, number)
+
+
+def _delete_between(txn: Any, table: int, owner: int, lane: int, first: int, end: int) -> None:
+    """Delete the records of a table whose keys lie in [first, end)."""
+    prefix = key_of(table, owner, lane, 0)[:-8]
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix + first.to_bytes(8, "big"))
+        while found and cursor.key().startswith(prefix) and int.from_bytes(cursor.key()[-8:], "big") < end:
+            found = cursor.delete() and bool(cursor.key())
+
+
 def _put_attempts(txn: Any, owner: int, lane: int, first: int, end: int, number: int) -> None:
     key = key_of(ATTEMPTS, owner, lane, first)
     txn.put(key, _range_value(key, end, number))
@@ -341,8 +415,9 @@ def _delete_attempts(txn: Any, owner: int, lane: int, below: int, limit: int) ->
     """Forget earlier deliveries below a sequence; a range that reaches over it keeps the rest."""
     reaching = [entry for entry in attempts(txn, owner, lane, below - 1, below) if entry[1] > below] if below else []
     removed = _delete_below(txn, ATTEMPTS, owner, lane, below, limit)
-    for _, end, number in reaching:
-        _put_attempts(txn, owner, lane, below, end, number)
+    for first, end, number in reaching:
+        if txn.get(key_of(ATTEMPTS, owner, lane, first)) is None:  # else the limit stopped it before that one
+            _put_attempts(txn, owner, lane, below, end, number)
     return removed
 
 
@@ -524,13 +599,18 @@ def _delete_below(txn: Any, table: int, owner: int, lane: int, below: int, limit
     return removed
 
 
-def delete_lane(txn: Any, owner: int, lane: int, limit: int = REMOVED_AT_ONCE) -> bool:
-    """Remove records of a deleted queue's lane, at most `limit`; return whether more is left."""
+def delete_lanes(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE) -> bool:
+    """Remove records of all lanes of a deleted queue, at most `limit`; return whether more is left."""
     removed = 0
     for table in (MARKS, ATTEMPTS, DAMAGED, BLOCKS):
-        removed += _delete_below(txn, table, owner, lane, _LAST + 1, limit - removed)
-        if removed >= limit:
-            return True
+        prefix = key_of(table, owner, 0, 0)[:-9]
+        with txn.cursor() as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                if removed >= limit:
+                    return True
+                found = cursor.delete() and bool(cursor.key())
+                removed += 1
     return False
 
 
@@ -671,15 +751,15 @@ def _ranges(txn: Any, table: int, owner: int, lane: int, first: int, end: int) -
             try:
                 high, number = _read_range(cursor.key(), cursor.value())
             except CorruptionError:
-                high, number = low, 0
+                high, number = 0, 0  # it says nothing
             if high > first:
                 yield low, high, number
             found = cursor.next()
 
 
-def kept_damaged(txn: Any, owner: int, lane: int) -> Iterator[tuple[int, int]]:
-    """Yield (first sequence, size) of the damaged blocks that were set aside."""
-    prefix = key_of(DAMAGED, owner, lane, 0)[:-8]
+def kept_damaged(txn: Any, owner: int) -> Iterator[tuple[int, int]]:
+    """Yield (first sequence, size) of the damaged blocks that were set aside, of all lanes."""
+    prefix = key_of(DAMAGED, owner, 0, 0)[:-9]
     with txn.cursor() as cursor:
         found = cursor.set_range(prefix)
         while found and cursor.key().startswith(prefix):

@@ -1,6 +1,7 @@
 """What a log says when it is opened: a plain value. Nothing here calls upward.
 
-Only rows and registry records are read, one of each a queue, so opening takes the same time whatever waits.
+Only rows and registry records are read, one of each for a lane and a queue, so opening takes the same time whatever
+waits.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from qflow.errors import CorruptionError, FormatTooNew, StorageError
-from qflow.storage.block_log import FORMAT, Row, meta_key, queue_key, read_row, seal, unseal
+from qflow.storage.block_log import FORMAT, Row, meta_key, queue_key, read_rows, seal, unseal
 
 CLEAN, DIRTY = b"clean", b"dirty"
 
@@ -23,13 +24,9 @@ class QueueRecord(NamedTuple):
     name: str
     incarnation: int
     settings: dict[str, Any]
-    row: Row | None
-    """None: the row is damaged, the queue cannot be served."""
+    rows: dict[int, Row] | None
+    """The row of each lane that was ever used, lane 0 among them. None: one is damaged, the queue cannot be served."""
     deleted: bool
-
-    @property
-    def rows(self) -> dict[int, Row] | None:
-        return None if self.row is None else {0: self.row}
 
 
 class Recovery(NamedTuple):
@@ -103,10 +100,10 @@ def read(txn: Any, path: str) -> Recovery:
 
 
 def _queue(txn: Any, owner: int, fields: dict[str, Any], problems: list[str]) -> QueueRecord:
-    row: Row | None = None
-    try:
-        row = read_row(txn, owner, 0)
-    except CorruptionError as error:
-        if not fields["deleted"]:
+    rows: dict[int, Row] | None = None
+    if not fields["deleted"]:
+        try:
+            rows = read_rows(txn, owner)
+        except CorruptionError as error:
             problems.append(f"{error}; queue {fields['name']!r} cannot be served")
-    return QueueRecord(owner, fields["name"], fields["incarnation"], fields["settings"], row, fields["deleted"])
+    return QueueRecord(owner, fields["name"], fields["incarnation"], fields["settings"], rows, fields["deleted"])

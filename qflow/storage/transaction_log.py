@@ -1,9 +1,9 @@
 """Group commit: many callers, one transaction, one sync.
 
-A *batch* collects what callers want written: puts, settled ranges by value, purges, registry writes. It has one leader:
-the first caller that waits for it, or the flusher. The leader waits for the batch before it, closes its own, assigns
-sequences, writes, commits once, publishes to the queues in that order, and wakes the rest. Nobody else reads or writes
-committed state.
+A *batch* collects what callers want written: puts, settled ranges by value, counts of deliveries, purges, registry
+writes. It has one leader: the first caller that waits for it, or the flusher. The leader waits for the batch before it,
+closes its own, assigns sequences, writes, commits once, publishes to the queues in that order, and wakes the rest.
+Nobody else reads or writes committed state.
 
 A *unit* is what one caller wants committed together or not at all: it joins a batch whole. Where the disk is full, a
 batch is written without its puts, and without the units that hold some, what those settle included; all else goes on.
@@ -35,7 +35,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from qflow.errors import BrokerFailed, DiskFull, InDoubt, StorageError
-from qflow.message import Record
+from qflow.message import LANE_SHIFT, Record
 from qflow.storage import block_log
 from qflow.storage.block_log import HOLLOWING_BYTES, RESERVED_SEQUENCES, TAIL_BYTES, Hollowed, Row, Settled
 from qflow.storage.environment import Environment, LmdbError, MapFull
@@ -105,7 +105,7 @@ class Lane:
         """Where the last purge ended: settled ranges on its two sides are counted apart."""
         self.remove_at = 0
         """The floor at which settled blocks can be removed."""
-        self.removing = row.floor > 0  # a crash may have left some
+        self.removing = row.floor > lane << LANE_SHIFT  # a crash may have left some
         """More settled blocks wait to be removed than one commit may."""
         self.settled_messages = self.settled_bytes = 0
         """What was settled above the floor since the last pass over its blocks began."""
@@ -207,9 +207,9 @@ class Batch:
     """What one transaction will hold; see the module."""
 
     __slots__ = (
-        "committed", "committing", "damaged", "done", "error", "gate", "hollowed", "hollows", "joining", "leader",
-        "plan", "previous", "published", "purges", "puts", "refusal", "resolving", "settled", "size", "transaction",
-        "units", "unresolved", "urgent", "wanted", "writes",
+        "attempts", "committed", "committing", "damaged", "done", "error", "gate", "hollowed", "hollows", "joining",
+        "leader", "plan", "previous", "published", "purges", "puts", "refusal", "resolving", "settled", "size",
+        "transaction", "units", "unresolved", "urgent", "wanted", "writes",
     )  # fmt: skip
 
     def __init__(self, previous: Batch | None) -> None:
@@ -223,6 +223,8 @@ class Batch:
         """One whose puts are in part among the others: it is about to join, or was interrupted there."""
         self.settled: dict[Lane, list[list[int]]] = {}
         """[first, end, messages, bytes] of each settled range."""
+        self.attempts: dict[Lane, list[tuple[int, int, int]]] = {}
+        """(first, end, number of earlier deliveries), later ones over earlier ones."""
         self.purges: set[Lane] = set()
         self.damaged: list[bytes] = []
         self.hollows: list[Lane] = []
@@ -313,6 +315,17 @@ class TransactionLog:
             batch = self._batch(0)
             for lane, ranges in parts:
                 _add_settled(batch, lane, ranges)
+            return batch
+
+    def attempts(self, lane: Lane, ranges: list[tuple[int, int, int]]) -> Batch:
+        """Note how often messages were delivered before: (first, end, number), in place of what was known of them.
+
+        What is settled by then is left out. It is a matter of the reserve, as settling is.
+        """
+        with self._lock:
+            batch = self._batch(0)
+            known = batch.attempts.setdefault(lane, [])
+            known += ranges
             return batch
 
     def purge(self, lanes: Iterable[Lane]) -> Batch:
@@ -487,6 +500,8 @@ class TransactionLog:
             parts = [ranges for unit in batch.units for _, ranges in unit.settles]
             lanes += len(parts)
             marks += sum(map(len, parts))
+        if batch.attempts:
+            marks += 2 * sum(map(len, batch.attempts.values()))
         value_bytes = batch.size * 2 + lanes * TAIL_BYTES
         values = lanes * 4 + marks + batch.size // 32768 + 4 * len(batch.writes) + 20 * len(batch.damaged)
         hollows = batch.hollows
@@ -519,10 +534,13 @@ class TransactionLog:
                 txn.put(bytes((block_log.DAMAGED,)) + key[1:], value)
         now_ms = int(self._clock() * 1000)
         settled = _all_settled(batch) if batch.units else batch.settled
-        return [
+        plan = [
             self._write_lane(txn, batch, lane, settled.get(lane), now_ms)
             for lane in {**settled, **batch.puts, **dict.fromkeys(batch.purges)}
         ]
+        if batch.attempts:
+            _write_attempts(txn, batch.attempts, {step.lane: step.row for step in plan})
+        return plan
 
     def _write_lane(self, txn: Any, batch: Batch, lane: Lane, settled: list[list[int]] | None, now_ms: int) -> Step:
         owner, number, row = lane.owner, lane.lane, lane.row
@@ -548,7 +566,8 @@ class TransactionLog:
                 put.first = following
                 following += len(put.records)
                 size += put.size
-            row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms)
+            lanes = len(batch.puts)
+            row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms, lanes)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
         row = Row(max(row.next, following + ahead), *row[1:])
         remove_at, removing = lane.remove_at, False
@@ -589,11 +608,15 @@ class TransactionLog:
         self._resolve(batch)
 
     def _settle_later(self, batch: Batch) -> None:
-        """Take what was settled into the next batch: those who did not wait for it must not lose it."""
+        """Take what was settled, and counts, into the next batch: who did not wait for them must not lose them."""
         if self._failure is not None:
             return
         for lane, parts in batch.settled.items():
             self.settle(lane, [Settled(*part) for part in parts])
+        for lane, ranges in batch.attempts.items():
+            with self._lock:
+                following = self._batch(0)
+                following.attempts[lane] = [*ranges, *following.attempts.get(lane, [])]  # what is newer stays above
 
     def _resolve(self, batch: Batch) -> None:
         """Resolve the futures of a batch that is done; their callbacks may wait for anything but each other."""
@@ -706,6 +729,14 @@ def _all_settled(batch: Batch) -> dict[Lane, list[list[int]]]:
         for lane, ranges in unit.settles:
             settled.setdefault(lane, []).extend(map(list, ranges))
     return settled
+
+
+def _write_attempts(txn: Any, attempts: dict[Lane, list[tuple[int, int, int]]], rows: dict[Lane, Row]) -> None:
+    """Write the counts of deliveries of what is not settled; `rows` are those this batch has changed."""
+    for lane, ranges in attempts.items():
+        floor = rows.get(lane, lane.row).floor
+        for first, end, number in ranges:
+            block_log.raise_attempts(txn, lane.owner, lane.lane, max(first, floor), end, number)
 
 
 def _publish_unit(unit: Unit) -> None:

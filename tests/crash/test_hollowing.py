@@ -363,7 +363,7 @@ def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monk
             assert broker._hollow() or not queue.lanes[0].hollow_due
             return broker._log._env.begin()
 
-    record = QueueRecord(OWNER, "q", 0, {}, Row(), False)
-    assert list(inspect._check_queue(Meanwhile(), record)) == []  # type: ignore[arg-type]
+    record = QueueRecord(OWNER, "q", 0, {}, {0: Row()}, False)
+    assert list(inspect._check_lane(Meanwhile(), record, 0, Row())) == []  # type: ignore[arg-type]
     assert len(blocks_of(broker)) < 0.8 * len(before)
     batch.nack()

@@ -178,7 +178,6 @@ def get_that_restores(most: int | None) -> Scenario:
         for _ in range(15):
             await queue.put(KIB)
         await stage.broker.alter_queue("q", capacity_bytes=0)
-        await stage.broker.alter_queue("q", capacity_bytes=20_000)
 
     return Scenario(before, get_that_waits(most).act, None, [KIB] * 15, [])
 

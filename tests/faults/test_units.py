@@ -1,4 +1,4 @@
-"""Units: what one caller wants committed together is committed together or not at all, whatever fails, wherever."""
+"""A log without queues: units are committed whole or not at all, whatever fails, wherever; and what rides along."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import lmdb
 import pytest
 
 import qflow
-from faults.bare_log import Line, Told, bare_log, declared, in_log
+from faults.bare_log import ALL, Line, Told, bare_log, declared, in_log
 from faults.seams import PATIENCE_S, Faults, in_thread
-from qflow.storage import transaction_log
+from qflow.storage import block_log, transaction_log
 from qflow.storage.transaction_log import Put, TransactionLog, Unit
 
 
@@ -354,3 +354,54 @@ def test_a_lane_that_is_not_logged_leaves_no_trace_in_the_log(log):
     assert party.firsts == [0, 1]
     with log.read() as txn, txn.cursor() as cursor:
         assert not any(key[1:5] == (2**31).to_bytes(4, "big") for key in cursor.iternext(values=False))
+
+
+# Counts of deliveries ----------------------------------------------------------------------------------------------------
+
+
+def counts(log: TransactionLog, line: Line) -> list[tuple[int, int, int]]:
+    """Return what the log knows of earlier deliveries."""
+    with log.read() as txn:
+        return block_log.attempts(txn, line.lane.owner, line.lane.lane, 0, ALL)
+
+
+def test_counts_of_deliveries_ride_the_commits(log):
+    """Edge 18: the last number given holds; what is settled, in the same commit or before, is left out."""
+    line, purged = declared(log, 1), declared(log, 2)
+    for some in (line, purged):
+        log.wait(log.put(some.put(*[b"x"] * 10)))
+    log.attempts(line.lane, [(0, 6, 1), (8, 10, 1)])
+    log.settle(*line.settled(0, 1, 2))
+    log.attempts(purged.lane, [(0, 10, 1)])
+    log.purge([purged.lane])
+    log.wait(log.attempts(line.lane, [(4, 5, 2)]))
+    assert counts(log, line) == [(3, 4, 1), (4, 5, 2), (5, 6, 1), (8, 10, 1)]
+    assert counts(log, purged) == []
+    log.wait(log.attempts(line.lane, [(0, 10, 3)]))
+    assert counts(log, line) == [(3, 10, 3)]
+    assert in_log(log, line) == dict.fromkeys(range(3, 10), b"x")
+
+
+def test_counts_of_deliveries_use_the_reserve_of_the_disk(log, monkeypatch):
+    """I12: a nack goes on where the disk is full, beside a put that is refused."""
+    line = declared(log, 1)
+    log.wait(log.put(line.put(b"0", b"1")))
+    monkeypatch.setattr(log._env, "make_room", lambda *_, settles_only: full(settles_only=settles_only))
+    log.put(line.put(b"2"))
+    log.wait(log.attempts(line.lane, [(0, 1, 1)]))
+    assert counts(log, line) == [(0, 1, 1)]
+    assert len(line.refusals) == 1
+
+
+@pytest.mark.parametrize("step", ["make_room", "begin"])
+def test_counts_of_a_batch_that_failed_are_written_with_the_next(step, log, faults):
+    """Edge 18: a nack nobody waited for is not forgotten; a newer count of the same message is not overwritten."""
+    line = declared(log, 1)
+    log.wait(log.put(line.put(*[b"x"] * 4)))
+    faults.fail(step, qflow.StorageError("no"), times=1)
+    newer = log.attempts(line.lane, [(0, 4, 1)])
+    faults.before[step] = lambda: (faults.before.clear(), log.attempts(line.lane, [(1, 2, 2)]))
+    log.wait(newer)
+    assert isinstance(newer.error, qflow.StorageError)
+    log.drain()
+    assert counts(log, line) == [(0, 1, 1), (1, 2, 2), (2, 4, 1)]

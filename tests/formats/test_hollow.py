@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qflow.message import Message, Record, is_logged, is_plain
 from qflow.storage import block_log, blocks
-from qflow.storage.block_log import BLOCKS, Row, Settled, key_of
+from qflow.storage.block_log import BLOCKS, Settled, key_of
 
 OWNER = 7
 ALL = 2**62
@@ -38,9 +38,10 @@ steps = st.lists(
 class Log:
     """One lane of a log, and what should be in it."""
 
-    def __init__(self, txn: Any) -> None:
+    def __init__(self, txn: Any, lane: int = 0) -> None:
         self.txn = txn
-        self.row = Row()
+        self.lane = lane
+        self.row = block_log.new_row(lane)
         self.sent: dict[int, Record] = {}
         self.times: dict[int, int] = {}
         self.unsettled: set[int] = set()  # unlogged ones, too
@@ -49,7 +50,7 @@ class Log:
         first = self.row.next
         sizes = list(map(len, batch))
         self.row = block_log.append(
-            self.txn, OWNER, 0, self.row, first, batch, sizes, is_plain(batch), now_ms=1000 + first
+            self.txn, OWNER, self.lane, self.row, first, batch, sizes, is_plain(batch), now_ms=1000 + first
         )
         self.row = self.row._replace(next=first + len(batch))
         self.sent.update(enumerate(batch, first))
@@ -63,12 +64,12 @@ class Log:
             record = self.sent[sequence]
             logged = is_logged(record)
             ranges.append(Settled(sequence, sequence + 1, logged, len(record) if logged else 0))
-        self.row = block_log.settle(self.txn, OWNER, 0, self.row, ranges)
+        self.row = block_log.settle(self.txn, OWNER, self.lane, self.row, ranges)
         self.unsettled -= set(taken)
 
     def hollow(self, position: int = 0, limit: int = ALL) -> int:
         """Run a whole pass; return its steps."""
-        done = block_log.hollow(self.txn, OWNER, 0, self.row, position, limit)
+        done = block_log.hollow(self.txn, OWNER, self.lane, self.row, position, limit)
         return done.steps + (self.hollow(done.position, limit) if done.more else 0)
 
     def expected(self) -> dict[int, Record]:
@@ -80,7 +81,7 @@ class Log:
         at: int = self.row.floor if position is None else position
         last: int | None = None
         while at < self.row.next:
-            replayed = block_log.read(self.txn, OWNER, 0, self.row, at, self.row.next, most, last)
+            replayed = block_log.read(self.txn, OWNER, self.lane, self.row, at, self.row.next, most, last)
             for first, piece in replayed.pieces:
                 found.update(enumerate(piece, first))
             problems += [text for _, text, _ in replayed.problems]
@@ -89,7 +90,7 @@ class Log:
         return found, problems
 
     def blocks(self) -> dict[int, bytes]:
-        found = block_log.scan(self.txn, OWNER, 0, 0, blocks.NO_PREVIOUS)
+        found = block_log.scan(self.txn, OWNER, self.lane, 0, blocks.NO_PREVIOUS)
         return {int.from_bytes(key[-8:], "big"): value for key, value in found}
 
     def check(self) -> None:
@@ -100,7 +101,7 @@ class Log:
             assert found == {sequence: record for sequence, record in self.expected().items() if sequence >= position}
             assert problems == []
         for sequence, record in self.expected().items():
-            assert block_log.find(self.txn, OWNER, 0, sequence) == (record, self.times[sequence])
+            assert block_log.find(self.txn, OWNER, self.lane, sequence) == (record, self.times[sequence])
 
 
 @pytest.fixture(scope="module")
@@ -133,19 +134,19 @@ def play(log: Log, history: list[tuple[str, Any]]) -> None:
             log.hollow(argument, limit=1 + argument)
             assert log.row == before
         else:
-            block_log.remove_settled(log.txn, OWNER, 0, log.row, limit=argument)
-        block_log.write_row(log.txn, OWNER, 0, log.row)
+            block_log.remove_settled(log.txn, OWNER, log.lane, log.row, limit=argument)
+        block_log.write_row(log.txn, OWNER, log.lane, log.row)
 
 
 any_history = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @any_history
-@given(history=steps)
-def test_what_is_not_settled_is_read_as_before_and_nothing_is_reported(history, env, small):
+@given(history=steps, lane=st.sampled_from([0, 25]))
+def test_what_is_not_settled_is_read_as_before_and_nothing_is_reported(history, lane, env, small):
     """Edge 24: after hollowing at any points of a history, reads give exactly what is not settled, from any position."""
     with env.begin(write=True) as txn:
-        log = Log(txn)
+        log = Log(txn, lane)
         play(log, history)
         log.hollow()
         log.check()
@@ -156,7 +157,7 @@ def test_what_is_not_settled_is_read_as_before_and_nothing_is_reported(history, 
         log.check()
         log.settle(log.row.floor, log.row.next)
         assert log.row.floor == log.row.next
-        block_log.remove_settled(txn, OWNER, 0, log.row, limit=ALL)
+        block_log.remove_settled(txn, OWNER, lane, log.row, limit=ALL)
         assert log.blocks() == {}
         txn.abort()
 

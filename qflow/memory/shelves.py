@@ -1,0 +1,180 @@
+"""Shelves: groups in memory, in order of (due time, sequence). The lower half of a schedule.
+
+A shelf is a list of groups, all of them before those of the next shelf. A shelf in the middle is in no order: groups
+are added at its end, and it is sorted when it is split, or needed because it has become the first or the last one.
+(Adding a group costs a fourth of what it costs to find its exact place among many, for that misses the caches.)
+
+Plain lists, no library's: those change several lists in steps, and an interrupt between two of them would tear the
+order. Here every change is a straight line without a call, because an interrupt can strike at a call and nowhere else.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect, bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+
+from qflow.delivery import Segment
+from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, cut, groups_of, segments_of, weight
+from qflow.message import Record
+
+SHELF = 256
+"""A shelf has at most twice as many groups."""
+
+
+class Shelf(list[Group]):
+    """Groups, in order or not."""
+
+    __slots__ = ("in_order",)
+
+    def __init__(self, groups: Iterable[Group] = ()) -> None:
+        super().__init__(groups)
+        self.in_order = False
+        """It was put in order because that was needed, and what is added is added in its place if that is one."""
+
+
+class Shelves:
+    """See the module. Cost: O(log groups) a group added, O(1) a group taken; sorting included."""
+
+    __slots__ = ("_bytes", "_lows", "_messages", "_overhead", "_shelves", "incoming")
+
+    def __init__(self) -> None:
+        self.incoming: list[Group] = []
+        """Groups on the way to their shelf. What is added to it (by `+= groups_of(...)`) belongs to the schedule; the
+        next call puts it in its place."""
+        self._shelves = [Shelf()]  # at least one; none is empty, but a lone one
+        self._lows: list[Key] = [()]  # for each shelf the least that belongs there
+        self._messages = 0
+        self._bytes = 0
+        self._overhead = 0
+
+    def add(self, due_ms: int, first: int, records: list[Record], marks: int) -> None:
+        """Add messages with sequences from `first` on, due at one time. All or nothing, if interrupted.
+
+        Cost: 0.7 µs for one message; for more 2 µs, and 0.03 µs each.
+        """
+        if len(records) == 1 and not self.incoming:  # the common case, in less than half the time
+            group = (due_ms, first, marks, records[0])
+            shelf = self._shelves[bisect(self._lows, group) - 1]
+            size = len(records[0])
+            if not shelf.in_order and len(shelf) < 2 * SHELF:
+                # No call from here on, so that an interrupt finds all of it done or nothing.
+                shelf += (group,)
+                self._messages += 1
+                self._bytes += size
+                self._overhead += GROUP_BYTES
+                return
+        self.incoming += groups_of(due_ms, first, records, marks)
+        self._settle()
+
+    def _hand_over(self, most: int, bound: Key, segments: list[Segment]) -> int:
+        """Move up to `most` messages that come before `bound` to `segments`; return how many."""
+        if most <= 0:
+            return 0
+        shelves = self._shelves
+        groups: list[Group] = []
+        count = whole = 0  # messages; shelves that are used up
+        while True:
+            shelf = shelves[whole]
+            self._put_in_order(shelf)
+            part = 0  # groups of this one
+            for group in islice(shelf, bisect_left(shelf, bound)):
+                part += 1
+                count += len(group) - AHEAD
+                if count >= most:
+                    break
+            groups += shelf[:part]
+            if count >= most or part < len(shelf) or whole + 1 == len(shelves):
+                break
+            whole += 1
+        if not groups:
+            return 0
+        rest: list[Group] = []
+        if count > most:
+            groups[-1], cut_off = cut(groups[-1], count - most)
+            rest.append(cut_off)
+            count = most
+        elif part == len(shelf) and whole + 1 < len(shelves):
+            whole, part = whole + 1, 0
+        handed, size = segments_of(groups)
+        charged = GROUP_BYTES * (len(groups) - len(rest))
+        # No call from here on.
+        segments += handed
+        if part:
+            shelf[:part] = []
+        del shelves[:whole]
+        self._lows[: whole + 1] = ((),)
+        self._messages -= count
+        self._bytes -= size
+        self._overhead -= charged
+        return count
+
+    def _settle(self) -> None:
+        """Put what is incoming on its shelves."""
+        incoming = self.incoming
+        lows = self._lows
+        if len(incoming) > 1:
+            incoming.sort()
+        while incoming:
+            at = bisect(lows, incoming[-1]) - 1
+            shelf = self._shelves[at]
+            start = bisect_left(incoming, lows[at])
+            groups = incoming[start:]
+            count, size = weight(groups)
+            charged = GROUP_BYTES * len(groups)
+            index = len(shelf)
+            in_order = shelf.in_order
+            if in_order:
+                index = bisect(shelf, groups[0])
+                in_order = index == len(shelf) or groups[-1] < shelf[index]
+            # No call from here on.
+            shelf[index:index] = groups
+            shelf.in_order = in_order
+            del incoming[start:]
+            self._messages += count
+            self._bytes += size
+            self._overhead += charged
+            if len(shelf) > 2 * SHELF:
+                self._split(at)
+
+    def _split(self, at: int) -> None:
+        """Make several shelves of one that is too long."""
+        shelf = self._shelves[at]
+        shelf.sort()
+        size = -(-len(shelf) // (len(shelf) // SHELF))
+        parts = [Shelf(shelf[start : start + size]) for start in range(0, len(shelf), size)]
+        lows = [part[0][:2] for part in parts[1:]]
+        # No call from here on.
+        self._shelves[at : at + 1] = parts
+        self._lows[at + 1 : at + 1] = lows
+
+    def _head(self) -> list[Group]:
+        """Return the first group, if there is one."""
+        shelf = self._shelves[0]
+        self._put_in_order(shelf)
+        return shelf[:1]
+
+    @staticmethod
+    def _put_in_order(shelf: Shelf) -> None:
+        if not shelf.in_order:
+            shelf.sort()
+            shelf.in_order = True
+
+    def _shelved(self) -> Iterator[Group]:
+        """Yield all groups in order."""
+        for shelf in self._shelves:
+            self._put_in_order(shelf)
+            yield from shelf
+
+    def _shelf_problems(self) -> Iterator[str]:
+        """Check the rules; say in words what is wrong."""
+        if not all(self._shelves) and len(self._shelves) > 1:
+            yield "a shelf is empty"
+        for low, shelf, end in zip(self._lows, self._shelves, [*self._lows[1:], None], strict=True):
+            if any(group < low or (end is not None and group >= end) for group in shelf):
+                yield f"the shelf from {low} to {end} holds what belongs on another"
+            if shelf.in_order and sorted(shelf) != shelf:
+                yield f"the shelf from {low} is not in order"
+        for one, two in pairwise(self._shelved()):
+            if one[0] == two[0] and one[1] + len(one) - AHEAD > two[1]:
+                yield f"the group of {one[:2]} overlaps that of {two[:2]}"

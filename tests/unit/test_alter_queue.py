@@ -1,0 +1,365 @@
+"""Other settings for a queue in use: each axis lowered, raised and taken away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow import Overflow
+from qflow.message import OVERHEAD_BYTES
+from unit.clocks import LONG_S, Clock, until
+
+Open = Callable[..., qflow.Broker]
+COST = 1000 + OVERHEAD_BYTES
+
+
+@pytest.fixture(params=[True, False], ids=["durable", "transient"])
+def durable(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def body(number: int) -> bytes:
+    return b"%04d" % number * 250
+
+
+def numbers_of(queue: qflow.Queue) -> list[int]:
+    """Take and settle what waits; return the numbers of the bodies."""
+    numbers: list[int] = []
+    while batch := queue.get_many(1000, timeout_s=0):
+        for text in batch.bodies:
+            assert text == body(int(text[:4]))
+            numbers.append(int(text[:4]))
+        batch.ack()
+    return numbers
+
+
+def test_a_lower_capacity_spills_from_the_tail_only(open_spool: Open, durable: bool) -> None:
+    """Edge 5: the head stays in memory, acquired messages stay acquired, the order holds."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([body(number) for number in range(50)])
+    held = queue.get_many(5)
+    broker.alter_queue("q", capacity_bytes=20 * COST)
+    states = [entry.state for entry in queue.browse()]
+    assert states == sorted(states, key=("resident", "spilled").index)
+    assert 0 < states.count("resident") <= 15
+    assert queue.stats().resident_bytes <= 20 * COST
+    assert broker.check() == []
+    held.ack()
+    assert numbers_of(queue) == list(range(5, 50))
+
+
+def test_a_capacity_of_nothing_and_back_again(open_spool: Open, durable: bool) -> None:
+    """Edges 2 and 5: with 0 bytes all goes to disk, with more it comes back, from the head."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([body(number) for number in range(40)])
+    broker.alter_queue("q", capacity_bytes=0)
+    assert queue.stats().resident_messages == 0
+    assert broker.check() == []
+    queue.put(body(40))
+    broker.alter_queue("q", capacity_bytes=60 * COST)
+    while queue.fit():
+        pass
+    states = [entry.state for entry in queue.browse()]
+    assert states == sorted(states, key=("resident", "spilled").index)
+    assert states.count("resident") > 20
+    assert broker.check() == []
+    broker.alter_queue("q", capacity_bytes=None)
+    assert queue.stats().capacity_bytes == broker.settings.capacity_bytes
+    assert numbers_of(queue) == list(range(41))
+
+
+def test_a_lower_capacity_waits_for_what_is_held(open_spool: Open, durable: bool) -> None:
+    """Edges 5 and 7: acquired messages are charged until they are settled, then the bound holds."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([body(number) for number in range(20)])
+    held = queue.get_many(20)
+    broker.alter_queue("q", capacity_bytes=5 * COST)
+    assert queue.stats().resident_bytes == 20 * COST
+    assert broker.check() == []
+    held.nack()
+    assert queue.stats().resident_bytes <= 5 * COST
+    assert numbers_of(queue) == list(range(20))
+
+
+def test_a_lower_limit_holds_puts_back_and_drops_nothing(open_spool: Open, durable: bool) -> None:
+    """With BLOCK and REJECT what is there stays; puts wait until the depth is below the new limit."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, limit_messages=10, resume_ratio=1)
+    queue.put_many([body(number) for number in range(10)])
+    broker.alter_queue("q", limit_messages=3)
+    assert len(queue) == 10
+    for _ in range(7):
+        queue.get(0).ack()
+        with pytest.raises(qflow.QueueFull, match="limit_messages=3"):
+            queue.put_nowait(body(99))
+    queue.get(0).ack()
+    queue.put_nowait(body(10))
+    assert numbers_of(queue) == [8, 9, 10]
+
+
+@pytest.mark.parametrize("changes", [{"limit_messages": 12}, {"limit_messages": None}])
+def test_a_higher_limit_lets_blocked_puts_pass(open_spool: Open, durable: bool, changes: dict[str, Any]) -> None:
+    """Nobody has to settle anything for that."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, limit_messages=2)
+    queue.put_many([body(0), body(1)])
+    producers = [threading.Thread(target=queue.put, args=(body(number),)) for number in (2, 3)]
+    for waiting, producer in enumerate(producers, 1):
+        producer.start()
+        until(lambda waiting=waiting: len(queue._line) == waiting)
+    broker.alter_queue("q", **changes)
+    for producer in producers:
+        producer.join(LONG_S)
+        assert not producer.is_alive()
+    assert sorted(numbers_of(queue)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("changes", [{"limit_messages": 4}, {"limit_bytes": 4000}])
+def test_a_ring_drops_down_to_a_lower_limit(open_spool: Open, durable: bool, changes: dict[str, int]) -> None:
+    """DROP_OLDEST: the oldest that wait go, on disk or not, and what is acquired stays."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, on_overflow=Overflow.DROP_OLDEST, capacity_bytes=12 * COST)
+    queue.put_many([body(number) for number in range(20)])
+    held = queue.get()
+    broker.alter_queue("q", **changes)
+    while queue.fit():
+        pass
+    assert len(queue) == 4
+    assert queue.stats().dropped_total == 16
+    assert broker.check() == []
+    held.nack()
+    assert numbers_of(queue) == [0, 17, 18, 19]
+
+
+def test_limits_in_bytes_count_what_was_there_before(open_spool: Open, durable: bool) -> None:
+    """The bytes of a queue without a limit are found when it gets one: in memory, on disk and acquired."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=8 * COST, on_overflow=Overflow.REJECT)
+    queue.put_many([body(number) for number in range(20)])
+    queue.get_many(2).ack()
+    held = queue.get_many(3)
+    broker.alter_queue("q", limit_bytes=19_000)
+    queue.put(body(20))
+    with pytest.raises(qflow.QueueFull, match="limit_bytes=19000"):
+        queue.put(body(21))
+    held.ack()
+    queue.put_many([body(number) for number in (21, 22, 23)])
+    with pytest.raises(qflow.QueueFull):
+        queue.put(b"x")
+    broker.alter_queue("q", limit_bytes=None)
+    queue.put(body(24))
+    assert numbers_of(queue) == list(range(5, 25))
+
+
+def test_limits_found_after_reopening_count_what_is_in_the_log(open_spool: Open) -> None:
+    """Nothing was read from the log yet, and its depth and bytes are known."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put_many([body(number) for number in range(10)])
+    queue.get().ack()
+    broker.alter_queue("q", limit_bytes=10_000, on_overflow=Overflow.REJECT)
+    broker.close()
+    broker = open_spool()
+    queue = broker.queue("q")
+    assert (queue.settings.limit_bytes, queue.settings.on_overflow) == (10_000, Overflow.REJECT)
+    queue.put(body(10))
+    with pytest.raises(qflow.QueueFull):
+        queue.put(b"x")
+    broker.alter_queue("q", limit_bytes=None, limit_messages=11)
+    queue.put(body(11))
+    with pytest.raises(qflow.QueueFull):
+        queue.put(b"x")
+    broker.close()
+    queue = open_spool().queue("q")
+    assert (queue.settings.limit_bytes, queue.settings.limit_messages) == (None, 11)
+    assert numbers_of(queue) == list(range(1, 12))
+
+
+def test_a_ring_of_the_log_drops_down_to_a_lower_limit(open_spool: Open) -> None:
+    """What is only in the log is as old as it is."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", on_overflow=Overflow.DROP_OLDEST)
+    queue.put_many([body(number) for number in range(20)])
+    broker.close()
+    broker = open_spool()
+    queue = broker.alter_queue("q", limit_messages=5)
+    while queue.fit():
+        pass
+    assert len(queue) == 5
+    assert broker.check() == []
+    assert numbers_of(queue) == list(range(15, 20))
+
+
+@pytest.mark.parametrize(
+    ("policy", "returned"),
+    [
+        (Overflow.REJECT, qflow.QueueFull),
+        (Overflow.DROP_NEWEST, None),
+        (Overflow.DROP_OLDEST, 2),
+        (Overflow.DEAD_LETTER, None),
+    ],
+)
+def test_who_waits_is_treated_by_the_new_policy(
+    open_spool: Open, durable: bool, policy: Overflow, returned: object
+) -> None:
+    """A blocked put does not go on waiting where nobody waits any more."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, limit_messages=2)
+    queue.put_many([body(0), body(1)])
+    outcome: list[object] = []
+
+    def put() -> None:
+        try:
+            outcome.append(queue.put(body(2)))
+        except qflow.QueueFull as error:
+            outcome.append(type(error))
+
+    producer = threading.Thread(target=put)
+    producer.start()
+    until(lambda: queue._line)
+    broker.alter_queue("q", on_overflow=policy, dead_letter="dead")
+    producer.join(LONG_S)
+    assert outcome == [returned]
+    assert numbers_of(queue) == ([1, 2] if policy is Overflow.DROP_OLDEST else [0, 1])
+    if policy is Overflow.DEAD_LETTER:
+        assert broker.queue("dead").get(0).body == body(2)
+
+
+def test_the_largest_message_changes_for_later_puts(open_spool: Open, durable: bool) -> None:
+    """Also where plain puts take the short way."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put(body(0))
+    broker.alter_queue("q", max_message_bytes=999)
+    with pytest.raises(qflow.MessageTooLarge, match="max_message_bytes=999"):
+        queue.put(body(1))
+    broker.alter_queue("q", max_message_bytes="1KiB")
+    queue.put(body(1))
+    assert numbers_of(queue) == [0, 1]
+
+
+def test_a_new_ttl_holds_for_messages_put_from_now_on(open_at: Open, clock: Clock, durable: bool) -> None:
+    """What was put without one stays; taken away again, what has one keeps it."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put(body(0))
+    broker.alter_queue("q", ttl_s=10)
+    queue.put(body(1))
+    broker.alter_queue("q", ttl_s=None)
+    queue.put(body(2))
+    clock.advance(11)
+    assert numbers_of(queue) == [0, 2]
+    assert queue.stats().expired_total == 1
+
+
+def test_a_new_ack_timeout_holds_for_what_is_held_from_now_on(open_at: Open, clock: Clock, durable: bool) -> None:
+    """What was taken before is held until it is settled."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([body(0), body(1), body(2)])
+    before = queue.get()
+    broker.alter_queue("q", ack_timeout_s=5)
+    late = queue.get()
+    clock.advance(6)
+    assert queue.get(0).sequence == late.sequence
+    with pytest.raises(qflow.AlreadySettled, match="ack_timeout_s=5"):
+        late.ack()
+    before.ack()
+    broker.alter_queue("q", ack_timeout_s=None)
+    clock.advance(60)
+    assert queue.get(0).body == body(2)
+
+
+def test_a_lower_number_of_deliveries_counts_those_before(open_spool: Open, durable: bool) -> None:
+    """A message that came back three times is a dead letter when two are the most."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put(body(0))
+    queue.put(body(1))
+    for _ in range(3):
+        queue.get(0).nack()
+    broker.alter_queue("q", max_deliveries=2, dead_letter="dead")
+    assert numbers_of(queue) == [1]
+    with broker.queue("dead").get(LONG_S) as delivery:
+        assert delivery.body == body(0)
+        assert delivery.headers["dead_letter_deliveries"] == 3
+        assert delivery.headers["dead_letter_reason"] == "max_deliveries"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"durable": False}, "durable"),
+        ({"priorities": 3}, "priorities"),
+        ({"colour": "red"}, "colour"),
+        ({"limit_messages": 0}, "limit_messages"),
+        ({"limit_bytes": -1}, "limit_bytes"),
+        ({"capacity_bytes": "much"}, "capacity_bytes"),
+        ({"ttl_s": float("nan")}, "ttl_s"),
+        ({"ack_timeout_s": 0}, "ack_timeout_s"),
+        ({"resume_ratio": 1.5}, "resume_ratio"),
+        ({"on_overflow": "explode"}, "on_overflow"),
+        ({"on_overflow": Overflow.DEAD_LETTER}, "dead_letter"),
+        ({"max_message_bytes": None}, "max_message_bytes"),
+        ({"dead_letter": "q"}, "cycle"),
+    ],
+)
+def test_a_change_that_makes_no_sense_changes_nothing(
+    open_spool: Open, durable: bool, changes: dict[str, Any], named: str
+) -> None:
+    """Neither does what else was asked for in the same call; after reopening it is as it was."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, limit_messages=5)
+    before = queue.settings
+    with pytest.raises(qflow.InvalidArgument, match=named):
+        broker.alter_queue("q", **({"limit_messages": 7, "max_deliveries": 3} | changes))
+    assert queue.settings == before
+    with pytest.raises(qflow.NotFound):
+        broker.alter_queue("missing", limit_messages=7)
+    if durable:
+        broker.close()
+        assert open_spool().queue("q").settings == before
+
+
+def test_a_queue_is_altered_while_it_is_used(open_spool: Open, durable: bool) -> None:
+    """Producers and consumers go on while capacity and limits change; nothing is lost and the order holds."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, limit_messages=50, resume_ratio=1)
+    received: list[int] = []
+
+    def produce() -> None:
+        for number in range(400):
+            queue.put(body(number))
+
+    def consume() -> None:
+        while len(received) < 400:
+            batch = queue.get_many(7)
+            received.extend(int(text[:4]) for text in batch.bodies)
+            batch.ack()
+
+    threads = [threading.Thread(target=produce), threading.Thread(target=consume)]
+    for thread in threads:
+        thread.start()
+    changes = [
+        {"capacity_bytes": 3 * COST},
+        {"limit_messages": 5},
+        {"capacity_bytes": None, "limit_messages": None},
+        {"capacity_bytes": 0},
+        {"limit_bytes": 20_000},
+        {"capacity_bytes": 10 * COST, "limit_bytes": None},
+    ]
+    turn = 0
+    while len(received) < 400:
+        broker.alter_queue("q", **changes[turn % len(changes)])
+        turn += 1
+    for thread in threads:
+        thread.join(LONG_S)
+    assert received == list(range(400))
+    assert turn > len(changes)
