@@ -4,10 +4,10 @@ python examples/bounded_buffer.py SPOOL
 """
 
 import json
-import sys
 import threading
 
 from flights import flights
+from usage import spool_of
 
 import qflow
 
@@ -48,4 +48,4 @@ def main(spool: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(spool_of(__doc__))

@@ -3,9 +3,8 @@
 python examples/limits.py SPOOL
 """
 
-import sys
-
 from flights import flights
+from usage import spool_of
 
 import qflow
 
@@ -32,4 +31,4 @@ def main(spool: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(spool_of(__doc__))

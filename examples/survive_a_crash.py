@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from flights import flights
+from usage import spool_of
 
 import qflow
 
@@ -45,4 +46,4 @@ if __name__ == "__main__":
     if sys.argv[2:] == ["die"]:
         work_and_die(sys.argv[1])
     else:
-        main(sys.argv[1])
+        main(spool_of(__doc__))

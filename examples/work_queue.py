@@ -4,10 +4,10 @@ python examples/work_queue.py SPOOL
 """
 
 import json
-import sys
 from collections import Counter
 
 from flights import flights
+from usage import spool_of
 
 import qflow
 
@@ -30,4 +30,4 @@ def main(spool: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(spool_of(__doc__))

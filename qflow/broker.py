@@ -437,7 +437,7 @@ class Broker:
                     "lost at a restart; declare both durable, or neither"
                 )
 
-    def alter_queue(self, name: str, **changes: Any) -> Queue:
+    def alter_queue(self, name: Queue | str, **changes: Any) -> Queue:
         """Change settings of a queue that exists, behaviour and performance alike, while it is used.
 
         A lower capacity spills from the tail, a higher one lets the head come back as it is read. A lower limit holds
@@ -460,9 +460,9 @@ class Broker:
         if unknown:
             raise InvalidArgument(f"a queue has no setting {min(unknown)!r}; there are {', '.join(sorted(known))}")
         with self._declaring:
-            queue = self.queue(name)
+            queue = self.own(name)
             settings = attrs.evolve(queue.settings, **changes)
-            self._check_dead_letters(name, settings)
+            self._check_dead_letters(queue.name, settings)
             self._alter(queue, settings)
             return queue
 
@@ -500,9 +500,8 @@ class Broker:
         self._rebind(queue, topic_filter, self._routing.unbind)
 
     def _rebind(self, queue: Queue | str, topic_filter: str, change: Callable[[Queue, str], bool]) -> None:
-        name = queue.name if isinstance(queue, Queue) else queue
         with self._declaring:
-            found = self.queue(name)
+            found = self.own(queue)
             before = self._routing.filters_of(found)
             if not change(found, topic_filter):
                 return
@@ -518,7 +517,7 @@ class Broker:
         """Put a message into every queue that is bound to its topic, in one commit: all of them or none.
 
         Each queue's own settings hold: one that drops at its limit does so, one that blocks holds all of it back, one
-        that refuses refuses all of it. A body of 4 KiB or more is logged once.
+        that refuses refuses all of it. Each durable queue logs a copy of its own.
 
         Returns:
             The sequence in each queue; None where its policy dropped it. Nothing where no queue is bound, which is
@@ -531,25 +530,39 @@ class Broker:
         quick = self._routing.publish_quickly(topic, body) if headers is None else None
         if quick is not None:
             return quick
-        steps = self.steps_of(topic, body, headers)
-        return self.result_of(self._together.commit(steps))
+        (places,) = self._commit_published([(topic, body)], headers)
+        return self.result_of(places)
 
     def publish_many(
         self, messages: Iterable[tuple[str, bytes | bytearray | memoryview]], *, headers: Headers | None = None
     ) -> list[PublishResult]:
         """Publish (topic, body) pairs in one commit: all of them or none; see `publish`."""
-        groups = [self.steps_of(topic, body, headers) for topic, body in messages]
-        places = iter(self._together.commit([step for steps in groups for step in steps]))
-        return [self.result_of([next(places) for _ in steps]) for steps in groups]
+        pairs = list(messages)
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {pair!r}")
+        return [self.result_of(places) for places in self._commit_published(pairs, headers)]
+
+    def _commit_published(
+        self, messages: list[tuple[str, Any]], headers: Headers | None, done: Future[Any] | None = None
+    ) -> list[list[Place]]:
+        """Commit messages, or let the flusher do that and resolve `done`; return the places of each."""
+        while True:
+            groups = [self.steps_of(topic, body, headers) for topic, body in messages]
+            steps = [step for group in groups for step in group]
+            try:
+                places = iter(self._together.commit(steps, wait=done is None, future=done))
+            except QueueDeleted:
+                continue  # it was deleted since, and is not bound any more
+            return [[next(places) for _ in group] for group in groups]
 
     def submit_publish(
         self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None
     ) -> Future[PublishResult]:
         """`publish` that waits for room but not for the sync: the future has the result once it is confirmed."""
-        steps = self.steps_of(topic, body, headers)
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()
-        places = self._together.commit(steps, wait=False, future=done)
+        (places,) = self._commit_published([(topic, body)], headers, done)
         result: Future[PublishResult] = Future()
         result.set_running_or_notify_cancel()
 
@@ -650,6 +663,21 @@ class Broker:
                 except Exception:
                     _logger.exception("%s: the callback for %s failed", self.path, event)
 
+    def own(self, queue: Queue | str) -> Queue:
+        """Return a queue of this broker, given itself or by name.
+
+        Raises:
+            NotFound, CorruptionError: as `queue`. QueueDeleted: it was deleted.
+            InvalidArgument: it is not a queue, or one of another broker.
+        """
+        if not isinstance(queue, Queue):
+            return self.queue(queue)
+        found = self._queues.get(queue.name)
+        if found is queue:
+            return queue
+        queue.check_open()
+        raise InvalidArgument(f"{queue!r} is a queue of another broker: use the one it came from")
+
     def queue(self, name: str) -> Queue:
         """Return a queue that exists.
 
@@ -699,10 +727,10 @@ class Broker:
             owner = queue.owner
             if queue.settings.durable:
                 self._write_deleted(name, owner, queue.settings.to_dict())
+            self._routing.replace(queue, [])  # first, so that who is refused finds it no more
             queue.refuse_calls(QueueDeleted)
             with self._lock:
                 del self._queues[name]
-            self._routing.replace(queue, [])
             try:
                 queue.settle_down(self._log.drain, QUIET_S)
             finally:
@@ -733,7 +761,7 @@ class Broker:
     def _stats(self, queues: dict[str, QueueStats]) -> BrokerStats:
         return BrokerStats(
             capacity_bytes=self.settings.capacity_bytes,
-            resident_bytes=sum(stats.resident_bytes for stats in queues.values()),
+            resident_bytes=sum(stats.resident_bytes for stats in queues.values()) + self._desk.borrowed,
             spilled_bytes=sum(stats.spilled_bytes for stats in queues.values()),
             messages=sum(stats.messages for stats in queues.values()),
             commits_total=self._log.commits,
@@ -795,8 +823,7 @@ class Broker:
             try:
                 self._tell_all()
                 with self._upkeep:
-                    self._tick()
-                    busy = self._wiper.step(WIPED_AT_ONCE) | self._sweep()
+                    busy = self._tick() | self._wiper.step(WIPED_AT_ONCE) | self._sweep()
                     busy |= self._remove_settled() | self._remove_deleted() | self._hollow()
                 if self._monotonic() - written >= MAINTENANCE_S:
                     written = self._monotonic()
@@ -810,16 +837,16 @@ class Broker:
                 _logger.exception("%s: maintenance failed and is tried again", self.path)
             took = time.perf_counter() - started
 
-    def _tick(self) -> None:
-        """What time does to queues, at most each half second."""
+    def _tick(self) -> bool:
+        """What time does to queues, at most each half second; return whether there is more to do at once."""
         now = self._monotonic()
         if now - self._ticked < MAINTENANCE_S / 2:
-            return
-        self._ticked = now
+            return False
         with self._lock:
             queues = list(self._queues.values())
-        for queue in queues:
-            queue.tick()
+        more = [queue.tick() for queue in queues]
+        self._ticked = -math.inf if any(more) else now
+        return any(more)
 
     def _sweep(self) -> bool:
         """Free spill files of purged messages, and spill what nobody else did."""
@@ -983,7 +1010,7 @@ def open_broker(
         segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own.
         max_mapped_segments: how many segments, of all queues, are mapped into memory for reading at once, each with a
             file descriptor; 0 maps none and reads with `pread`, which was found faster.
-        max_transaction_bytes: the most one `put_many` may hold.
+        max_transaction_bytes: the most one `put_many` or transaction may hold. A commit has all of it in memory.
         unsafe_filesystem: accept a network file system.
 
     Raises:

@@ -55,7 +55,7 @@ class SlowConsumer(enum.Enum):
     RELEASE = "release"
     """What it has held for too long goes back to the queue, as after an ack timeout."""
     CLOSE = "close"
-    """All it holds goes back, and a `Consumer` is closed."""
+    """So does that, and a `Consumer` that held it takes no more; the callback that is running is not stopped."""
 
 
 def parse_size(value: int | str, what: str) -> int:
@@ -143,6 +143,12 @@ def _priorities(value: Any, what: str) -> int:
     return int(value)
 
 
+def _limit_bytes(value: Any, what: str) -> int:
+    if parse_size(value, what) < 1:
+        raise InvalidArgument(f"{what} must be at least 1, got {value!r}; None is no limit")
+    return parse_size(value, what)
+
+
 def _timeout(value: Any, what: str) -> float:
     if not parse_span(value, what) > 0:
         raise InvalidArgument(f"{what} must be more than 0 seconds; None is no time-out")
@@ -188,7 +194,7 @@ class QueueSettings:
 
     durable: bool = _setting(_flag, True)
     limit_messages: int | None = _setting(parse_count, None)
-    limit_bytes: int | None = _setting(parse_size, None)
+    limit_bytes: int | None = _setting(_limit_bytes, None)
     max_message_bytes: int = _setting(parse_size, "64MiB")
     on_overflow: Overflow = _setting(_overflow, Overflow.BLOCK)  # noqa: RUF009 - a field, by another name
     ttl_s: float | None = _setting(parse_span, None)
@@ -241,7 +247,7 @@ class BrokerSettings:
         spill: how spilled messages lie on disk; `"files"` is one file each, `"segments"` many in a file.
         segment_bytes: size of a segment.
         max_mapped_segments: how many segments, of all queues, are mapped into memory for reading; 0 reads with `pread`.
-        max_transaction_bytes: the most one `put_many` may hold.
+        max_transaction_bytes: the most one `put_many` or transaction may hold.
         unsafe_filesystem: open a spool on a network file system all the same.
     """
 

@@ -307,7 +307,10 @@ class Entry:
         self.size_bytes = size_bytes
         """Body and headers; None where only the disk knows."""
         self.state = state
-        """`"resident"`, `"spilled"` or `"logged"`, as it was when it was looked at or moved."""
+        """`"resident"`, `"spilled"` or `"logged"`, as it was when it was looked at or moved.
+
+        A delayed one that somebody tried to move is `"delayed"`.
+        """
         self.due_ms = due_ms
         """When a delayed message is due, milliseconds since the epoch, where memory knows that."""
         self._keeper = keeper

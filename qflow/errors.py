@@ -32,7 +32,7 @@ class MessageTooLarge(QflowError):
 
 
 class TransactionTooLarge(QflowError):
-    """One batch holds more bytes than `max_transaction_bytes`; nothing was done."""
+    """One batch or transaction holds more bytes than `max_transaction_bytes`; nothing was done."""
 
 
 class QueueFull(QflowError, queue.Full):
@@ -52,7 +52,7 @@ class QueueDeleted(QflowError):
 
 
 class AlreadySettled(QflowError):
-    """The delivery was acked or nacked before; the first one counts."""
+    """The delivery was acked or nacked before, or was held for too long and went back; the first one counts."""
 
 
 class ForkedProcess(QflowError):

@@ -6,7 +6,7 @@ import threading
 from typing import Any, NamedTuple
 
 from qflow.errors import NotFound
-from qflow.message import Headers, Record, topic_prefix, with_prefix
+from qflow.message import Headers, Record, body_bytes, topic_prefix, with_prefix
 from qflow.queues.intake import Form, put_into_all
 from qflow.queues.queue import Queue
 from qflow.queues.together import Step
@@ -92,6 +92,7 @@ class Routing:
     def steps(self, topic: str, body: Any, headers: Headers | None) -> list[Step]:
         """Return what a publish puts where. Queues that want the same bytes share them."""
         queues = self._trie.match(check_topic(topic))
+        body = body_bytes(body)
         if not queues:
             with self._lock:
                 self.unrouted += 1

@@ -34,6 +34,7 @@ class QueueStats:
     delivered_total: int
     acked_total: int
     redelivered_total: int
+    """Deliveries that came back: given back, held for too long, or rejected; dead letters included."""
     expired_total: int
     dropped_total: int
     """By an overflow policy, or for lack of a dead-letter queue."""
@@ -61,6 +62,7 @@ class BrokerStats:
 
     capacity_bytes: int
     resident_bytes: int
+    """Of all queues together; bodies of open transactions are charged too, and not in here."""
     spilled_bytes: int
     messages: int
     commits_total: int

@@ -153,7 +153,7 @@ class AsyncQueue:
                 )
             except TurnedAway as turned:
                 if turned.decision is Decision.DROP:
-                    queue.count_turned_away(len(records), dropped=True)
+                    queue.turn_away(records, turned.decision)
                 else:
                     await self._worker.run(home, partial(queue.turn_away, records, turned.decision))
                 return None

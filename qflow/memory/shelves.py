@@ -2,7 +2,7 @@
 
 A shelf is a list of groups, all of them before those of the next shelf. A shelf in the middle is in no order: groups
 are added at its end, and it is sorted when it is split, or needed because it has become the first or the last one.
-(Adding a group costs a fourth of what it costs to find its exact place among many, for that misses the caches.)
+(Finding the exact place among 160,000 groups takes longer than all else about adding one, for it misses the caches.)
 
 Plain lists, no library's: those change several lists in steps, and an interrupt between two of them would tear the
 order. Here every change is a straight line without a call, because an interrupt can strike at a call and nowhere else.
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 
 from qflow.delivery import Segment
-from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, cut, groups_of, segments_of, weight
+from qflow.memory.group import AHEAD, GROUP_BYTES, GROUP_MESSAGES, Group, Key, cut, groups_of, segments_of, weight
 from qflow.message import Record
 
 SHELF = 256
@@ -51,7 +51,7 @@ class Shelves:
     def add(self, due_ms: int, first: int, records: list[Record], marks: int) -> None:
         """Add messages with sequences from `first` on, due at one time. All or nothing, if interrupted.
 
-        Cost: 0.7 µs for one message; for more 2 µs, and 0.03 µs each.
+        Cost: 0.6 to 1 µs for one message; for more 2 µs, and 0.05 µs each.
         """
         if len(records) == 1 and not self.incoming:  # the common case, in less than half the time
             group = (due_ms, first, marks, records[0])
@@ -68,7 +68,10 @@ class Shelves:
         self._settle()
 
     def _hand_over(self, most: int, bound: Key, segments: list[Segment]) -> int:
-        """Move up to `most` messages that come before `bound` to `segments`; return how many."""
+        """Move up to `most` messages that come before `bound` to `segments`; return how many.
+
+        What follows on the last segment there, with the same marks, goes into that one.
+        """
         if most <= 0:
             return 0
         shelves = self._shelves
@@ -98,10 +101,18 @@ class Shelves:
             whole, part = whole + 1, 0
         handed, size = segments_of(groups)
         charged = GROUP_BYTES * (len(groups) - len(rest))
+        last: list[Record] = []
+        following: list[Record] = []
+        if segments and segments[-1].marks == handed[0].marks:
+            last = segments[-1].records
+            if segments[-1].first + len(last) == handed[0].first:
+                following = handed[0].records
+                handed = handed[1:]
         # No call from here on.
+        last += following
         segments += handed
         if part:
-            shelf[:part] = []
+            shelf[:part] = rest
         del shelves[:whole]
         self._lows[: whole + 1] = ((),)
         self._messages -= count
@@ -173,6 +184,8 @@ class Shelves:
         for low, shelf, end in zip(self._lows, self._shelves, [*self._lows[1:], None], strict=True):
             if any(group < low or (end is not None and group >= end) for group in shelf):
                 yield f"the shelf from {low} to {end} holds what belongs on another"
+            if any(len(group) - AHEAD > GROUP_MESSAGES for group in shelf):
+                yield f"the shelf from {low} has a group that is too big"
             if shelf.in_order and sorted(shelf) != shelf:
                 yield f"the shelf from {low} is not in order"
         for one, two in pairwise(self._shelved()):

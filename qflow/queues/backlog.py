@@ -32,7 +32,7 @@ from qflow.memory.group import GROUP_BYTES
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
-from qflow.memory.schedule import Schedule
+from qflow.memory.schedule import Schedule, index_charge
 from qflow.message import (
     DELAYED,
     LANE_SHIFT,
@@ -273,7 +273,7 @@ class Backlog:
         account = self._account
         slack = self._put_slack or self._get_slack
         if slack or self._must_look():
-            self._front = NOWHERE  # getters go the long way
+            self._front, self._front_number = NOWHERE, 0  # getters go the long way
         elif self._front is NOWHERE:
             self._choose_front()
         if slack or self._putters or self._starved or self._has_limit() or account.borrowed > account.capacity:
@@ -342,8 +342,9 @@ class Backlog:
         """Claim what is needed last: what is delayed, then the tail of the lowest priority. Under the lock."""
         for number, schedule in self._schedules.items():
             chunk = schedule.claim_far(claim, wanted)
-            if chunk is not None:
+            if chunk is not None and chunk.charged + chunk.groups_bytes > index_charge(chunk.count):
                 return number, chunk
+            schedule.unclaim(claim)  # so little that its place in the index would take more
         for runs in reversed(self._ranked):
             run = runs.claim_tail(claim, wanted)
             if run is not None:
@@ -712,6 +713,8 @@ class Backlog:
             for due, start, stop in by_due(records):
                 schedule.add(due, first + start, records[start:stop], marks)
         self._used += schedule.overhead_bytes - before
+        self._get_slack = max(self._get_slack, self._used - self._account.borrowed - self._put_slack)
+        self._refresh()  # what is due goes before what waits
 
     def _open_delayed(self, number: int) -> None:
         """Begin a lane for delayed messages. Under the lock."""

@@ -24,14 +24,16 @@ else.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from qflow import config
 from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
-from qflow.errors import AlreadySettled, BrokerClosed, QueueEmpty
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueEmpty
 from qflow.memory.run import Place
 from qflow.memory.run_list import RunList
+from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Message, Record, charge, is_logged, is_plain, lane_of
 from qflow.queues.backlog import NOWHERE, RETRY_S, Unlocked
 from qflow.queues.intake import Intake, again
@@ -45,6 +47,7 @@ LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
 RELEASED_AT_ONCE = 1000
 DROPPED_AT_ONCE = 10_000
+FOREVER_MS = 2**62
 
 Held = Delivery | Deliveries
 
@@ -52,7 +55,7 @@ Held = Delivery | Deliveries
 class Leaving:
     """Messages on their way out of a queue, in a commit with something else. They are charged until that holds."""
 
-    __slots__ = ("counter", "held", "queue", "segments")
+    __slots__ = ("counter", "held", "queue", "segments", "unit")
 
     def __init__(self, queue: Outlet, segments: list[Segment], counter: str, held: dict[Held, float | None]) -> None:
         self.queue = queue
@@ -61,6 +64,14 @@ class Leaving:
         """What they are counted as, once they are gone."""
         self.held = held
         """Who held them: if the commit is refused, he does again."""
+        self.unit: Unit | None = None
+        """What takes them away, once they are to join a batch."""
+
+    @property
+    def depth(self) -> Depth:
+        """How much of the queue's depth it takes with it."""
+        records = [records for _, records, _ in self.segments]
+        return Depth(sum(map(len, records)), sum(sum(map(len, part)) for part in records))
 
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
@@ -71,8 +82,13 @@ class Leaving:
         self.queue.left(self)
 
     def refused(self, unit: Unit | None) -> None:
-        """Called by the leader, or by who could not join; twice is fine."""
+        """Called by the leader; twice is fine."""
         self.queue.stays(self)
+
+    def give_up(self) -> None:
+        """Called by who was stopped on the way: nothing leaves, unless it is in a batch, whose leader knows more."""
+        if self.unit is None or not self.unit.joined:
+            self.queue.stays(self)
 
 
 class Lack(enum.Enum):
@@ -126,7 +142,9 @@ class Outlet(Intake):
         self._batches: dict[Deliveries, float | None] = {}
         """What is delivered and not settled, in order, since when (monotonic) where somebody wants to know that."""
         self._extended: dict[Held, float] = {}
-        """Ends of ack timeouts that were extended."""
+        """Ends of ack timeouts that were extended; of what was settled since, until `tick`."""
+        self._in_order = True
+        """What is held is in order of when it was delivered."""
         self._leaving: dict[Leaving, None] = {}
         self._arrivals = 0  # of those who wait without a thread
         self._returned = 0
@@ -288,10 +306,8 @@ class Outlet(Intake):
                 number = runs.number + DELAYED
                 schedule = schedules.get(number)
                 if schedule is not None and self._lists[number].settle_head().place is Place.RESIDENT:
-                    before = schedule.overhead_bytes
-                    taken = schedule.take(most, now_ms, segments)
+                    taken = self._take_due(schedule, most, now_ms, segments)
                     if taken:
-                        self._used += schedule.overhead_bytes - before
                         return taken, None
                     due_ms = schedule.next_due_ms()
                     if due_ms is not None and due_ms <= now_ms:
@@ -306,6 +322,15 @@ class Outlet(Intake):
             if runs.settle_head().place is not Place.RESIDENT:
                 return 0, runs
         return 0, None
+
+    def _take_due(self, schedule: Schedule, most: int, now_ms: int, segments: list[Segment]) -> int:
+        """Move what is due and in memory to `segments`; return how many. Under the lock."""
+        before = schedule.overhead_bytes
+        taken = schedule.take(most, now_ms, segments)
+        if taken:
+            self._used += schedule.overhead_bytes - before
+            self._look_around()
+        return taken
 
     def _bring(self, behind: RunList | int) -> bool:
         """Bring what `_take` asked for into memory; False if that must wait."""
@@ -328,7 +353,7 @@ class Outlet(Intake):
             if most is not None and segment.marks >> 1 >= most:
                 spent.append(segment)
             elif self._timed and not is_plain(segment.records):
-                for part, is_late in _by_expiry(segment, now_ms):
+                for part, is_late in by_expiry(segment, now_ms):
                     (expired if is_late else kept).append(part)
             else:
                 kept.append(segment)
@@ -343,8 +368,8 @@ class Outlet(Intake):
         if taken:
             self._give_back(taken)
             return Lack.WORK
-        done = self._let_go_of(expired, "expired", "_expired")
-        return Lack.NOTHING if self._let_go_of(spent, "max_deliveries", "_dropped") and done else Lack.ROOM
+        done = self._let_go_of((expired, "expired", "_expired"), (spent, "max_deliveries", "_dropped"))
+        return Lack.NOTHING if done else Lack.ROOM
 
     def _patience_for_arrival_s(self, deadline: float | None, lack: Lack) -> float | None:
         """Return how long to wait for a message or for room, at most; None when the deadline has passed."""
@@ -446,11 +471,21 @@ class Outlet(Intake):
             moments.append(min(LOOK_AGAIN_S, (due_ms - self._now_ms() + 1) / 1000))
         timeout = self.settings.ack_timeout_s
         if timeout is not None:
-            ends = [since + timeout for held in (self._acquired, self._batches) if (since := _first(held)) is not None]
-            ends += self._extended.values()
-            if ends:
-                moments.append(min(LOOK_AGAIN_S, min(ends) - self._monotonic()))
+            end = min(self._first_end(self._acquired, timeout), self._first_end(self._batches, timeout))
+            if end < math.inf:
+                moments.append(min(LOOK_AGAIN_S, end - self._monotonic()))
         return max(0.001, min(moments)) if moments else None
+
+    def _first_end(self, held: Mapping[Any, float | None], timeout: float) -> float:
+        """Return when the first lease ends. Cost: O(1), and a step for each that was extended."""
+        first = math.inf
+        for one, since in held.items():
+            if since is not None:
+                extended = self._extended.get(one)
+                first = min(first, since + timeout if extended is None else extended)
+                if extended is None:
+                    break
+        return first
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -483,6 +518,8 @@ class Outlet(Intake):
             return
         problem: AlreadySettled | None = None
         for delivery in deliveries:
+            if not isinstance(delivery, Delivery):
+                raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(delivery).__name__}")
             try:
                 delivery.ack()
             except AlreadySettled as error:
@@ -587,7 +624,11 @@ class Outlet(Intake):
             assert batch.settled is not None
             batch.settled.add(index)
             batch.settled_bytes += len(delivery.record)
-            self._acquired[delivery] = self._batches[batch]
+            since = self._batches[batch]
+            if since is not None and self._acquired:
+                last = self._acquired[next(reversed(self._acquired))]
+                self._in_order = self._in_order and last is not None and last <= since
+            self._acquired[delivery] = since
             if batch in self._extended:
                 self._extended[delivery] = self._extended[batch]
             if len(batch.settled) == batch.total:
@@ -691,7 +732,7 @@ class Outlet(Intake):
                     ranges = [(first, first + len(records), (marks >> 1) + 1)]
                     self._log.flush(self._log.attempts(self._log_lane(first), ranges))
         if counted:
-            self._let_go_of(counted, "max_deliveries" if requeue else "rejected", "_dropped")
+            self._let_go_of((counted, "max_deliveries" if requeue else "rejected", "_dropped"))
 
     def _give_back(self, segments: list[Segment], due_ms: int = 0) -> None:
         """Put taken messages back in their place, or in a schedule until they are due. Under the lock."""
@@ -794,6 +835,8 @@ class Outlet(Intake):
                 if isinstance(one, Deliveries):
                     one.settled = None
             self._forget(leaving.segments, leaving.counter)
+            if leaving.counter == "_expired":
+                self._dead_lettered += sum(len(records) for _, records, _ in leaving.segments)
 
     def stays(self, leaving: Leaving) -> None:
         """Undo `begin_leaving`: whoever held the messages has them again; the others are in their place."""
@@ -801,6 +844,7 @@ class Outlet(Intake):
             if leaving not in self._leaving:
                 return
             del self._leaving[leaving]
+            self._in_order = False
             if not leaving.held:
                 self._give_back(leaving.segments)
             for one, since in leaving.held.items():
@@ -819,33 +863,49 @@ class Outlet(Intake):
         self._message_bytes -= size
         self._discharge(size + OVERHEAD_BYTES * count)
 
-    def _let_go_of(self, segments: list[Segment], reason: str, counter: str) -> bool:
+    def _let_go_of(self, *parties: tuple[list[Segment], str, str]) -> bool:
         """Make messages that neither wait nor are acquired dead letters, or settle them without such a queue.
 
         Called with the lock held; lets go of it to carry them away.
 
+        Args:
+            parties: (messages, reason, what they are counted as if they are dropped) of those with one fate.
+
         Returns:
-            False if they could not leave now and are in their place again.
+            False if some could not leave now and are in their place again.
         """
-        if not segments:
-            return True
         if self.settings.dead_letter is None:
-            if self._log is not None and not self._log.failed:
-                self._log.flush(self._log.settle_all(self.settled_parts(segments)))
-            self._forget(segments, counter)
+            for segments, _, counter in parties:
+                if segments:
+                    if self._log is not None and not self._log.failed:
+                        self._log.flush(self._log.settle_all(self.settled_parts(segments)))
+                    self._forget(segments, counter)
             return True
-        leaving = Leaving(self, segments, "_expired" if counter == "_expired" else "_dead_lettered", {})
-        self._leaving[leaving] = None
-        if self._monotonic() < self._bury_again_at:
-            self.stays(leaving)
-            return False
-        with Unlocked(self._lock):
-            buried = self._undertaker(self, segments, reason, leaving)
+        leavings: dict[Leaving, str] = {}
+        for segments, reason, counter in parties:
+            if segments:
+                leaving = Leaving(self, segments, "_expired" if counter == "_expired" else "_dead_lettered", {})
+                leavings[leaving] = reason
+        self._leaving |= dict.fromkeys(leavings)
+        too_early = self._monotonic() < self._bury_again_at
+        done = True
+        for leaving, reason in leavings.items():
+            if leaving in self._leaving and (too_early or not self._carry_away(leaving, reason)):
+                self.stays(leaving)
+                done = False
+        return done
+
+    def _carry_away(self, leaving: Leaving, reason: str) -> bool:
+        """Have messages buried; False if that failed. Called with the lock held; lets go of it."""
+        buried = False
+        try:
+            with Unlocked(self._lock):
+                buried = self._undertaker(self, leaving.segments, reason, leaving)
+        except BaseException:
+            leaving.give_up()
+            raise
         if not buried:
             self._bury_again_at = self._monotonic() + RETRY_S
-            self.stays(leaving)
-        elif counter == "_expired":
-            self._dead_lettered += sum(len(records) for _, records, _ in segments)
         return buried
 
     def _drops_from_disk(self) -> bool:
@@ -873,6 +933,16 @@ class Outlet(Intake):
                     self._log.flush(self._log.settle_all(self.settled_parts(segments)))
                 self._forget(segments, "_dropped")
                 return True
+        for number, schedule in self._schedules.items():
+            segments = []
+            if not self._take_due(schedule, max(1, surplus.messages), FOREVER_MS, segments):
+                self._restore_delayed(number, FOREVER_MS)
+                if not self._take_due(schedule, 1, FOREVER_MS, segments):
+                    continue
+            if self._log is not None and not self._log.failed:
+                self._log.flush(self._log.settle_all(self.settled_parts(segments)))
+            self._forget(segments, "_dropped")
+            return True
         return False
 
     # Holding for too long ----------------------------------------------------------------------------------------
@@ -917,6 +987,10 @@ class Outlet(Intake):
 
     def _held_for(self, longer_than_s: float, *, respect_extensions: bool) -> dict[Held, float | None]:
         """Return some of what has been held for so long, and since when. Under the lock."""
+        if not self._in_order:
+            self._acquired = dict(sorted(self._acquired.items(), key=_since))
+            self._batches = dict(sorted(self._batches.items(), key=_since))
+            self._in_order = True
         now = self._monotonic()
         late: dict[Held, float | None] = {}
         for held in (self._acquired, self._batches):
@@ -950,12 +1024,12 @@ class Outlet(Intake):
         return sum(charge(records) for _, records, _ in self._held_segments())
 
 
-def _first(held: dict[Any, float | None]) -> float | None:
-    """Return since when the one that is held for longest is."""
-    return next((since for since in held.values() if since is not None), None)
+def _since(item: tuple[Held, float | None]) -> float:
+    """Return since when something is held; what nobody wanted to know that of comes last."""
+    return math.inf if item[1] is None else item[1]
 
 
-def _by_expiry(segment: Segment, now_ms: int) -> Iterable[tuple[Segment, bool]]:
+def by_expiry(segment: Segment, now_ms: int) -> Iterable[tuple[Segment, bool]]:
     """Cut a segment where messages that have expired and others meet; yield each part and whether it has."""
     first, records, marks = segment
     start = 0

@@ -9,23 +9,25 @@ from typing import Any
 
 from qflow import config
 from qflow.config import Overflow, QueueSettings, SlowConsumer
-from qflow.delivery import ONE_ATTEMPT, Deliveries, Entry
+from qflow.delivery import ONE_ATTEMPT, Entry, Segment
 from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.events import EventKind
 from qflow.memory.ledger import Account
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
+from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, OVERHEAD_BYTES, expires_of, is_logged, lane_of
-from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES
+from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES, Unlocked
 from qflow.queues.consumer import Consumer, Listed
 from qflow.queues.intake import again
-from qflow.queues.outlet import Held, Outlet
+from qflow.queues.outlet import Held, Outlet, by_expiry
 from qflow.queues.overflow import Depth, excess
 from qflow.stats import QueueStats
 from qflow.storage import block_log
 from qflow.storage.transaction_log import Lane
 
 EXPIRED_AT_ONCE = 10_000
+DUE_AT_ONCE = 1_000
 
 _logger = logging.getLogger("qflow")
 
@@ -44,6 +46,9 @@ class Queue(Outlet):
         self._consumers: dict[Listed, None] = {}
         with self._lock:
             self._refresh()
+
+    def __repr__(self) -> str:
+        return f"<Queue {self._name!r}{', ended' if self._ended else ''}>"
 
     @property
     def account(self) -> Account:
@@ -439,13 +444,17 @@ class Queue(Outlet):
         self.fit()
 
     def fit(self) -> bool:
-        """Take a step towards what `alter` asked for: drop what a ring has too much, restore what there is room for.
+        """Take a step of what follows from an opening or an `alter`; return whether there may be more to do.
 
-        Returns whether there may be more to do.
+        Read what the log holds of delayed messages, drop what a ring has too much, restore what there is room for.
         """
         with self._lock:
             if self._ended is not None:
                 return False
+            for number in self._schedules:
+                runs = self._lists[number]
+                if runs.settle_head().place is not Place.RESIDENT and self._restore_head(runs):
+                    return True
             if self.settings.on_overflow is Overflow.DROP_OLDEST:
                 surplus = excess(self.settings, self._depth(), Depth(0, 0))
                 if (surplus.messages > 0 or surplus.bytes > 0) and self._drop_oldest(surplus):
@@ -530,32 +539,40 @@ class Queue(Outlet):
             self._slow_after_s, self._slow_policy = after_s, policy
             self._refresh()
 
-    def tick(self) -> None:
-        """What time does: expire, take back what is held for too long, tell of slow consumers. Once a second."""
+    def tick(self) -> bool:
+        """What time does: expire, take back what is held for too long, tell of slow consumers. Once a second.
+
+        Returns whether more is to expire than one call does.
+        """
+        more = False
         with self._lock:
             if self._ended is not None:
-                return
+                return False
             held = next(iter(self._acquired), None) or next(iter(self._batches), None)
             if held is not self._oldest[0]:
                 self._oldest = (held, self._monotonic())
             if self._is_leased():
                 self._release_late()
             self._look_for_slow()
-            if self._timed:
-                self._expire()
+            self._look_at_mark()
+            for settled in [one for one in self._extended if one not in self._acquired and one not in self._batches]:
+                del self._extended[settled]
+            if self._timed or self.settings.ttl_s is not None:
+                more = self._expire()
             if self._has_spilled and self._has_nothing_spilled():
                 self._has_spilled = False
                 self._tell(EventKind.SPILL_STOPPED, self._name)
             moment = self._next_due_ms()
             if self._getters and moment is not None and moment <= self._now_ms():
                 self._arrived.notify_all()
+        return more
 
     def _oldest_unacked_s(self) -> float:
         since = min(
             (
                 since
                 for held in (self._acquired, self._batches)
-                for since in list(held.values())[:1]
+                for since in islice(held.values(), 1)
                 if since is not None
             ),
             default=None,
@@ -584,18 +601,29 @@ class Queue(Outlet):
                 if consumer.holds(late):
                     consumer.stop()
 
-    def _expire(self) -> None:
-        """Let expired messages go that are first in their lane, a bounded number. With the lock held; may let go."""
+    def _expire(self) -> bool:
+        """Let expired messages go that are first in their lane; return whether there may be more.
+
+        Called with the lock held; lets go of it to restore, and to carry dead letters away.
+        """
         for runs in self._ranked:
-            while True:
+            gone = 0
+            while gone < EXPIRED_AT_ONCE:
                 run = runs.settle_head()
                 now_ms = self._now_ms()
-                if run.place is Place.SPILLED and 0 < run.expires_ms <= now_ms and run.claim is None:
-                    if self.settings.dead_letter is None:
-                        self._drop_run(runs, run)
-                        continue
-                    if not self._restore_head(runs):
+                if run.place is not Place.RESIDENT:
+                    if run.place is Place.SPILLED and not 0 < run.expires_ms <= now_ms:
                         break
+                    if run.place is Place.SPILLED and self.settings.dead_letter is None and run.claim is None:
+                        gone += run.count
+                        self._drop_run(runs, run)
+                    elif not self._restore_head(runs):
+                        if self._log is None or not self._leaving:
+                            break
+                        with Unlocked(self._lock):  # what has left memory makes room for the next
+                            self._log.drain()
+                        if self._ended is not None:
+                            return False
                     continue
                 late = 0
                 for record in islice(run.records, EXPIRED_AT_ONCE):
@@ -604,10 +632,29 @@ class Queue(Outlet):
                     late += 1
                 if not late:
                     break
-                batch = Deliveries(self, [])
-                runs.take(late, batch.segments)
-                if not self._let_go_of(batch.segments, "expired", "_expired"):
-                    return
+                segments: list[Segment] = []
+                gone += runs.take(late, segments)
+                if not self._let_go_of((segments, "expired", "_expired")):
+                    return False
+            else:
+                return True
+        for number, schedule in self._schedules.items():
+            if self._lists[number].settle_head().place is Place.RESIDENT:
+                self._expire_delayed(schedule)
+        return False
+
+    def _expire_delayed(self, schedule: Schedule) -> None:
+        """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
+        late: list[Segment] = []
+        segments: list[Segment] = []
+        now_ms = self._now_ms()
+        while not segments and len(late) < DUE_AT_ONCE and self._take_due(schedule, DUE_AT_ONCE, now_ms, segments):
+            parts = [part for segment in segments for part in by_expiry(segment, now_ms)]
+            first_kept = next((place for place, (_, is_late) in enumerate(parts) if not is_late), len(parts))
+            late += [part for part, _ in parts[:first_kept]]
+            segments = [part for part, _ in parts[first_kept:]]
+        self._give_back(segments)
+        self._let_go_of((late, "expired", "_expired"))
 
     def _drop_run(self, runs: RunList, run: Run) -> None:
         """Drop a spilled run without reading it: everything in it has expired. Under the lock."""

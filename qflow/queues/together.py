@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from qflow.delivery import Segment
 from qflow.message import Record, is_plain
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.intake import TurnedAway, again
-from qflow.queues.outlet import Leaving
-from qflow.queues.overflow import Decision
+from qflow.queues.intake import NOTHING, TurnedAway, again
+from qflow.queues.outlet import Leaving, Outlet
+from qflow.queues.overflow import Decision, Depth
 from qflow.queues.queue import Queue
 from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
 
@@ -88,91 +88,117 @@ class Together:
         Raises:
             All that a put raises; nothing was done then, and what was leaving stays.
         """
-        leavings = list(leavings)
         places, lanes = by_lane(steps)
-        puts: list[Put] = []
+        parts = Parts(leavings)
         deadline = None if timeout is None else self._monotonic() + timeout
         try:
             for place in lanes:
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                place.put = self._prepare(place.step, left, puts, dead)
+                place.put = self._prepare(place.step, left, parts, dead)
         except BaseException:
-            withdraw(puts, leavings)
+            parts.withdraw()
             raise
-        entered = self.enter(puts, leavings, future)
+        entered = self.enter(parts, future)
         if entered is not None:
             unit, batch = entered
             if not wait:
                 self._log.flush(batch)
+                parts.count_turned_away()
                 return places
             self._log.wait(batch)
             if unit.error is not None:
                 raise again(unit.error)
-        for put in puts:
+        parts.count_turned_away()
+        for put in parts.puts:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         return places
 
-    def _prepare(self, step: Step, timeout: float | None, puts: list[Put], dead: bool) -> Put | None:
+    def _prepare(self, step: Step, timeout: float | None, parts: Parts, dead: bool) -> Put | None:
         """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
         now: Step | None = step
         while now is not None:
             queue, number, records = now
+            leaving = parts.leaving(queue) if now is step else NOTHING
             try:
-                put = queue.prepare(records, is_plain(records), number, timeout, dead=dead)
+                put = queue.prepare(records, is_plain(records), number, timeout, leaving=leaving, dead=dead)
             except TurnedAway as error:
-                now = self.redirect(now, error.decision, dead)
+                now = self.redirect(now, error.decision, parts, dead)
                 dead = True
             else:
-                puts.append(put)
+                parts.puts.append(put)
                 return put if now is step else None
         return None
 
-    def redirect(self, step: Step, decision: Decision, dead: bool) -> Step | None:
-        """Return where the messages of a step go that a limit turned away; None if they are dropped. Counts them.
+    def redirect(self, step: Step, decision: Decision, parts: Parts, dead: bool) -> Step | None:
+        """Return where the messages of a step go that a limit turned away; None if they are dropped.
 
         Cost: a commit, where their queue must be declared.
         """
         queue, _, records = step
-        queue.count_turned_away(len(records), dropped=decision is Decision.DROP)
+        parts.turned.append((queue, len(records), decision is Decision.DROP))
         if decision is Decision.DROP:
             return None
         if not dead:
             records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
         return Step(self._dead_letter_queue(queue), 0, records)
 
-    def enter(
-        self, puts: list[Put], leavings: list[Leaving], future: Future[Any] | None = None
-    ) -> tuple[Unit, Batch] | None:
+    def enter(self, parts: Parts, future: Future[Any] | None = None) -> tuple[Unit, Batch] | None:
         """Join puts that have their room, and what is leaving, to one batch; return what to wait for.
 
         Where the log has no part in it, all of it is done at once: None. What cannot join is withdrawn.
         """
-        unit: Unit | None = None
+        puts, leavings = parts.puts, parts.leavings
         try:
+            for put in puts:
+                put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
             settles = [part for leaving in leavings for part in leaving.settles()]
             if settles or any(put.lane.is_logged for put in puts):
-                unit = Unit(puts, settles, leavings)
+                unit = parts.unit = Unit(puts, settles, leavings)
                 unit.future = future
+                for leaving in leavings:
+                    leaving.unit = unit
                 return unit, self._log.join(unit)
             for put in puts:
                 put.lane.publisher.publish_transient(put)
             for leaving in leavings:
                 leaving.committed(None)
         except BaseException:
-            if unit is None or not unit.joined:
-                withdraw(puts, leavings)
+            parts.withdraw()
             raise
         if future is not None:
             future.set_result(None)
         return None
 
 
-def withdraw(puts: Iterable[Put], leavings: Iterable[Leaving]) -> None:
-    """Give back what puts reserved that do not join a batch; what was leaving stays."""
-    for put in puts:
-        put.lane.publisher.refused(put)
-    for leaving in leavings:
-        leaving.refused(None)
+class Parts:
+    """What one commit is made of, while that is put together."""
+
+    def __init__(self, leavings: Iterable[Leaving]) -> None:
+        self.puts: list[Put] = []
+        """They have their room."""
+        self.leavings = list(leavings)
+        self.turned: list[tuple[Queue, int, bool]] = []
+        """(queue, messages, they are dropped) of what limits turned away."""
+        self.unit: Unit | None = None
+        """All of it, once it is to join a batch."""
+        self._leave: dict[Outlet, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+
+    def leaving(self, queue: Queue) -> Depth:
+        """Return what leaves a queue, the first time."""
+        return self._leave.pop(queue, NOTHING)
+
+    def withdraw(self) -> None:
+        """Give back what was reserved, if it did not join a batch; what was leaving stays."""
+        if self.unit is None or not self.unit.joined:
+            for put in self.puts:
+                put.lane.publisher.refused(put)
+        for leaving in self.leavings:
+            leaving.give_up()
+
+    def count_turned_away(self) -> None:
+        """Count messages that queues turned away, now that what came of it is certain."""
+        for queue, messages, dropped in self.turned:
+            queue.count_turned_away(messages, dropped=dropped)
 
 
 def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:

@@ -94,7 +94,7 @@ class Desk:
 class Router(Protocol):
     """Who knows the queues, and where a topic leads: the broker."""
 
-    def queue(self, name: str) -> Queue: ...
+    def own(self, queue: Queue | str) -> Queue: ...
     def steps_of(self, topic: str, body: Any, headers: Headers | None) -> list[Step]: ...
     def result_of(self, places: list[Place]) -> Any: ...
 
@@ -185,7 +185,7 @@ class Transaction:
                 self._run.append(body)
                 return
         self._check_open()
-        found = self._queue(queue)
+        found = self._router.own(queue)
         form = found.form(headers, durable, priority, ttl_s, delay_s, not_before)
         record = form.record(body)
         self._add("puts", [Step(found, form.number, [record])])
@@ -206,7 +206,7 @@ class Transaction:
     ) -> None:
         """Put messages when the transaction commits; options as `Queue.put_many`. Raises as `put`."""
         self._check_open()
-        queue = self._queue(queue)
+        queue = self._router.own(queue)
         form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
         records = form.records(bodies)[0]
         self._add("put_many", [Step(queue, form.number, records)] if records else [])
@@ -232,6 +232,8 @@ class Transaction:
             AlreadySettled: it was, or is in this transaction before.
         """
         self._check_open()
+        if not isinstance(delivery, Delivery):
+            raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
         queue, one = _holder(delivery)
         self._hold(queue, one)
 
@@ -245,12 +247,9 @@ class Transaction:
         for delivery in deliveries:
             self.ack(delivery)
 
-    def _queue(self, queue: Queue | str) -> Queue:
-        if isinstance(queue, Queue):
-            return queue
-        return self._router.queue(queue)
-
     def _hold(self, queue: Outlet, one: Held) -> None:
+        if isinstance(queue, Queue):
+            self._router.own(queue)
         if not isinstance(queue, Outlet) or id(one) in self._seen:
             raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
         self._seen.add(id(one))
@@ -352,7 +351,7 @@ class Transaction:
             self._give_back_memory()
         except BaseException:
             for leaving in leavings:
-                leaving.refused(None)
+                leaving.give_up()
             self.end("rolled back")
             raise
         return steps, leavings

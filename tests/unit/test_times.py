@@ -1,0 +1,672 @@
+"""Time: messages that expire, messages that wait for theirs, and leases, under clocks that the test moves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.message import OVERHEAD_BYTES
+from unit.clocks import LONG_S, Clock, until
+
+Open = Callable[..., qflow.Broker]
+COST = 1000 + OVERHEAD_BYTES
+
+
+@pytest.fixture(params=[True, False], ids=["durable", "transient"])
+def durable(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def body(number: int) -> bytes:
+    return b"%04d" % number * 250
+
+
+def numbers_of(queue: qflow.Queue) -> list[int]:
+    """Take and settle what can be had now; return the numbers of the bodies."""
+    numbers: list[int] = []
+    while batch := queue.get_many(1000, timeout_s=0):
+        numbers += [int(text[:4]) for text in batch.bodies]
+        batch.ack()
+    return numbers
+
+
+# Expiry --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_expired_is_not_delivered(open_at: Open, clock: Clock, durable: bool) -> None:
+    """The message's own time-to-live, and those without one stay."""
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put(b"short", ttl_s=1)
+    queue.put(b"long", ttl_s=100)
+    queue.put(b"ever")
+    delivery = queue.get(0)
+    assert (delivery.body, delivery.expires_at_s) == (b"short", clock.wall_s + 1)
+    delivery.nack()
+    clock.advance(1)
+    delivery = queue.get(0)
+    assert delivery.body == b"long"
+    assert queue.get(0).expires_at_s is None
+    assert queue.stats().expired_total == 1
+    assert queue.stats().dropped_total == 0
+
+
+def test_the_shorter_of_two_times_to_live_holds(open_at: Open, clock: Clock, durable: bool) -> None:
+    """The queue's and the message's own; 0 is at once."""
+    queue = open_at().declare_queue("q", durable=durable, ttl_s=10)
+    queue.put_many([body(0), body(1)])
+    queue.put(body(2), ttl_s=5)
+    queue.put(body(3), ttl_s=50)
+    queue.put(body(4), ttl_s=0)
+    clock.advance(5)
+    batch = queue.get_many(10, timeout_s=0)
+    assert [int(text[:4]) for text in batch.bodies] == [0, 1, 3]
+    batch.nack()
+    clock.advance(5)
+    assert numbers_of(queue) == []
+    assert (len(queue), queue.stats().expired_total) == (0, 5)
+
+
+def test_maintenance_lets_expired_messages_go(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Nobody has to ask: they give their room and their depth back, and blocked puts go on."""
+    queue = open_at().declare_queue("q", durable=durable, limit_messages=3, ttl_s=1)
+    queue.put_many([body(0), body(1), body(2)])
+    producer = threading.Thread(target=queue.put, args=(body(3),))
+    producer.start()
+    until(lambda: queue._line)
+    clock.advance(1)
+    queue.tick()
+    producer.join(LONG_S)
+    assert not producer.is_alive()
+    assert (len(queue), queue.stats().expired_total) == (1, 3)
+
+
+def test_expired_spilled_runs_go_without_their_bodies_being_read(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Edge 14: a stub knows when all of it has expired."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=5 * COST, ttl_s=10)
+    queue.put_many([body(number) for number in range(100)])
+    spilled = queue.stats().spilled_messages
+    assert spilled > 90
+    before = queue.stats().spill_files_read_total
+    clock.advance(10)
+    queue.tick()
+    stats = queue.stats()
+    assert (stats.messages, stats.expired_total, stats.spilled_messages) == (0, 100, 0)
+    assert stats.spill_files_read_total == before
+    assert stats.resident_bytes == 0
+    broker._log.drain()
+    assert broker.check() == []
+
+
+def test_part_of_a_spilled_run_is_read_and_the_rest_expires(open_at: Open, clock: Clock, durable: bool) -> None:
+    """What was taken of a run before is not counted again, in memory or in the log."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=8 * COST, ttl_s=10)
+    queue.put_many([body(number) for number in range(100)])
+    for number in range(30):
+        with queue.get(0) as delivery:
+            assert delivery.body == body(number)
+    clock.advance(10)
+    queue.tick()
+    stats = queue.stats()
+    assert (stats.messages, stats.expired_total, stats.acked_total) == (0, 70, 30)
+    broker._log.drain()
+    assert broker.check() == []
+
+
+def test_what_is_not_logged_expires_on_disk_with_the_rest(open_at: Open, clock: Clock) -> None:
+    """A run of logged and other messages is settled by what the log holds of it."""
+    broker = open_at()
+    queue = broker.declare_queue("q", capacity_bytes=0, ttl_s=10)
+    for number in range(10):
+        queue.put(body(number), durable=number % 3 == 0)
+    clock.advance(10)
+    queue.tick()
+    broker._log.drain()
+    assert queue.stats().expired_total == 10
+    assert [lane.row.messages for lane in queue.lanes] == [0]
+    assert [lane.row.bytes for lane in queue.lanes] == [0]
+
+
+def test_expiry_of_what_is_acquired_waits_for_its_return(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Edge 14: who works on a message may ack it late; returned, it has expired."""
+    queue = open_at().declare_queue("q", durable=durable, ttl_s=10)
+    queue.put_many([body(0), body(1), body(2)])
+    first, second = queue.get(0), queue.get(0)
+    batch = queue.get_many(5, timeout_s=0)
+    clock.advance(60)
+    queue.tick()
+    assert queue.stats().expired_total == 0
+    first.ack()
+    second.nack()
+    batch.nack()
+    queue.tick()
+    assert (len(queue), queue.stats().expired_total, queue.stats().acked_total) == (0, 2, 1)
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+def test_the_wall_clock_jumps(open_at: Open, clock: Clock, durable: bool, jump_s: float) -> None:
+    """Edge 14: expiry follows the wall clock, leases and time-outs do not care."""
+    queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
+    queue.put(body(0), ttl_s=100)
+    queue.put(body(1))
+    queue.put(body(2), delay_s=3_600)
+    held = queue.get(0)
+    clock.wall_s += jump_s
+    other = queue.get_many(5, timeout_s=0)
+    assert [int(text[:4]) for text in other.bodies] == ([1] if jump_s < 0 else [2, 1])
+    clock.monotonic_s += 9
+    held.ack()
+    clock.monotonic_s += 2
+    queue.tick()
+    with pytest.raises(qflow.AlreadySettled):
+        other.ack()
+    clock.wall_s -= jump_s
+    assert numbers_of(queue) == [1]
+    clock.advance(3_600)
+    assert numbers_of(queue) == [2]
+
+
+def test_expiry_survives_reopening(open_at: Open, clock: Clock) -> None:
+    """What expired meanwhile is not delivered, what did not is, with its time."""
+    broker = open_at()
+    queue = broker.declare_queue("q")
+    queue.put_many([body(0), body(1)], ttl_s=10)
+    queue.put(body(2), ttl_s=100)
+    queue.put(body(3))
+    broker.close()
+    clock.advance(50)
+    queue = open_at().queue("q")
+    delivery = queue.get(0)
+    assert delivery.body == body(2)
+    assert delivery.expires_at_s == pytest.approx(clock.wall_s + 50)
+    delivery.nack()
+    clock.advance(50)
+    assert numbers_of(queue) == [3]
+    assert queue.stats().expired_total == 3
+
+
+def test_expired_messages_become_dead_letters(open_at: Open, clock: Clock, durable: bool) -> None:
+    """At a get, by maintenance, and from disk, which needs their bodies; each counted as both."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=5 * COST, ttl_s=10, dead_letter="dead")
+    queue.put_many([body(number) for number in range(20)])
+    clock.advance(10)
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(0)
+    for _ in range(20):
+        queue.tick()
+        broker._log.drain()
+    assert (len(queue), queue.stats().expired_total, queue.stats().dead_lettered_total) == (0, 20, 20)
+    dead = broker.queue("dead")
+    batch = dead.get_many(100, timeout_s=0)
+    assert [int(text[:4]) for text in batch.bodies] == list(range(20))[: len(batch)]
+    assert {delivery.headers["dead_letter_reason"] for delivery in batch} == {"expired"}
+    assert all(delivery.expires_at_s is None for delivery in batch)
+    assert [delivery.headers["dead_letter_sequence"] for delivery in batch] == list(range(len(batch)))
+
+
+def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Open, clock: Clock) -> None:
+    """Edge 16: what expired, what came too often, and what is good are one batch, and all of it is purged meanwhile."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False, max_deliveries=1, dead_letter="dead")
+    broker.declare_queue("dead", durable=False)
+    queue.put(body(0), ttl_s=10)
+    for number in (1, 2):
+        queue.put(body(number))
+    broker.alter_queue("q", max_deliveries=None)
+    queue.get_many(3, timeout_s=0).nack()
+    broker.alter_queue("q", max_deliveries=1)
+    queue.put(body(3))
+    clock.advance(10)
+    real = queue._undertaker
+    purged = []
+
+    def purge_first(*arguments: Any) -> bool:
+        if not purged:
+            purged.append(queue.purge())
+        return real(*arguments)
+
+    queue._undertaker = purge_first
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(0)
+    assert purged == [4]
+    assert len(queue) == 0
+    assert broker.check() == []
+
+
+# Leases --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_for_too_long_goes_back(open_at: Open, clock: Clock, durable: bool) -> None:
+    """In its place, counted, and late settles are answered clearly; extending is possible until then."""
+    queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
+    queue.put_many([body(number) for number in range(4)])
+    single, batch = queue.get(0), queue.get_many(2, timeout_s=0)
+    part = batch[1]
+    clock.advance(10.5)
+    again = queue.get_many(10, timeout_s=0)
+    assert [int(text[:4]) for text in again.bodies] == [0, 1, 2, 3]
+    assert [delivery.delivery_count for delivery in again] == [2, 2, 2, 1]
+    for late in (single.ack, single.nack, batch.ack, batch.nack, part.ack, lambda: single.extend(5)):
+        with pytest.raises(qflow.AlreadySettled, match="held for longer than ack_timeout_s=10"):
+            late()
+    again.ack()
+    assert queue.stats().redelivered_total == 3
+
+
+def test_a_lease_is_extended(open_at: Open, clock: Clock, durable: bool) -> None:
+    """From now on, of a delivery, of a batch and of one of it; never to an earlier end."""
+    queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
+    queue.put_many([body(number) for number in range(6)])
+    kept, lost, batch = queue.get(0), queue.get(0), queue.get_many(3, timeout_s=0)
+    clock.advance(8)
+    kept.extend(30)
+    batch[0].extend(30)
+    lost.extend(0)
+    clock.advance(5)
+    queue.tick()
+    assert [int(text[:4]) for text in queue.get_many(10, timeout_s=0).bodies] == [1, 5]
+    with pytest.raises(qflow.AlreadySettled):
+        lost.ack()
+    clock.advance(20)
+    kept.ack()
+    batch.ack()
+    queue.tick()
+    clock.advance(30)
+    queue.tick()
+    assert numbers_of(queue) == [1, 5]
+
+
+def test_settled_leases_leave_nothing_to_look_after(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Ends that were extended go with what they were for; a getter does not wake for them again and again."""
+    queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
+    queue.put_many([body(number) for number in range(5)])
+    single, batch, parts = queue.get(0), queue.get_many(2, timeout_s=0), queue.get_many(2, timeout_s=0)
+    for held in (single, batch, parts):
+        held.extend(60)
+    single.ack()
+    batch.ack()
+    for part in parts:
+        part.ack()
+    clock.advance(100)
+    with queue._lock:
+        assert queue.next_moment_s() is None
+    queue.tick()
+    assert not queue._extended
+
+
+def test_a_getter_sleeps_until_the_end_of_an_extended_lease(open_at: Open, clock: Clock) -> None:
+    """The time-out it would have had without the extension does not wake anybody."""
+    queue = open_at().declare_queue("q", durable=False, ack_timeout_s=0.2)
+    queue.put_many([body(0), body(1)])
+    first = queue.get(0)
+    first.extend(0.7)
+    clock.advance(0.3)
+    with queue._lock:
+        assert queue.next_moment_s() == pytest.approx(0.4)
+    second = queue.get(0)
+    with queue._lock:
+        assert queue.next_moment_s() == pytest.approx(0.2)
+    second.ack()
+    first.ack()
+
+
+def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, clock: Clock, durable: bool) -> None:
+    """A delivery that left its batch late, or came back from a transaction, keeps the time it was taken at."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, ack_timeout_s=10)
+    queue.put_many([body(number) for number in range(4)])
+    batch = queue.get_many(2, timeout_s=0)
+    early = queue.get(0)
+    clock.advance(5)
+    later = queue.get(0)
+    tx = broker.transaction()
+    tx.ack(batch[0])
+    tx.ack(early)
+    tx.rollback()
+    clock.advance(6)
+    assert sorted(int(text[:4]) for text in queue.get_many(10, timeout_s=0).bodies) == [0, 1, 2]
+    later.ack()
+
+
+def test_a_lease_that_ends_during_close_or_delete_is_no_trouble(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Late settles of a deleted queue do nothing, those of a closed broker say so."""
+    broker = open_at()
+    queue, other = (broker.declare_queue(name, durable=durable, ack_timeout_s=10) for name in "qr")
+    queue.put(body(0))
+    other.put(body(1))
+    held, late = queue.get(0), other.get(0)
+    broker.delete_queue("q")
+    clock.advance(60)
+    held.ack()
+    held.extend(1)
+    broker.close()
+    with pytest.raises(qflow.BrokerClosed):
+        late.ack()
+    with pytest.raises(qflow.BrokerClosed):
+        late.extend(1)
+
+
+# Delayed delivery ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capacity", [None, 20 * COST, 3 * COST, 0])
+def test_delayed_messages_come_in_the_order_of_their_times(
+    open_at: Open, clock: Clock, durable: bool, capacity: int | None
+) -> None:
+    """By due time, equal ones as they were put, in memory and spilled; none before its time."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=capacity)
+    chance = random.Random(7)
+    delays = [chance.randrange(1, 40) for _ in range(120)]
+    for number, delay in enumerate(delays):
+        queue.put(body(number), delay_s=delay)
+    assert broker.check() == []
+    assert queue.stats().delayed_messages == 120
+    expected = [number for _, number in sorted(zip(delays, itertools.count()))]
+    received = []
+    for second in range(41):
+        now = numbers_of(queue)
+        assert all(delays[number] == second for number in now)
+        received += now
+        clock.advance(1)
+    assert received == expected
+    assert broker.check() == []
+    assert queue.stats().delayed_messages == 0
+
+
+@pytest.mark.parametrize("capacity", [None, 6 * COST])
+def test_delayed_messages_survive_reopening(open_at: Open, clock: Clock, capacity: int | None) -> None:
+    """In order of their times, with what was put after the restart between them."""
+    broker = open_at()
+    queue = broker.declare_queue("q", capacity_bytes=capacity)
+    for number, delay in enumerate([30, 10, 20, 40, 10]):
+        queue.put(body(number), delay_s=delay)
+    queue.put(body(5))
+    broker.close()
+    broker = open_at()
+    queue = broker.queue("q")
+    assert len(queue) == 6
+    assert numbers_of(queue) == [5]
+    queue.put(body(6), delay_s=15)
+    assert numbers_of(queue) == []
+    assert broker.check() == []
+    clock.advance(10)
+    assert numbers_of(queue) == [1, 4]
+    clock.advance(10)
+    assert numbers_of(queue) == [6, 2]
+    broker.close()
+    queue = open_at().queue("q")
+    clock.advance(100)
+    assert numbers_of(queue) == [0, 3]
+
+
+def test_many_delayed_messages_are_replayed_and_spilled(open_at: Open, clock: Clock) -> None:
+    """More than memory holds, with random times, from the log: in order, and memory stays bounded."""
+    broker = open_at()
+    queue = broker.declare_queue("q")
+    chance = random.Random(11)
+    delays = [chance.randrange(1, 1000) for _ in range(300)]
+    for number, delay in enumerate(delays):
+        queue.put(body(number), delay_s=delay)
+    broker.close()
+    broker = open_at()
+    queue = broker.alter_queue("q", capacity_bytes=30 * COST)
+    received = []
+    for _ in range(10):
+        clock.advance(100)
+        while batch := queue.get_many(5, timeout_s=0):
+            received += [int(text[:4]) for text in batch.bodies]
+            batch.ack()
+            known = sum(schedule.overhead_bytes for schedule in queue._schedules.values())  # of what lies on disk
+            assert queue.stats().resident_bytes - known <= 31 * COST
+    assert received == [number for _, number in sorted(zip(delays, itertools.count()))]
+    assert broker.check() == []
+
+
+def test_a_message_that_is_due_comes_before_what_waits(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Within its priority; a higher priority still goes first."""
+    queue = open_at().declare_queue("q", durable=durable, priorities=2)
+    queue.put(body(0))
+    queue.put(body(1), delay_s=5)
+    queue.put(body(2), priority=1, delay_s=50)
+    queue.put(body(3), priority=1)
+    clock.advance(5)
+    assert [int(queue.get(0).body[:4]) for _ in range(3)] == [3, 1, 0]
+    clock.advance(45)
+    assert numbers_of(queue) == [2]
+
+
+def test_a_time_to_live_counts_from_when_it_is_due(open_at: Open, clock: Clock, durable: bool) -> None:
+    """A message cannot expire before it could be delivered."""
+    queue = open_at().declare_queue("q", durable=durable, ttl_s=10)
+    queue.put(body(0), delay_s=60)
+    queue.put(body(1), delay_s=60, ttl_s=5)
+    clock.advance(64)
+    batch = queue.get_many(5, timeout_s=0)
+    assert len(batch) == 2
+    batch.nack()
+    clock.advance(2)
+    queue.tick()
+    assert numbers_of(queue) == [0]
+    assert queue.stats().expired_total == 1
+
+
+def test_expired_delayed_messages_go_without_being_asked_for(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Maintenance looks into what was delayed, too."""
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put_many([body(0), body(1)], delay_s=10, ttl_s=5)
+    clock.advance(20)
+    queue.tick()
+    assert (len(queue), queue.stats().expired_total) == (0, 2)
+
+
+def test_a_moment_is_a_number_or_a_datetime_with_a_zone(open_at: Open, clock: Clock, durable: bool) -> None:
+    """`not_before` in every form; one that has passed is now."""
+    queue = open_at().declare_queue("q", durable=durable)
+    now = datetime.fromtimestamp(clock.wall_s, UTC)
+    queue.put(body(0), not_before=clock.wall_s + 30)
+    queue.put(body(1), not_before=now + timedelta(seconds=20))
+    queue.put(body(2), not_before=(now + timedelta(seconds=10)).astimezone(timezone(timedelta(hours=9))))
+    queue.put(body(3), not_before=0)
+    queue.put(body(4), not_before=now - timedelta(days=400))
+    queue.put(body(5), delay_s=0)
+    assert numbers_of(queue) == [3, 4, 5]
+    for expected in (2, 1, 0):
+        clock.advance(10)
+        assert numbers_of(queue) == [expected]
+
+
+def test_a_nack_with_a_delay_brings_the_message_back_later(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Counted as a delivery, before what waits; single, in a batch, and one of a batch."""
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put_many([body(number) for number in range(6)])
+    queue.get(0).nack(delay_s=10)
+    batch = queue.get_many(3, timeout_s=0)
+    batch[1].nack(delay_s=20)
+    batch.nack(delay_s=5)
+    assert numbers_of(queue) == [4, 5]
+    queue.put(body(6))
+    clock.advance(10)
+    batch = queue.get_many(10, timeout_s=0)
+    assert [(int(d.body[:4]), d.delivery_count) for d in batch] == [(1, 2), (3, 2), (0, 2), (6, 1)]
+    batch.ack()
+    clock.advance(10)
+    assert numbers_of(queue) == [2]
+
+
+def test_a_restart_ends_the_delay_of_a_nack(open_at: Open, clock: Clock) -> None:
+    """The message is back in its place, and its count is known."""
+    broker = open_at()
+    queue = broker.declare_queue("q")
+    queue.put_many([body(0), body(1)])
+    queue.get(0).nack(delay_s=500)
+    assert numbers_of(queue) == [1]
+    broker.close()
+    queue = open_at().queue("q")
+    delivery = queue.get(0)
+    assert (delivery.body, delivery.delivery_count) == (body(0), 2)
+
+
+def test_a_purge_takes_what_is_delayed(open_at: Open, clock: Clock, durable: bool) -> None:
+    """In memory, spilled, and held by somebody; nothing of it comes when its time does."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=10 * COST)
+    for number in range(40):
+        queue.put(body(number), delay_s=1 + number % 7)
+    queue.put(body(40))
+    held = queue.get(0)
+    assert queue.purge() == 41
+    held.ack()
+    assert (len(queue), queue.stats().purged_total) == (0, 41)
+    assert broker.check() == []
+    queue.put(body(41), delay_s=3)
+    clock.advance(10)
+    assert numbers_of(queue) == [41]
+    while queue.sweep(1000):
+        pass
+    assert broker.check() == []
+
+
+def test_delayed_messages_count_at_a_limit(open_at: Open, clock: Clock, durable: bool) -> None:
+    """They are there, and a put waits for them as for others."""
+    queue = open_at().declare_queue("q", durable=durable, limit_messages=2, resume_ratio=1)
+    queue.put(body(0), delay_s=60)
+    queue.put(body(1))
+    with pytest.raises(qflow.QueueFull):
+        queue.put(body(2), timeout_s=0)
+    with pytest.raises(qflow.QueueFull):
+        queue.put(body(2), timeout_s=0, delay_s=5)
+    queue.get(0).ack()
+    queue.put(body(2), timeout_s=0)
+    clock.advance(60)
+    assert numbers_of(queue) == [0, 2]
+
+
+def test_delayed_messages_that_are_not_logged_are_lost_at_a_restart_only(open_at: Open, clock: Clock) -> None:
+    """They keep their place among the others until then."""
+    broker = open_at()
+    queue = broker.declare_queue("q")
+    for number in range(6):
+        queue.put(body(number), delay_s=10, durable=number % 2 == 0)
+    clock.advance(10)
+    batch = queue.get_many(2, timeout_s=0)
+    assert [int(text[:4]) for text in batch.bodies] == [0, 1]
+    batch.ack(wait=True)
+    broker.close()
+    queue = open_at().queue("q")
+    assert numbers_of(queue) == [2, 4]
+
+
+def test_a_waiting_getter_wakes_for_what_is_due(open_spool: Open, durable: bool) -> None:
+    """On the real clock: the message comes by itself, and not before."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    queue.put(b"later", delay_s=0.05)
+    assert queue.get(LONG_S).body == b"later"
+    queue.purge()
+    with pytest.raises(qflow.QueueEmpty):
+        queue.put(b"much later", delay_s=30)
+        queue.get(0.01)
+
+
+def test_a_waiting_getter_wakes_for_a_lease_that_ends(open_spool: Open, durable: bool) -> None:
+    """On the real clock: what another consumer forgot comes to this one."""
+    queue = open_spool().declare_queue("q", durable=durable, ack_timeout_s=0.05)
+    queue.put(b"1")
+    forgotten = queue.get(LONG_S)
+    assert queue.get(LONG_S).delivery_count == 2
+    with pytest.raises(qflow.AlreadySettled):
+        forgotten.ack()
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+SPANS = [-1, -0.001, math.nan, math.inf, -math.inf, True, "5", 10**12, timedelta(seconds=5)]
+MOMENTS = [-1, math.nan, math.inf, True, "tomorrow", datetime(2030, 1, 1), datetime(1960, 1, 1, tzinfo=UTC), 10**18]
+
+
+@pytest.mark.parametrize("name", ["ttl_s", "delay_s"])
+@pytest.mark.parametrize("value", SPANS, ids=repr)
+def test_a_bad_time_span_is_refused_and_nothing_is_put(open_spool: Open, durable: bool, name: str, value: Any) -> None:
+    """A clear error that names it, of every way in."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    for put in (
+        lambda **options: queue.put(b"x", **options),
+        lambda **options: queue.put_many([b"x", b"y"], **options),
+        lambda **options: queue.submit(b"x", **options),
+        lambda **options: broker.transaction().put(queue, b"x", **options),
+    ):
+        with pytest.raises(qflow.InvalidArgument, match=name):
+            put(**{name: value})
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize("value", MOMENTS, ids=repr)
+def test_a_bad_moment_is_refused(open_spool: Open, durable: bool, value: Any) -> None:
+    """Naive datetimes among them: nobody knows when that is."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    with pytest.raises(qflow.InvalidArgument, match="not_before"):
+        queue.put(b"x", not_before=value)
+    with pytest.raises(qflow.InvalidArgument, match="not both"):
+        queue.put(b"x", not_before=0, delay_s=1)
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize("value", SPANS, ids=repr)
+def test_bad_times_of_settles_and_settings_are_refused(open_spool: Open, durable: bool, value: Any) -> None:
+    """The delivery is held as before."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"x", b"y"])
+    single, batch = queue.get(), queue.get_many(1)
+    for call in (
+        lambda: single.nack(delay_s=value),
+        lambda: batch.nack(delay_s=value),
+        lambda: batch[0].nack(delay_s=value),
+        lambda: single.extend(value),
+        lambda: batch.extend(value),
+        lambda: queue.on_slow_consumer(value),
+        lambda: broker.declare_queue("bad", ttl_s=value),
+        lambda: broker.declare_queue("bad", ack_timeout_s=value),
+        lambda: broker.alter_queue("q", ttl_s=value),
+    ):
+        with pytest.raises(qflow.InvalidArgument):
+            call()
+    single.ack()
+    batch.ack()
+    assert broker.queues() == ["q"]
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, True, "5"], ids=repr)
+def test_a_bad_time_out_is_refused(open_spool: Open, durable: bool, value: Any) -> None:
+    """Of puts, gets and transactions."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, limit_messages=1)
+    for call in (
+        lambda: queue.put(b"x", timeout_s=value),
+        lambda: queue.submit(b"x", timeout_s=value),
+        lambda: queue.get(value),
+        lambda: queue.get_many(1, value),
+        lambda: broker.transaction(value),
+    ):
+        with pytest.raises(qflow.InvalidArgument):
+            call()
+    assert len(queue) == 0
+
+
+def test_nothing_of_time_lies_in_the_spool_of_who_does_not_use_it(open_spool: Open, spool: Path) -> None:
+    """A queue without times has one lane in the log."""
+    queue = open_spool().declare_queue("q")
+    queue.put_many([b"x"] * 3)
+    assert len(queue.lanes) == 1
