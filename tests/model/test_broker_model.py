@@ -487,6 +487,6 @@ class BrokerMachine(RuleBasedStateMachine):
 
 
 BrokerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 TestBrokerModel = BrokerMachine.TestCase
