@@ -188,6 +188,16 @@ class Broker:
         """It was closed, by anybody."""
         return self._closed
 
+    @property
+    def log(self) -> TransactionLog:
+        """Where tasks wait for commits."""
+        return self._log
+
+    @property
+    def together(self) -> Together:
+        """What commits several queues in one."""
+        return self._together
+
     # Opening -----------------------------------------------------------------------------------------------------
 
     def _own(self, unsafe_filesystem: bool) -> SpoolLock:

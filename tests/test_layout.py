@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "routing": {"words", "storage", "queues", "streams"},
     "inspect": {"words", "storage"},
     "cli": {"words", "facade", "broker", "queues", "inspect", "cli"},
+    "aio": {"words", "broker", "queues", "routing", "aio"},
     "facade": {"words", "broker", "queues", "routing"},
     "__main__": {"cli"},
 }

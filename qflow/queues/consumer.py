@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
-from qflow.events import EventKind, Teller
 
 if TYPE_CHECKING:
     from qflow.queues.queue import Queue
 
-_logger = logging.getLogger("qflow")
+
+class Listed(Protocol):
+    """What a queue knows its consumers by."""
+
+    def stop(self) -> None: ...
+    def end(self) -> None: ...
+    def holds(self, held: Iterable[Any]) -> bool: ...
 
 
 class Consumer:
     """A thread that hands a queue's messages to a callback, one after the other. Made by `Queue.consume`."""
 
-    def __init__(self, queue: Queue, callback: Callable[[Delivery], object], prefetch: int, tell: Teller) -> None:
+    def __init__(self, queue: Queue, callback: Callable[[Delivery], object], prefetch: int) -> None:
         self._queue = queue
         self._callback = callback
         self._prefetch = prefetch
-        self._tell = tell
         self._stopped = False
         self._batch: Deliveries | None = None
         self._current: Delivery | None = None
@@ -86,8 +89,7 @@ class Consumer:
         except (BrokerClosed, QueueDeleted):
             return
         except Exception as error:
-            _logger.exception("the consumer of queue %r has ended", queue.name)
-            self._tell(EventKind.CONSUMER_FAILED, queue.name, f"it has ended: {error!r}")
+            queue.tell_failure(None, error)
         finally:
             self._stopped = True
             if self._batch is not None:
@@ -102,8 +104,7 @@ class Consumer:
         except (BrokerClosed, QueueDeleted):
             raise
         except Exception as error:
-            _logger.exception("the consumer of queue %r failed with message %d", delivery.queue, delivery.sequence)
-            self._tell(EventKind.CONSUMER_FAILED, delivery.queue, f"message {delivery.sequence}: {error!r}")
+            self._queue.tell_failure(delivery.sequence, error)
         finally:
             self._current = None
 

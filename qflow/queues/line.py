@@ -1,21 +1,62 @@
-"""Where callers wait for a queue: threads, as at any condition, and callbacks of those who have no thread for that."""
+"""Where callers wait for a queue: threads, as at any condition, and watchers of those who have no thread for that.
+
+Who has none goes by *steps*: each tries, and returns None when it is done, the seconds it may wait at most when it left
+a watcher behind, or `WORK` when only the disk would help, and it was told not to touch that.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-Watcher = Callable[[], object]
+Wake = Callable[[], object]
+
+WORK = -1.0
+"""A step would go on with work on the disk, in a thread that may do that."""
+FOREVER = math.inf
+
+
+class Watcher:
+    """A callback that is called once, under the lock, so it must not do much. Made by `Line.watch`."""
+
+    __slots__ = ("_wake", "called", "number")
+
+    def __init__(self, wake: Wake, number: int) -> None:
+        self._wake = wake
+        self.number = number
+        self.called = False
+
+    def __call__(self) -> None:
+        self.called = True
+        self._wake()
 
 
 class Line(threading.Condition):
-    """A condition that also wakes watchers: callbacks, called once each, under the lock, so they must not do much."""
+    """A condition that also wakes watchers."""
 
     def __init__(self, lock: Any) -> None:
         super().__init__(lock)
         self.watchers: deque[Watcher] = deque()
+
+    def watch(self, wake: Wake, number: int) -> Watcher:
+        """Have `wake()` called at the next notification; the lower its number, the earlier. Under the lock."""
+        watcher = Watcher(wake, number)
+        watchers = self.watchers
+        if not watchers or watchers[-1].number <= number:
+            watchers.append(watcher)
+        else:  # it was here before, and found nothing
+            place = next(index for index, other in enumerate(watchers) if other.number > number)
+            watchers.insert(place, watcher)
+        return watcher
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Call it no more. Under the lock."""
+        if not watcher.called:
+            watcher.called = True
+            self.watchers.remove(watcher)
 
     def notify(self, n: int = 1) -> None:
         """Wake `n` of those who wait, watchers first."""

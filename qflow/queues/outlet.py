@@ -23,6 +23,7 @@ else.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -36,6 +37,7 @@ from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Message, Record, charge, is_logged, is_plain, lane_of
 from qflow.queues.backlog import NOWHERE, RETRY_S, Unlocked
 from qflow.queues.intake import Intake, again
+from qflow.queues.line import FOREVER, WORK, Wake, Watcher
 from qflow.queues.overflow import Depth
 from qflow.storage.block_log import Settled
 from qflow.storage.transaction_log import Batch, Lane, Unit
@@ -91,6 +93,33 @@ class Leaving:
             self.queue.stays(self)
 
 
+class Lack(enum.Enum):
+    """What a get would need to go on."""
+
+    NOTHING = "nothing"
+    MESSAGE = "a message"
+    ROOM = "room in memory"
+    WORK = "work on the disk"
+    """Which it was told not to do."""
+
+
+class Getting:
+    """A get by a caller who has no thread to wait with. Nobody but its queue changes it."""
+
+    __slots__ = ("batch", "deadline", "done", "given_up", "most", "number", "starved", "watcher")
+
+    def __init__(self, queue: Outlet, most: int, deadline: float | None) -> None:
+        self.batch = Deliveries(queue, [])
+        self.most = most
+        self.deadline = deadline
+        self.done = False
+        self.given_up = False
+        self.number = -1
+        """Its place among those who wait."""
+        self.starved = False
+        self.watcher: Watcher | None = None
+
+
 class _Late:
     """Who answers for deliveries that were held for too long."""
 
@@ -119,6 +148,7 @@ class Outlet(Intake):
         self._in_order = True
         """What is held is in order of when it was delivered."""
         self._leaving: dict[Leaving, None] = {}
+        self._arrivals = 0  # of those who wait without a thread
         self._returned = 0
         self._bury_again_at = 0.0
         self._purged_below: dict[int, int] = {}
@@ -196,17 +226,18 @@ class Outlet(Intake):
             self._batches[batch] = None
         try:
             with self._lock:
-                self._collect(batch, most, deadline, stopped)
-                while batch not in self._batches:  # purged while this let go of the lock: what it held is settled
-                    batch.segments.clear()
-                    batch.total = 0
-                    self._batches[batch] = None
-                    self._collect(batch, most, deadline, stopped)
-                if not batch.total:
-                    del self._batches[batch]
-                elif self._is_watched():
-                    self._batches[batch] = self._monotonic()
-                self._refresh()
+                wait_s: float | None = 0.0
+                while wait_s is not None:
+                    self._renew(batch)
+                    lack = self._gather(batch, most, True)
+                    if batch not in self._batches:
+                        continue
+                    if lack is Lack.NOTHING or batch.total or (stopped is not None and stopped()):
+                        break
+                    wait_s = self._patience_for_arrival_s(deadline, lack)
+                    if wait_s is not None:
+                        self._wait_for_arrival(wait_s, lack)
+                self._collected(batch)
             if self.settings.max_deliveries is not None:
                 self._log_attempts(batch)
         except BaseException:
@@ -217,38 +248,52 @@ class Outlet(Intake):
             raise
         return batch
 
-    def _collect(
-        self, batch: Deliveries, most: int, deadline: float | None, stopped: Callable[[], bool] | None
-    ) -> None:
-        """Move available messages to a batch. Called with the lock held; lets go of it to wait and to restore."""
+    def _renew(self, batch: Deliveries) -> None:
+        """Begin again with a batch that was purged while its caller let go of the lock: what it held is settled."""
+        if batch not in self._batches:
+            batch.segments.clear()
+            batch.total = 0
+            self._batches[batch] = None
+
+    def _collected(self, batch: Deliveries) -> None:
+        """A batch is what its caller gets. Under the lock."""
+        if not batch.total:
+            del self._batches[batch]
+        elif self._is_watched():
+            self._batches[batch] = self._monotonic()
+        self._refresh()
+
+    def _gather(self, batch: Deliveries, most: int, may_work: bool) -> Lack:
+        """Move available messages to a batch; return what it would take to go on, nothing if it has all it wants.
+
+        Called with the lock held; lets go of it for work on the disk, and returns `WORK` where it may not do that.
+        """
         while batch.total < most and batch in self._batches:
             self._check_open()
-            if self._is_leased():
-                self._release_late()
+            if self._is_leased() and not self._release_late(may_work):
+                return Lack.WORK
             over = self._cover()
             if over and (batch.total or self._is_in_flight()):  # what passes on slack waits to be spilled
+                if not may_work:
+                    return Lack.WORK
                 if self._room_for_head(0) or not self._cover():
                     continue
-                if batch.total or not self._wait_for_arrival(deadline, stopped, starved=True):
-                    return
-                continue
+                return Lack.ROOM
             start = len(batch.segments)
             taken, behind = self._take(1 if over else most - batch.total, batch.segments)
             batch.total += taken
             if taken:
                 if over:
                     self._get_slack, self._put_slack = over, 0
-                stuck = self._must_look() and not self._weed(batch, start)
-                if stuck and (batch.total or not self._wait_for_arrival(deadline, stopped, starved=True)):
-                    return
-                continue
-            if behind is None:
-                if batch.total or not self._wait_for_arrival(deadline, stopped, starved=False):
-                    return
-            elif not self._bring(behind) and (
-                batch.total or not self._wait_for_arrival(deadline, stopped, starved=True)
-            ):
-                return
+                if self._must_look() and (lack := self._weed(batch, start, may_work)) is not Lack.NOTHING:
+                    return lack
+            elif behind is None:
+                return Lack.MESSAGE
+            elif not may_work:
+                return Lack.WORK
+            elif not self._bring(behind):
+                return Lack.ROOM
+        return Lack.NOTHING
 
     def _take(self, most: int, segments: list[Segment]) -> tuple[int, RunList | int | None]:
         """Move what is in memory and comes first to `segments`, from one lane. Under the lock.
@@ -295,10 +340,11 @@ class Outlet(Intake):
             return self._restore_delayed(behind, self._now_ms())
         return self._restore_head(behind)
 
-    def _weed(self, batch: Deliveries, start: int) -> bool:
-        """Take out of what was just taken what is not to be delivered; False if that could not leave the queue now.
+    def _weed(self, batch: Deliveries, start: int, may_work: bool) -> Lack:
+        """Take out of what was just taken what is not to be delivered; ROOM if that could not leave the queue now.
 
-        Called with the lock held; lets go of it where dead letters are carried away.
+        Called with the lock held; lets go of it where dead letters are carried away. That may take work on the disk:
+        where it may not be done, all is back in its place.
         """
         most = self.settings.max_deliveries
         now_ms = self._now_ms()
@@ -314,34 +360,110 @@ class Outlet(Intake):
             else:
                 kept.append(segment)
         if not (expired or spent):
-            return True
+            return Lack.NOTHING
+        if not may_work and self.settings.dead_letter is not None:
+            kept, taken = [], batch.segments[start:]
+        else:
+            taken = []
         batch.segments[start:] = kept
         batch.total = sum(len(segment.records) for segment in batch.segments)
-        return self._let_go_of((expired, "expired", "_expired"), (spent, "max_deliveries", "_dropped"))
+        if taken:
+            self._give_back(taken)
+            return Lack.WORK
+        done = self._let_go_of((expired, "expired", "_expired"), (spent, "max_deliveries", "_dropped"))
+        return Lack.NOTHING if done else Lack.ROOM
 
-    def _wait_for_arrival(self, deadline: float | None, stopped: Callable[[], bool] | None, *, starved: bool) -> bool:
-        """Wait for a message or for room; False when the deadline has passed. Called with the lock held."""
-        if stopped is not None and stopped():
-            return False
-        wait = RETRY_S if starved else None  # room may come from another queue, which does not know of this one
+    def _patience_for_arrival_s(self, deadline: float | None, lack: Lack) -> float | None:
+        """Return how long to wait for a message or for room, at most; None when the deadline has passed."""
+        # Room may come from another queue, which does not know of this one.
+        wait = RETRY_S if lack is Lack.ROOM else FOREVER
         moment = self.next_moment_s()
         if moment is not None:
-            wait = moment if wait is None else min(wait, moment)
+            wait = min(wait, moment)
         if deadline is not None:
             left = deadline - self._monotonic()
             if left <= 0:
-                return False
-            wait = left if wait is None else min(wait, left)
+                return None
+            wait = min(wait, left)
+        return wait
+
+    def _wait_for_arrival(self, wait_s: float, lack: Lack) -> None:
+        """Wait for a message or for room. Called with the lock held."""
+        starved = lack is Lack.ROOM
         self._getters += 1
         self._starved += starved
         self._refresh()
         try:
-            self._arrived.wait(wait)
+            self._arrived.wait(None if wait_s == FOREVER else wait_s)
         finally:
             self._getters -= 1
             self._starved -= starved
             self._refresh()
-        return True
+
+    def begin_get(self, most: int, timeout_s: float | None) -> Getting:
+        """Begin a get by a caller who has no thread to wait with: `try_get` until it is done."""
+        timeout = config.parse_timeout(timeout_s)
+        deadline = None if timeout is None else self._monotonic() + timeout
+        return Getting(self, most, deadline)
+
+    def try_get(self, getting: Getting, wake: Wake | None, *, may_work: bool) -> float | None:
+        """A step of a get: fill `getting.batch`, or see to be woken.
+
+        Returns:
+            None: the batch is what it gets; empty at the time-out. Else see `line`; without `wake`, no watcher is left.
+
+        Raises:
+            BrokerClosed, QueueDeleted: it is gone; `give_up_get` it then.
+        """
+        batch = getting.batch
+        with self._lock:
+            self._unwatch_arrival(getting)
+            if getting.done or getting.given_up:
+                return None
+            while True:
+                self._renew(batch)
+                lack = self._gather(batch, getting.most, may_work)
+                if getting.given_up:
+                    return None
+                if batch in self._batches:
+                    break
+            if lack is Lack.WORK:
+                return WORK
+            wait_s = None
+            if lack is not Lack.NOTHING and not batch.total:
+                wait_s = self._patience_for_arrival_s(getting.deadline, lack)
+            if wait_s is None:
+                getting.done = True
+                self._collected(batch)
+                return None
+            del self._batches[batch]  # until it tries again: many may wait
+            if wake is not None:
+                if getting.number < 0:
+                    getting.number = self._arrivals = self._arrivals + 1
+                getting.starved = lack is Lack.ROOM
+                getting.watcher = self._arrived.watch(wake, getting.number)
+                self._getters += 1
+                self._starved += getting.starved
+                self._refresh()
+            return wait_s
+
+    def give_up_get(self, getting: Getting) -> None:
+        """Get no more: what it has goes back uncounted, a wake-up it had goes to another; twice is fine."""
+        with self._lock:
+            if getting.given_up:
+                return
+            getting.given_up = True
+            self._unwatch_arrival(getting)
+            self.give_up_batch(getting.batch)
+            self._arrived.notify()
+
+    def _unwatch_arrival(self, getting: Getting) -> None:
+        if getting.watcher is not None:
+            self._arrived.unwatch(getting.watcher)
+            getting.watcher = None
+            self._getters -= 1
+            self._starved -= getting.starved
+            self._refresh()
 
     def next_moment_s(self) -> float | None:
         """Return in how many seconds something may become available by itself; None = not at all. Under the lock."""
@@ -404,8 +526,8 @@ class Outlet(Intake):
                 delivery.ack()
             except AlreadySettled as error:
                 problem = error
-        if wait and self._log is not None and self._lane is not None:
-            self._finish_settle(self._log.settle(self._lane, []), wait)
+        if wait and (joined := self.join_settles()) is not None:
+            self._finish_settle(joined, wait)
         if problem is not None:
             raise problem
 
@@ -638,6 +760,33 @@ class Outlet(Intake):
 
     def _log_attempts(self, batch: Deliveries) -> None:
         """Have it in the log that messages are delivered a second time, before they are: they may kill who has them."""
+        joined = self.join_attempts(batch)
+        if joined is not None and self._log is not None:
+            self._log.wait(joined)
+            if joined.error is not None:
+                raise again(joined.error)
+
+    def join_settles(self) -> Batch | None:
+        """Return what to wait for until every settle so far is synced; None where nothing is logged."""
+        if self._log is None or self._lane is None:
+            return None
+        return self._log.settle(self._lane, [])
+
+    def returns_by_disk(self, requeue: bool) -> bool:
+        """Tell whether taking messages back may take work on the disk: for dead letters, or for want of memory."""
+        settings = self.settings
+        may_bury = settings.dead_letter is not None and (not requeue or settings.max_deliveries is not None)
+        return may_bury or self._used > self._account.capacity
+
+    @property
+    def exceeds(self) -> bool:
+        """Something passed on slack, and is to be spilled."""
+        return self._used > self._account.borrowed
+
+    def join_attempts(self, batch: Deliveries) -> Batch | None:
+        """Log that messages are delivered again; return what to wait for before they are, if there is something."""
+        if self.settings.max_deliveries is None:
+            return None
         log = self._log
         ranges = [
             (lane_of(first), (first, first + len(records), (marks >> 1) + 1))
@@ -645,12 +794,10 @@ class Outlet(Intake):
             if marks
         ]
         if log is None or not ranges or log.failed:
-            return
+            return None
         for number in {number for number, _ in ranges}:
             joined = log.attempts(self._lanes[number], [part for lane, part in ranges if lane == number])
-        log.wait(joined)
-        if joined.error is not None:
-            raise again(joined.error)
+        return joined
 
     # Leaving -----------------------------------------------------------------------------------------------------
 
@@ -791,6 +938,13 @@ class Outlet(Intake):
             self._bury_again_at = self._monotonic() + RETRY_S
         return buried
 
+    def _drops_from_disk(self) -> bool:
+        for runs in reversed(self._ranked):
+            place = runs.settle_head().place
+            if place is not Place.RESIDENT or runs.head.waiting:
+                return place is not Place.RESIDENT
+        return False
+
     def _drop_oldest(self, surplus: Depth) -> bool:
         surplus = Depth(min(surplus.messages, DROPPED_AT_ONCE), surplus.bytes)
         for runs in reversed(self._ranked):
@@ -830,32 +984,24 @@ class Outlet(Intake):
         """Somebody wants to know since when messages are held."""
         return self.settings.ack_timeout_s is not None or self._slow_after_s is not None
 
-    def _release_late(self) -> None:
-        """Take back what is held for longer than the ack timeout. With the lock held; it may let go of it."""
+    def _release_late(self, may_work: bool = True) -> bool:
+        """Take back what is held for longer than the ack timeout. With the lock held; it may let go of it.
+
+        Returns:
+            False if that takes work on the disk, which may not be done: some of it may become dead letters.
+        """
         timeout = self.settings.ack_timeout_s
-        if timeout is not None:
-            self._release(timeout, f"ack_timeout_s={timeout}", respect_extensions=True)
+        if timeout is None:
+            return True
+        if not may_work and self.settings.dead_letter is not None and self._held_for(timeout, respect_extensions=True):
+            return False
+        self._release(timeout, f"ack_timeout_s={timeout}", respect_extensions=True)
+        return True
 
     def _release(self, longer_than_s: float, why: str, *, respect_extensions: bool) -> list[Held]:
         """Take back what has been held for so long; return it. With the lock held; it may let go of it."""
-        if not self._in_order:
-            self._acquired = dict(sorted(self._acquired.items(), key=_since))
-            self._batches = dict(sorted(self._batches.items(), key=_since))
-            self._in_order = True
-        now = self._monotonic()
-        late: dict[Held, float | None] = {}
+        late = self._held_for(longer_than_s, respect_extensions=respect_extensions)
         segments: list[Segment] = []
-        for held in (self._acquired, self._batches):
-            for one, since in held.items():
-                if since is None:
-                    continue  # being collected, or delivered before anybody wanted to know
-                if since + longer_than_s > now:
-                    break
-                if respect_extensions and self._extended.get(one, now) > now:
-                    continue
-                late[one] = since
-                if len(late) >= RELEASED_AT_ONCE:
-                    break
         for one in late:
             if isinstance(one, Deliveries):
                 segments += one.left()
@@ -868,6 +1014,27 @@ class Outlet(Intake):
         if late:
             self._take_back(segments, late, True, 0.0)
         return list(late)
+
+    def _held_for(self, longer_than_s: float, *, respect_extensions: bool) -> dict[Held, float | None]:
+        """Return some of what has been held for so long, and since when. Under the lock."""
+        if not self._in_order:
+            self._acquired = dict(sorted(self._acquired.items(), key=_since))
+            self._batches = dict(sorted(self._batches.items(), key=_since))
+            self._in_order = True
+        now = self._monotonic()
+        late: dict[Held, float | None] = {}
+        for held in (self._acquired, self._batches):
+            for one, since in held.items():
+                if since is None:
+                    continue  # being collected, or delivered before anybody wanted to know
+                if since + longer_than_s > now:
+                    break
+                if respect_extensions and self._extended.get(one, now) > now:
+                    continue
+                late[one] = since
+                if len(late) >= RELEASED_AT_ONCE:
+                    break
+        return late
 
     # Looking -----------------------------------------------------------------------------------------------------
 

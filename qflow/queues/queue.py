@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, repeat
 from typing import Any
@@ -17,7 +18,7 @@ from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, OVERHEAD_BYTES, expires_of, is_logged, lane_of
 from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES, Unlocked
-from qflow.queues.consumer import Consumer
+from qflow.queues.consumer import Consumer, Listed
 from qflow.queues.intake import again
 from qflow.queues.outlet import Held, Outlet, by_expiry
 from qflow.queues.overflow import Depth, excess
@@ -27,6 +28,8 @@ from qflow.storage.transaction_log import Lane
 
 EXPIRED_AT_ONCE = 10_000
 DUE_AT_ONCE = 1_000
+
+_logger = logging.getLogger("qflow")
 
 
 class Queue(Outlet):
@@ -40,7 +43,7 @@ class Queue(Outlet):
         self._oldest: tuple[Held | None, float] = (None, 0.0)
         self._slow_policy = SlowConsumer.NOTIFY
         self._refilling = False  # the capacity was raised: what is on disk may come back
-        self._consumers: dict[Consumer, None] = {}
+        self._consumers: dict[Listed, None] = {}
         with self._lock:
             self._refresh()
 
@@ -499,19 +502,29 @@ class Queue(Outlet):
         if not callable(callback):
             raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
         config.parse_count(prefetch, "prefetch")
-        with self._lock:
-            self._check_open()
-            consumer = Consumer(self, callback, prefetch, self._tell)
-            self._consumers[consumer] = None
+        consumer = Consumer(self, callback, prefetch)
+        self.list_consumer(consumer)
         consumer.start()
         return consumer
+
+    def list_consumer(self, consumer: Listed) -> None:
+        """A consumer begins."""
+        with self._lock:
+            self._check_open()
+            self._consumers[consumer] = None
+
+    def tell_failure(self, sequence: int | None, error: BaseException) -> None:
+        """A consumer's callback has raised; or, without a sequence, the consumer has ended because of an error."""
+        what = "to get a message, and has ended" if sequence is None else f"with message {sequence}"
+        _logger.error("the consumer of queue %r failed %s", self._name, what, exc_info=error)
+        self._tell(EventKind.CONSUMER_FAILED, self._name, f"{what}: {error!r}")
 
     def wake(self) -> None:
         """Let every waiting getter look whether it is to stop."""
         with self._lock:
             self._arrived.notify_all()
 
-    def forget_consumer(self, consumer: Consumer) -> None:
+    def forget_consumer(self, consumer: Listed) -> None:
         """A consumer has ended."""
         with self._lock:
             self._consumers.pop(consumer, None)

@@ -19,7 +19,7 @@ from qflow.queues.intake import NOTHING, TurnedAway, again
 from qflow.queues.outlet import Leaving, Outlet
 from qflow.queues.overflow import Decision, Depth
 from qflow.queues.queue import Queue
-from qflow.storage.transaction_log import Put, TransactionLog, Unit
+from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
 
 
 class Step(NamedTuple):
@@ -89,106 +89,127 @@ class Together:
         Raises:
             All that a put raises; nothing was done then, and what was leaving stays.
         """
-        leavings = list(leavings)
-        places, lanes = _by_lane(steps)
-        puts: list[Put] = []
-        turned: list[tuple[Queue, int, bool]] = []
-        unit: Unit | None = None
+        places, lanes = by_lane(steps)
+        parts = Parts(leavings)
         deadline = None if timeout is None else self._monotonic() + timeout
-        leave: dict[Outlet, Depth] = {leaving.queue: leaving.depth for leaving in leavings}
         try:
-            lanes.sort(key=_owner)
-            for _, group in groupby(lanes, _owner):
+            for _, places_of_one in groupby(lanes, owner_of):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                places_of = list(group)
-                leave_of = leave.pop(places_of[0].step.queue, NOTHING)
-                self._prepare(places_of, left, puts, turned, leave_of, dead)
-            for put in puts:
-                put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
-            settles = [part for leaving in leavings for part in leaving.settles()]
-            if not settles and not any(put.lane.is_logged for put in puts):
-                self._publish_unlogged(puts, leavings, future)
-                _count(turned)
-                return places
-            unit = Unit(puts, settles, leavings)
-            unit.future = future
-            for leaving in leavings:
-                leaving.unit = unit
-            batch = self._log.join(unit)
+                self._prepare(list(places_of_one), left, parts, dead)
         except BaseException:
-            if unit is None or not unit.joined:
-                for put in puts:
-                    put.lane.publisher.refused(put)
-            for leaving in leavings:
-                leaving.give_up()
+            parts.withdraw()
             raise
-        if not wait:
-            self._log.flush(batch)
-            _count(turned)
-            return places
-        self._log.wait(batch)
-        if unit.error is not None:
-            raise again(unit.error)
-        _count(turned)
-        for place in lanes:
-            place.step.queue.keep_within_bounds()
+        entered = self.enter(parts, future)
+        if entered is not None:
+            unit, batch = entered
+            if not wait:
+                self._log.flush(batch)
+                parts.count_turned_away()
+                return places
+            self._log.wait(batch)
+            if unit.error is not None:
+                raise again(unit.error)
+        parts.count_turned_away()
+        for put in parts.puts:
+            put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         return places
 
-    def _prepare(
-        self,
-        places: list[Place],
-        timeout: float | None,
-        puts: list[Put],
-        turned: list[tuple[Queue, int, bool]],
-        leaving: Depth,
-        dead: bool,
-    ) -> None:
+    def _prepare(self, places: list[Place], timeout: float | None, parts: Parts, dead: bool) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
         queue = places[0].step.queue
         lots = [(place.step.number, place.step.records) for place in places]
-        wanted = places
-        while True:
+        try:
+            puts = queue.prepare(lots, timeout, leaving=parts.leaving(queue), dead=dead)
+        except TurnedAway as error:
+            whole = Step(queue, 0, [record for _, records in lots for record in records])
+            now = self.redirect(whole, error.decision, parts, dead)
+        else:
+            parts.puts += puts
+            for place, put in zip(places, puts, strict=True):
+                place.put = put
+            return
+        while now is not None:
             try:
-                found = queue.prepare(lots, timeout, leaving=leaving, dead=dead)
+                parts.puts += now.queue.prepare([(0, now.records)], timeout, dead=True)
             except TurnedAway as error:
-                records = [record for _, lot in lots for record in lot]
-                turned.append((queue, len(records), error.decision is Decision.DROP))
-                if error.decision is Decision.DROP:
-                    return
-                if not dead:
-                    records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
-                queue, lots, leaving, dead = self._dead_letter_queue(queue), [(0, records)], NOTHING, True
-                wanted = []
+                now = self.redirect(now, error.decision, parts, True)
             else:
-                puts += found
-                for place, put in zip(wanted, found, strict=bool(wanted)):
-                    place.put = put
                 return
 
-    def _publish_unlogged(self, puts: list[Put], leavings: list[Leaving], future: Future[Any] | None) -> None:
-        """Do all of it without the log, which has no part in it."""
-        for put in puts:
-            put.lane.publisher.publish_transient(put)
-        for leaving in leavings:
-            leaving.committed(None)
-        for put in puts:
-            put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
+    def redirect(self, step: Step, decision: Decision, parts: Parts, dead: bool) -> Step | None:
+        """Return where the messages of a step go that a limit turned away; None if they are dropped.
+
+        Cost: a commit, where their queue must be declared.
+        """
+        queue, _, records = step
+        parts.turned.append((queue, len(records), decision is Decision.DROP))
+        if decision is Decision.DROP:
+            return None
+        if not dead:
+            records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
+        return Step(self._dead_letter_queue(queue), 0, records)
+
+    def enter(self, parts: Parts, future: Future[Any] | None = None) -> tuple[Unit, Batch] | None:
+        """Join puts that have their room, and what is leaving, to one batch; return what to wait for.
+
+        Where the log has no part in it, all of it is done at once: None. What cannot join is withdrawn.
+        """
+        puts, leavings = parts.puts, parts.leavings
+        try:
+            for put in puts:
+                put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
+            settles = [part for leaving in leavings for part in leaving.settles()]
+            if settles or any(put.lane.is_logged for put in puts):
+                unit = parts.unit = Unit(puts, settles, leavings)
+                unit.future = future
+                for leaving in leavings:
+                    leaving.unit = unit
+                return unit, self._log.join(unit)
+            for put in puts:
+                put.lane.publisher.publish_transient(put)
+            for leaving in leavings:
+                leaving.committed(None)
+        except BaseException:
+            parts.withdraw()
+            raise
         if future is not None:
             future.set_result(None)
+        return None
 
 
-def _owner(place: Place) -> int:
-    return place.step.queue.owner
+class Parts:
+    """What one commit is made of, while that is put together."""
+
+    def __init__(self, leavings: Iterable[Leaving]) -> None:
+        self.puts: list[Put] = []
+        """They have their room."""
+        self.leavings = list(leavings)
+        self.turned: list[tuple[Queue, int, bool]] = []
+        """(queue, messages, they are dropped) of what limits turned away."""
+        self.unit: Unit | None = None
+        """All of it, once it is to join a batch."""
+        self._leave: dict[Outlet, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+
+    def leaving(self, queue: Queue) -> Depth:
+        """Return what leaves a queue, the first time."""
+        return self._leave.pop(queue, NOTHING)
+
+    def withdraw(self) -> None:
+        """Give back what was reserved, if it did not join a batch; what was leaving stays."""
+        if self.unit is None or not self.unit.joined:
+            for put in self.puts:
+                put.lane.publisher.refused(put)
+        for leaving in self.leavings:
+            leaving.give_up()
+
+    def count_turned_away(self) -> None:
+        """Count messages that queues turned away, now that what came of it is certain."""
+        for queue, messages, dropped in self.turned:
+            queue.count_turned_away(messages, dropped=dropped)
 
 
-def _count(turned: list[tuple[Queue, int, bool]]) -> None:
-    """Count messages that queues turned away, now that what came of it is certain."""
-    for queue, messages, dropped in turned:
-        queue.count_turned_away(messages, dropped=dropped)
-
-
-def _by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
-    """Join steps for the same lane; return the place of each step, and of each lane."""
+def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
+    """Join steps for the same lane; return the place of each step, and of each lane, in the order to reserve in."""
     places: list[Place] = []
     lanes: dict[tuple[Queue, int], Place] = {}
     for step in steps:
@@ -201,4 +222,9 @@ def _by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
             place = Place(step, lane, len(lane.step.records))
             lane.step.records.extend(step.records)
         places.append(place)
-    return places, list(lanes.values())
+    return places, sorted(lanes.values(), key=owner_of)
+
+
+def owner_of(place: Place) -> int:
+    """Return the number of the queue a place is in."""
+    return place.step.queue.owner

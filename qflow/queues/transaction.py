@@ -52,6 +52,10 @@ class Desk:
                 return False
         return False
 
+    def has_room(self, amount: int) -> bool:
+        """Tell whether nobody would have to give way."""
+        return self.ledger.free() >= amount
+
     def discharge(self, amount: int) -> None:
         with self._lock:
             self.ledger.give_back(self._account, amount)
@@ -210,7 +214,16 @@ class Transaction:
     def publish(self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None) -> None:
         """Publish when the transaction commits, to the queues that are bound now; see `Broker.publish`."""
         self._check_open()
-        self._add("publish", self._router.steps_of(topic, body, headers))
+        self._add("publish", self.steps_of(topic, body, headers))
+
+    def steps_of(self, topic: str, body: bytes | bytearray | memoryview, headers: Headers | None) -> list[Step]:
+        """Return what a publish puts where."""
+        return self._router.steps_of(topic, body, headers)
+
+    def publish_steps(self, steps: list[Step]) -> None:
+        """Publish to queues that were found before."""
+        self._check_open()
+        self._add("publish", steps)
 
     def ack(self, delivery: Delivery) -> None:
         """Settle a delivery when the transaction commits.
@@ -332,6 +345,20 @@ class Transaction:
             AlreadySettled: a delivery of it was settled elsewhere, or taken back.
             All that `Queue.put` raises. Nothing was done then: the transaction is rolled back.
         """
+        steps, leavings = self.begin_commit()
+        try:
+            places = self._together.commit(steps, leavings, timeout=self._timeout)
+        except BaseException as error:
+            self.end("rolled back" if isinstance(error, Exception) else "interrupted")
+            raise
+        return self.committed(places)
+
+    def begin_commit(self) -> tuple[list[Step], list[Leaving]]:
+        """Return what is to be committed together; from here on the queues charge the bodies.
+
+        Raises:
+            As `commit`; it is rolled back then.
+        """
         self._check_open()
         self._end_run()
         leavings: list[Leaving] = []
@@ -339,24 +366,27 @@ class Transaction:
             steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._waiting]
             for queue, held in sorted(self._held.items(), key=lambda item: item[0].owner):
                 leavings.append(queue.begin_leaving(held))
-            # From here on the queues charge the bodies.
+            self._state = "being committed"
             self._give_back_memory()
-            places = self._together.commit(steps, leavings, timeout=self._timeout)
         except BaseException as error:
             for leaving in leavings:
                 leaving.give_up()
-            self._end("rolled back" if isinstance(error, Exception) else "interrupted")
+            self.end("rolled back" if isinstance(error, Exception) else "interrupted")
             raise
+        return steps, leavings
+
+    def committed(self, places: list[Place]) -> list[Any]:
+        """Note where everything went, once it is committed; returns `result`."""
         self._result = []
         for call in self._calls:
             self._result += self._results_of(call, places[call.start : call.stop])
-        self._end("committed")
+        self.end("committed")
         return self._result
 
     def rollback(self) -> None:
         """Give all of it up. Its deliveries are acquired as before."""
         self._check_open()
-        self._end("rolled back")
+        self.end("rolled back")
 
     def _records_of(self, waiting: _Waiting) -> list[Record]:
         if waiting.records is not None:
@@ -376,7 +406,31 @@ class Transaction:
         self._desk.discharge(self._charged)
         self._charged = 0
 
-    def _end(self, state: str) -> None:
+    def adopt(self) -> None:
+        """The calling thread goes on with it; whoever had it before does not."""
+        self._thread = threading.get_ident()
+
+    @property
+    def state(self) -> str:
+        """`"open"`, `"being committed"`, `"committed"`, `"rolled back"` or, for a task, `"cancelled"`."""
+        return self._state
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long its commit waits for room."""
+        return self._timeout
+
+    def takes(self, size: int) -> bool:
+        """Tell whether bodies of so many bytes find room without the disk, as things are."""
+        return self._desk.has_room(size + RUN_BYTES)
+
+    @property
+    def is_spilled(self) -> bool:
+        """Some of it waits on disk: its end takes work there."""
+        return any(waiting.slots for waiting in self._waiting)
+
+    def end(self, state: str) -> None:
+        """Give back what it took."""
         self._state = state
         self._run_queue, self._run, self._credit = None, [], 0
         self._give_back_memory()

@@ -209,7 +209,7 @@ class Batch:
     __slots__ = (
         "attempts", "committed", "committing", "damaged", "done", "error", "gate", "hollowed", "hollows", "joining",
         "leader", "plan", "previous", "published", "purges", "puts", "refusal", "resolving", "settled", "size",
-        "transaction", "units", "unresolved", "wanted", "writes",
+        "transaction", "units", "unresolved", "urgent", "wanted", "writes",
     )  # fmt: skip
 
     def __init__(self, previous: Batch | None) -> None:
@@ -235,6 +235,8 @@ class Batch:
         self.leader: threading.Thread | None = None
         self.wanted = False
         """The flusher has been told."""
+        self.urgent = False
+        """Somebody waits for it who cannot lead it himself."""
         self.plan: list[Step] = []
         self.transaction = 0
         self.committing = False
@@ -364,6 +366,23 @@ class TransactionLog:
                 return
             batch.wanted = True
         self._hand_over(batch)
+
+    def lead_now(self, batch: Batch) -> None:
+        """Have the flusher lead a batch at once, if nobody does, for those who wait for it and cannot lead it."""
+        if not (batch.done or batch.urgent or batch.leader is not None):
+            batch.urgent = True
+            self.flush(batch)
+            self._flush_event.set()
+
+    def tell(self, batch: Batch, future: Any) -> None:
+        """Give a future the result None when a batch is done, whatever became of it; at once, if it is."""
+        told = Unit()
+        told.future = future
+        with self._lock:
+            if not batch.done:
+                batch.unresolved += (told,)
+                return
+        future.set_result(None)
 
     def _hand_over(self, batch: Batch) -> None:
         """Give a batch to the flusher, to be led or to have its futures resolved."""
@@ -628,8 +647,9 @@ class TransactionLog:
             self._flush_event.clear()
             while self._unled:
                 batch = self._unled[0]
-                if not batch.done and batch.gate.acquire(timeout=FLUSH_S):
-                    batch.gate.release()
+                self._flush_event.clear()
+                if not (batch.done or batch.urgent):
+                    self._flush_event.wait(FLUSH_S)  # ends earlier when the next batch is there: this one is closed
                 try:
                     self.wait(batch)
                     self._resolve(batch)

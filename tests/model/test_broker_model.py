@@ -111,10 +111,10 @@ class BrokerMachine(RuleBasedStateMachine):
         """There is one thread here that could make room: who waits for more than a commit is stuck."""
         wait = Intake._wait_for_room
 
-        def checked(queue: Intake, deadline: float | None, disk: Exception | None) -> None:
+        def checked(queue: Intake, wait_s: float) -> None:
             self.waits += 1
             assert self.waits < 4, f"a put waits for ever: {vars(queue)}"
-            wait(queue, deadline, disk)
+            wait(queue, wait_s)
 
         self.patch.setattr(Intake, "_wait_for_room", checked)
         self.patch.setattr(intake, "RETRY_S", 0.005)
@@ -487,6 +487,6 @@ class BrokerMachine(RuleBasedStateMachine):
 
 
 BrokerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 TestBrokerModel = BrokerMachine.TestCase

@@ -72,6 +72,18 @@ def test_bad_settings_are_refused_and_nothing_is_declared(open_spool: Open, sett
     assert broker.queues() == []
 
 
+def test_a_line_of_putters_at_a_limit_does_not_stall(open_spool: Open) -> None:
+    """Who looks before its turn does not take the limit for reached again; resume_ratio=0 lets one in at a time."""
+    queue = open_spool().declare_queue("q", durable=False, limit_messages=1, resume_ratio=0)
+    threads = [threading.Thread(target=queue.put, args=(b"x",)) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        queue.get(timeout_s=LONG_S).ack()
+    for thread in threads:
+        thread.join()
+
+
 def test_64_producers_at_a_limit_of_100_make_100(open_spool: Open) -> None:
     """Edge 27: depth is reserved before a put waits for anything."""
     queue = open_spool().declare_queue("q", limit_messages=100, on_overflow=qflow.Overflow.REJECT)

@@ -1,0 +1,29 @@
+"""qflow for asyncio: the same surface, awaited.
+
+import qflow.aio
+
+async with qflow.aio.open("spool") as broker:
+    jobs = await broker.declare_queue("jobs")
+    await jobs.put(b"hello")             # returns once it is synced; one sync for all tasks that put meanwhile
+    async with await jobs.get() as delivery:
+        print(delivery.body)
+
+No thread per operation, and nothing blocks the loop: what is in memory is done at once, what waits for a commit, a
+message or room is woken by who brings it, and two threads of the broker do what touches the disk.
+"""
+
+from qflow.aio.broker import AsyncBroker, open
+from qflow.aio.consumer import AsyncConsumer
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.queue import AsyncQueue
+from qflow.aio.transaction import AsyncTransaction
+
+__all__ = [
+    "AsyncBroker",
+    "AsyncConsumer",
+    "AsyncDeliveries",
+    "AsyncDelivery",
+    "AsyncQueue",
+    "AsyncTransaction",
+    "open",
+]

@@ -1,0 +1,142 @@
+"""Push instead of pull: tasks that take from a queue and await a callback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from qflow.aio.delivery import AsyncDelivery
+from qflow.aio.loops import Home
+from qflow.delivery import Deliveries, Delivery
+from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
+
+if TYPE_CHECKING:
+    from qflow.aio.queue import AsyncQueue
+
+
+class AsyncConsumer:
+    """Tasks that hand a queue's messages to a callback. Made by `AsyncQueue.consume`."""
+
+    def __init__(
+        self,
+        queue: AsyncQueue,
+        home: Home,
+        callback: Callable[[AsyncDelivery], Awaitable[object]],
+        prefetch: int,
+        concurrency: int,
+    ) -> None:
+        self._queue = queue
+        self._home = home
+        self._callback = callback
+        self._prefetch = prefetch
+        self._stopped = False
+        self._batch: Deliveries | None = None
+        self._index = 0
+        self._turn = asyncio.Lock()
+        self._current: dict[asyncio.Task[None], Delivery] = {}
+        queue.queue.list_consumer(self)
+        self._tasks = [home.loop.create_task(self._run()) for _ in range(concurrency)]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+
+    @property
+    def running(self) -> bool:
+        """It takes messages; False once it was closed, its queue was deleted or the broker closed."""
+        return not self._stopped
+
+    def stop(self) -> None:
+        """Take no more messages; the callbacks that are running are not waited for. From any thread."""
+        self._stopped = True
+        self._home.call(self._stop_idle)
+
+    def end(self) -> None:
+        """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
+        self._stopped = True
+        if self._batch is not None:
+            self._queue.queue.give_up_batch(self._batch)
+
+    async def close(self) -> None:
+        """Stop, and wait for the callbacks that are running; called by one of them, it waits for none.
+
+        What was acquired and not handed out goes back to its place and is not counted as delivered. Cancelled while it
+        waits, the consumer is stopped all the same.
+        """
+        self._stopped = True
+        self._stop_idle()
+        others = [task for task in self._tasks if not task.done()]
+        if others and asyncio.current_task() not in others:
+            await asyncio.wait(others)
+
+    def holds(self, held: Iterable[Any]) -> bool:
+        """Tell whether one of these is what it works on."""
+        current = list(self._current.values())
+        return any(one is self._batch or any(one is other for other in current) for one in held)
+
+    def _stop_idle(self) -> None:
+        for task in self._tasks:
+            if task not in self._current:
+                task.cancel()
+
+    async def _run(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        try:
+            while not self._stopped:
+                delivery = await self._next()
+                if delivery is None:
+                    continue
+                self._current[me] = delivery
+                try:
+                    await self._handle(delivery)
+                finally:
+                    del self._current[me]
+        except (BrokerClosed, QueueDeleted):
+            return
+
+    def _task_ended(self, _: object) -> None:
+        if all(task.done() for task in self._tasks):
+            self._stopped = True
+            if self._batch is not None:
+                self._queue.queue.give_up_batch(self._batch)
+            self._queue.queue.forget_consumer(self)
+
+    async def _next(self) -> Delivery | None:
+        """Take the next message of the batch that all tasks share; None if it is gone."""
+        async with self._turn:
+            if self._batch is None or self._index >= len(self._batch):
+                self._batch = None
+                self._batch = await self._queue.collect(self._prefetch, None)
+                self._index = 0
+            index, self._index = self._index, self._index + 1
+            try:
+                return self._queue.queue.leave_batch(self._batch, index)
+            except AlreadySettled:
+                self._batch = None  # it was held for too long: all of it went back
+                return None
+
+    async def _handle(self, delivery: Delivery) -> None:
+        try:
+            async with AsyncDelivery(delivery, self._queue) as held:
+                await self._callback(held)
+        except (BrokerClosed, QueueDeleted):
+            raise
+        except Exception as error:
+            self._queue.queue.tell_failure(delivery.sequence, error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._queue.queue.tell_failure(delivery.sequence, error)  # it cancelled something of its own
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncConsumer of {self._queue.name!r}{'' if self.running else ', closed'}>"

@@ -1,0 +1,329 @@
+"""A queue as tasks use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from qflow import config
+from qflow.aio.consumer import AsyncConsumer
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.loops import Home, Homes, Log, Worker, attend
+from qflow.config import QueueSettings, SlowConsumer
+from qflow.delivery import Deliveries, Delivery, Entry
+from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
+from qflow.message import Headers, Record, is_logged
+from qflow.queues.intake import Form, Moment, TurnedAway
+from qflow.queues.overflow import Decision
+from qflow.queues.queue import Queue
+from qflow.stats import QueueStats
+
+Body = bytes | bytearray | memoryview
+PREFETCH = 100
+BROWSED_AT_ONCE = 1000
+
+
+class AsyncQueue:
+    """A named queue, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Queue` has."""
+
+    def __init__(self, queue: Queue, log: Log, homes: Homes, worker: Worker) -> None:
+        self.queue = queue
+        """The same queue for threads; its methods block."""
+        self._log = log
+        self._homes = homes
+        self._worker = worker
+
+    @property
+    def name(self) -> str:
+        """The name it was declared under."""
+        return self.queue.name
+
+    @property
+    def settings(self) -> QueueSettings:
+        """How it was declared, or altered since."""
+        return self.queue.settings
+
+    # Put ---------------------------------------------------------------------------------------------------------
+
+    async def put(
+        self,
+        body: Body,
+        *,
+        headers: Headers | None = None,
+        durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
+        timeout_s: float | None = None,
+    ) -> int | None:
+        """Append a message; on a durable queue, return once it is synced. Arguments and errors as `Queue.put`.
+
+        Cancelled while it waits for room, it did not happen; cancelled while it waits for its sync, it is put all the
+        same, or refused with its batch.
+        Cost: transient 6 µs, without suspending; durable a share of one commit, one for all tasks that put meanwhile.
+        """
+        queue = self.queue
+        if (
+            type(body) is bytes
+            and headers is None
+            and durable is None
+            and ttl_s is None
+            and delay_s is None
+            and not_before is None
+            and not priority
+            and queue.settings.ttl_s is None
+        ):
+            put = queue.draft([body], True, 0)
+            if queue.reserve_at_once(put):
+                future = self._enter(self._homes.here(), put)
+                if future is not None:
+                    await future
+                return put.first
+        form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        record = form.record(body)
+        return await self._put([record], type(record) is bytes, form, timeout_s)
+
+    async def put_nowait(self, body: Body, **options: Any) -> int | None:
+        """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
+        return await self.put(body, **options, timeout_s=0)
+
+    async def put_many(
+        self,
+        bodies: Iterable[Body],
+        *,
+        headers: Headers | None = None,
+        durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
+        timeout_s: float | None = None,
+    ) -> range:
+        """Append messages together, all or none; see `Queue.put_many`. Cancelled as `put`."""
+        form = self.queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        records, plain = form.records(bodies)
+        if not records:
+            return range(0)
+        first = await self._put(records, plain, form, timeout_s)
+        return range(0) if first is None else range(first, first + len(records))
+
+    def submit(
+        self,
+        body: Body,
+        *,
+        headers: Headers | None = None,
+        durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
+        timeout_s: float | None = None,
+    ) -> asyncio.Future[int | None]:
+        """`put` that does not wait: the future has what `put` returns, once it is confirmed.
+
+        Where there is room, the message is on its way when this returns, without a task of its own; else the future is
+        a task that waits for room. To cancel it is to cancel a `put`.
+        """
+        form = self.queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
+        record = form.record(body)
+        queue, home, plain = self.queue, self._homes.here(), type(record) is bytes
+        if is_logged(record) or not queue.settings.durable:
+            put = queue.draft([record], plain, form.number)
+            if queue.reserve_at_once(put):
+                return self._enter(home, put) or _resolved(home, put.first)
+        return home.loop.create_task(self._put([record], plain, form, timeout_s))
+
+    async def _put(self, records: list[Record], plain: bool, form: Form, timeout_s: float | None) -> int | None:
+        queue = self.queue
+        home = self._homes.here()
+        if queue.settings.durable and not is_logged(records[0]):
+            first = queue.put_unlogged(records, form.number)
+            if first is not None:
+                return first
+        put = queue.draft(records, plain, form.number)
+        if not queue.reserve_at_once(put):
+            asking = queue.begin_put(put, timeout_s)
+            try:
+                await attend(
+                    home, self._worker, partial(queue.try_put, put, asking), partial(queue.give_up_put, put, asking)
+                )
+            except TurnedAway as turned:
+                if turned.decision is Decision.DROP:
+                    queue.turn_away(records, turned.decision)
+                else:
+                    await self._worker.run(home, partial(queue.turn_away, records, turned.decision))
+                return None
+        future = self._enter(home, put)
+        if future is not None:
+            await future
+        if queue.exceeds:
+            self._worker.spill(queue)
+        return put.first
+
+    def _enter(self, home: Home, put: Any) -> asyncio.Future[Any] | None:
+        """Have a put that has its room join a batch, and return the future of that; None if it is visible already."""
+        queue = self.queue
+        if not put.lane.is_logged:
+            queue.publish_transient(put)
+            return None
+        try:
+            batch = self._log.put(put)
+        except BaseException:
+            if not put.joined:
+                queue.refused(put)
+            raise
+        return home.confirmed(batch, put)
+
+    # Get ---------------------------------------------------------------------------------------------------------
+
+    async def get(self, timeout_s: float | None = None) -> AsyncDelivery:
+        """Acquire the first available message, waiting for one; see `Queue.get`.
+
+        Cancelled, it takes nothing: what it may have acquired is in its place again, and not counted as delivered.
+        Who waits longest is served first; before threads that wait.
+        Cost: 5 µs in memory, without suspending.
+        """
+        batch = await self.collect(1, timeout_s)
+        if not batch:
+            raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
+        return AsyncDelivery(self.queue.leave_batch(batch, 0) or batch[0], self)
+
+    async def get_nowait(self) -> AsyncDelivery:
+        """`get` that does not wait for a message; one that is not in memory is read."""
+        return await self.get(0)
+
+    async def get_many(self, max_messages: int, timeout_s: float | None = None) -> AsyncDeliveries:
+        """Acquire what is available, at most `max_messages`: waits for the first, never to fill; see `Queue.get_many`.
+
+        Cancelled as `get`.
+        """
+        config.parse_count(max_messages, "max_messages")
+        return AsyncDeliveries(await self.collect(max_messages, timeout_s), self)
+
+    async def collect(self, most: int, timeout_s: float | None) -> Deliveries:
+        """`get_many` with the batch as threads have it."""
+        queue = self.queue
+        home = self._homes.here()
+        getting = queue.begin_get(most, timeout_s)
+        give_up = partial(queue.give_up_get, getting)
+        await attend(home, self._worker, partial(queue.try_get, getting), give_up)
+        try:
+            joined = queue.join_attempts(getting.batch)
+            if joined is not None:
+                await home.confirmed(joined)
+        except BaseException:
+            give_up()
+            raise
+        return getting.batch
+
+    def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
+        return self.iterate()
+
+    async def iterate(self, prefetch: int = PREFETCH) -> AsyncGenerator[AsyncDelivery, None]:
+        """Yield deliveries without end, as `async for delivery in queue` does. Asking for the next acks nothing.
+
+        Args:
+            prefetch: how many messages are acquired at once, at most. Those not handed out when the loop ends go back
+                uncounted, as soon as the event loop comes to that; `contextlib.aclosing` makes that at once.
+
+        Raises:
+            BrokerClosed, QueueDeleted: it is gone; the loop ends with that.
+        Cost: 2 µs a message.
+        """
+        config.parse_count(prefetch, "prefetch")
+        queue = self.queue
+        while True:
+            batch = await self.collect(prefetch, None)
+            try:
+                for index in range(len(batch)):
+                    try:
+                        delivery = queue.leave_batch(batch, index)
+                    except AlreadySettled:
+                        break  # it was held for too long: all of it went back
+                    if delivery is not None:
+                        yield AsyncDelivery(delivery, self)
+            finally:
+                queue.give_up_batch(batch)
+
+    def consume(
+        self, callback: Callable[[AsyncDelivery], Awaitable[object]], *, prefetch: int = PREFETCH, concurrency: int = 1
+    ) -> AsyncConsumer:
+        """Have tasks of the running loop await `callback(delivery)` for each message, until the consumer is closed.
+
+        The delivery is acked when the callback returns and goes back when it raises, unless it settled it itself.
+
+        Args:
+            prefetch: how many messages are acquired and not handed out, at most.
+            concurrency: how many callbacks run at once; with 1 the messages are handled in order.
+
+        Returns:
+            The running consumer: `async with` it, or `await close()`, which waits for the callbacks that are running.
+        """
+        if not callable(callback):
+            raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
+        config.parse_count(prefetch, "prefetch")
+        config.parse_count(concurrency, "concurrency")
+        return AsyncConsumer(self, self._homes.here(), callback, prefetch, concurrency)
+
+    # Settle ------------------------------------------------------------------------------------------------------
+
+    async def ack_many(self, deliveries: AsyncDeliveries | Iterable[AsyncDelivery], wait: bool = False) -> None:
+        """Settle many deliveries together; see `Queue.ack_many`."""
+        if isinstance(deliveries, AsyncDeliveries):
+            deliveries.deliveries.ack()
+        else:
+            self.queue.ack_many([one.delivery for one in deliveries])
+        if wait:
+            await self.settled()
+
+    async def settled(self) -> None:
+        """Return when everything that was settled so far is synced."""
+        joined = self.queue.join_settles()
+        if joined is not None:
+            await self._homes.here().confirmed(joined)
+
+    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
+        """Nack; by a thread if that takes the disk."""
+        if self.queue.returns_by_disk(requeue):
+            await self._worker.run(self._homes.here(), partial(held.nack, requeue, delay_s))
+        else:
+            held.nack(requeue, delay_s)
+
+    # Whole queue -------------------------------------------------------------------------------------------------
+
+    async def purge(self) -> int:
+        """Settle every message; return how many. See `Queue.purge`."""
+        return await self._worker.run(self._homes.here(), self.queue.purge)
+
+    async def browse(self) -> AsyncIterator[Entry]:
+        """Yield every waiting entry in order; see `Queue.browse`. (`spill` and `restore` of an entry block.)"""
+        home = self._homes.here()
+        entries = await self._worker.run(home, self.queue.browse)
+        while found := await self._worker.run(home, lambda: list(islice(entries, BROWSED_AT_ONCE))):
+            for entry in found:
+                yield entry
+
+    async def stats(self) -> QueueStats:
+        """Return a snapshot; see `Queue.stats`."""
+        return await self._worker.run(self._homes.here(), self.queue.stats)
+
+    async def on_slow_consumer(self, after_s: float | None, policy: SlowConsumer = SlowConsumer.NOTIFY) -> None:
+        """Watch for messages that are held for long; see `Queue.on_slow_consumer`."""
+        self.queue.on_slow_consumer(after_s, policy)
+
+    def __len__(self) -> int:
+        """Messages not settled: waiting and acquired."""
+        return len(self.queue)
+
+    def __repr__(self) -> str:
+        return f"<AsyncQueue {self.name!r}>"
+
+
+def _resolved(home: Home, result: int) -> asyncio.Future[int | None]:
+    future: asyncio.Future[int | None] = home.loop.create_future()
+    future.set_result(result)
+    return future

@@ -1,0 +1,212 @@
+"""Commits of several queues by tasks: publish and transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.loops import Homes, Worker, attend
+from qflow.aio.queue import AsyncQueue, Body
+from qflow.message import Headers, is_plain
+from qflow.queues.intake import NOTHING, Moment, TurnedAway
+from qflow.queues.outlet import Leaving
+from qflow.queues.overflow import Decision
+from qflow.queues.queue import Queue
+from qflow.queues.together import Parts, Place, Step, Together, by_lane
+from qflow.queues.transaction import Transaction
+
+T = TypeVar("T")
+
+
+class AsyncTogether:
+    """`Together` for tasks: the same decisions, awaited."""
+
+    def __init__(self, together: Together, homes: Homes, worker: Worker) -> None:
+        self._together = together
+        self._homes = homes
+        self._worker = worker
+
+    async def commit(self, steps: Iterable[Step], leavings: list[Leaving], timeout: float | None = None) -> list[Place]:
+        """Put all steps, and let go of what is leaving, in one commit; see `Together.commit`.
+
+        Cancelled while it waits for room, nothing was done; cancelled while it waits for the commit, it is done all the
+        same, or refused.
+        """
+        home = self._homes.here()
+        together = self._together
+        places, lanes = by_lane(steps)
+        parts = Parts(leavings)
+        ends = None if timeout is None else home.loop.time() + timeout
+        try:
+            for place in lanes:
+                left = None if ends is None else max(0.0, ends - home.loop.time())
+                place.put = await self._prepare(place.step, left, parts)
+        except BaseException:
+            parts.withdraw()
+            raise
+        entered = together.enter(parts)
+        if entered is not None:
+            unit, batch = entered
+            await home.confirmed(batch, unit)
+        parts.count_turned_away()
+        for put in parts.puts:
+            queue: Any = put.lane.publisher
+            if queue.exceeds:
+                self._worker.spill(queue)
+        return places
+
+    async def _prepare(self, step: Step, timeout: float | None, parts: Parts) -> Any:
+        """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
+        home = self._homes.here()
+        now: Step | None = step
+        dead = False
+        while now is not None:
+            queue, number, records = now
+            leaving = parts.leaving(queue) if now is step else NOTHING
+            put = queue.draft(records, is_plain(records), number, dead=dead)
+            asking = queue.begin_put(put, timeout, leaving=leaving, dead=dead)
+            try:
+                await attend(
+                    home, self._worker, partial(queue.try_put, put, asking), partial(queue.give_up_put, put, asking)
+                )
+            except TurnedAway as error:
+                redirect = partial(self._together.redirect, now, error.decision, parts, dead)
+                now = redirect() if error.decision is Decision.DROP else await self._worker.run(home, redirect)
+                dead = True
+            else:
+                parts.puts.append(put)
+                return put if now is step else None
+        return None
+
+
+class AsyncTransaction:
+    """Puts and acks of any queues, committed together or not at all; see `Transaction`. Of one task at a time.
+
+    The end of the `async with` block commits. An exception in it, a cancellation too, undoes all of it. Cancelled while
+    the commit waits for room, it is rolled back; while it waits for its sync, it is done all the same, or refused.
+    """
+
+    def __init__(self, transaction: Transaction, together: AsyncTogether, homes: Homes, worker: Worker) -> None:
+        self._transaction = transaction
+        self._together = together
+        self._homes = homes
+        self._worker = worker
+        self._lock = threading.Lock()  # held by a step of it: one whose task was cancelled may still run in a thread
+
+    async def put(
+        self,
+        queue: AsyncQueue | Queue | str,
+        body: Body,
+        *,
+        headers: Headers | None = None,
+        durable: bool | None = None,
+        priority: int = 0,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        not_before: Moment | None = None,
+    ) -> None:
+        """Put a message when the transaction commits; see `Transaction.put`."""
+        work = partial(
+            self._transaction.put,
+            _plain(queue),
+            body,
+            headers=headers,
+            durable=durable,
+            priority=priority,
+            ttl_s=ttl_s,
+            delay_s=delay_s,
+            not_before=not_before,
+        )
+        await self._add(work, _size(body))
+
+    async def put_many(self, queue: AsyncQueue | Queue | str, bodies: Iterable[Body], **options: Any) -> None:
+        """Put messages when the transaction commits; options as `put`; see `Transaction.put_many`."""
+        all_bodies = list(bodies)
+        size = sum(map(_size, all_bodies))
+        await self._add(partial(self._transaction.put_many, _plain(queue), all_bodies, **options), size)
+
+    async def publish(self, topic: str, body: Body, *, headers: Headers | None = None) -> None:
+        """Publish when the transaction commits; see `Transaction.publish`."""
+        steps = self._transaction.steps_of(topic, body, headers)
+        await self._add(partial(self._transaction.publish_steps, steps), len(steps) * _size(body))
+
+    async def ack(self, delivery: AsyncDelivery) -> None:
+        """Settle a delivery when the transaction commits; see `Transaction.ack`."""
+        await self._step(partial(self._transaction.ack, delivery.delivery), False)
+
+    async def ack_many(self, deliveries: AsyncDeliveries | Iterable[AsyncDelivery]) -> None:
+        """Settle deliveries when the transaction commits; see `Transaction.ack_many`."""
+        held: Any = (
+            deliveries.deliveries if isinstance(deliveries, AsyncDeliveries) else [one.delivery for one in deliveries]
+        )
+        await self._step(partial(self._transaction.ack_many, held), False)
+
+    @property
+    def result(self) -> list[Any]:
+        """What each put, put_many and publish returned, in order, once it is committed; see `Transaction.result`."""
+        return self._transaction.result
+
+    async def commit(self) -> list[Any]:
+        """Commit now; returns `result`. The end of the `async with` block does it, too. See `Transaction.commit`."""
+        transaction = self._transaction
+        steps, leavings = await self._step(transaction.begin_commit, transaction.is_spilled)
+        try:
+            places = await self._together.commit(steps, leavings, transaction.timeout_s)
+        except BaseException as error:
+            ended = "cancelled" if isinstance(error, asyncio.CancelledError) else "rolled back"
+            await self._step(partial(transaction.end, ended), transaction.is_spilled)
+            raise
+        return await self._step(partial(transaction.committed, places), transaction.is_spilled)
+
+    async def rollback(self) -> None:
+        """Give all of it up. Its deliveries are acquired as before."""
+        await self._step(self._transaction.rollback, self._transaction.is_spilled)
+
+    async def _add(self, work: Callable[[], None], size: int) -> None:
+        await self._step(work, not self._transaction.takes(size))
+
+    async def _step(self, work: Callable[[], T], takes_disk: bool) -> T:
+        """Do a part of it: here, or in a thread if it takes the disk, or one of those is still at work for it."""
+        if not takes_disk and self._lock.acquire(blocking=False):
+            try:
+                self._transaction.adopt()
+                return work()
+            finally:
+                self._lock.release()
+
+        def job() -> T:
+            with self._lock:
+                self._transaction.adopt()
+                return work()
+
+        return await self._worker.run(self._homes.here(), job)
+
+    async def __aenter__(self) -> AsyncTransaction:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._transaction.state != "open":
+            return  # the block ended it itself
+        if kind is None:
+            await self.commit()
+        else:
+            await self.rollback()
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._transaction)[1:]}"
+
+
+def _plain(queue: AsyncQueue | Queue | str) -> Queue | str:
+    return queue.queue if isinstance(queue, AsyncQueue) else queue
+
+
+def _size(body: object) -> int:
+    """Return about what a body takes; nothing if it is none, for the transaction to refuse."""
+    return len(body) if isinstance(body, bytes | bytearray | memoryview) else 0

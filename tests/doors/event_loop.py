@@ -1,0 +1,91 @@
+"""Event loops in tests: running one, cancelling a task at any of its awaits, and looking whether anything is left."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+import qflow.aio
+
+PATIENCE_S = 60
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine in a loop of its own; hanging is a failure."""
+
+    async def bounded() -> Any:
+        return await asyncio.wait_for(work, PATIENCE_S)
+
+    return asyncio.run(bounded())
+
+
+@types.coroutine
+def cancelled_at(work: Coroutine[Any, Any, Any], at: int, late: bool) -> Generator[Any, Any, int]:
+    """Run a coroutine in the current task, and cancel the task at one of its awaits; return how many there were.
+
+    Args:
+        at: the await to cancel at, from 0.
+        late: cancel when what it waits for has come, and before it can take notice; else at once.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    number = 0
+    error: BaseException | None = None
+    while True:
+        try:
+            awaited = work.send(None) if error is None else work.throw(error)
+        except StopIteration:
+            return number
+        if number == at:
+            if late and awaited is not None:
+                awaited.add_done_callback(lambda _: task.cancel())
+            else:
+                task.cancel()
+        number += 1
+        error = None
+        try:
+            yield awaited
+        except BaseException as thrown:
+            error = thrown
+
+
+async def turns(number: int = 5) -> None:
+    """Let other tasks have some turns."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Any) -> None:
+    """Return when a condition holds that other tasks or threads bring about."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str, bytes, int]]:
+    """Check that nobody waits, that all books agree, that every message can be had; return (queue, body, delivery).
+
+    Everything is acked then, and nothing may be left in memory.
+    """
+    await turns()  # loops that were left give back what they fetched
+    broker.broker.log.drain()
+    problems = await broker.check()
+    assert not problems, problems
+    found = []
+    for name in broker.queues():
+        queue = broker.queue(name)
+        inner: Any = queue.queue
+        assert (inner._getters, inner._putters, inner._starved) == (0, 0, 0), name
+        assert not inner._arrived.watchers, name
+        assert not inner._room.watchers, name
+        assert not inner._line, name
+        assert not inner._consumers, name
+        assert inner._pending == inner._incoming == inner._pending_messages == 0, name
+        while len(queue):
+            async with await queue.get(timeout_s=0) as delivery:
+                found.append((name, delivery.body, delivery.delivery_count))
+        assert (await queue.stats()).resident_bytes == 0, name
+    problems = await broker.check()
+    assert not problems, problems
+    return found

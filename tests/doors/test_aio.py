@@ -1,0 +1,771 @@
+"""qflow.aio: the surface of tasks, who waits for what, and what it costs in threads and wake-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+import qflow.aio
+from doors.event_loop import leave_nothing_behind, run, turns, until
+from faults.seams import Faults, open_faulty
+from qflow.broker import Broker
+from qflow.config import BrokerSettings
+
+Scenario = Callable[[qflow.aio.AsyncBroker], Any]
+
+
+def on(path: Path, scenario: Scenario, **settings: Any) -> Any:
+    """Run a scenario with a broker, which must pass its check at the end, and close it."""
+
+    async def whole() -> Any:
+        async with qflow.aio.open(path, **settings) as broker:
+            result = await scenario(broker)
+            if not broker.closed:
+                await turns()
+                broker.broker.log.drain()
+                assert await broker.check() == []
+            return result
+
+    return run(whole())
+
+
+class Clock:
+    """A clock that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# The surface ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_goes_through_with_all_it_has(spool: Path) -> None:
+    """Put, get and ack; a delivery shows what a thread's would."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("jobs", priorities=3)
+        assert await queue.put(b"plain") == 0
+        await queue.put(bytearray(b"rich"), headers={"n": 1}, priority=2, ttl_s=1000)
+        async with await queue.get() as delivery:
+            assert (delivery.body, delivery.headers, delivery.queue) == (b"rich", {"n": 1}, "jobs")
+            assert delivery.expires_at_s is not None
+            assert (delivery.delivery_count, delivery.redelivered, delivery.topic) == (1, False, "")
+        delivery = await queue.get_nowait()
+        assert delivery.sequence == 0
+        assert "jobs" in repr(delivery)
+        await delivery.ack(wait=True)
+        with pytest.raises(qflow.AlreadySettled):
+            await delivery.ack()
+        with pytest.raises(qflow.QueueEmpty):
+            await queue.get_nowait()
+        assert len(queue) == 0
+
+    on(spool, scenario)
+
+
+def test_it_is_opened_by_await_and_by_async_with(spool: Path) -> None:
+    """Both ways work, closing twice is fine, and what was confirmed is there after each."""
+
+    async def scenario() -> None:
+        async with await qflow.aio.open(spool) as broker:
+            await (await broker.declare_queue("q")).put(b"one")
+            with pytest.raises(qflow.SpoolInUse):
+                await qflow.aio.open(spool)
+        await broker.close()
+        assert broker.closed
+        with pytest.raises(qflow.BrokerClosed):
+            await broker.declare_queue("q")
+        async with qflow.aio.open(spool) as broker:
+            assert broker.recovery.clean
+            assert (await broker.queue("q").get()).body == b"one"
+            assert broker.queues() == ["q"]
+            assert broker.path in repr(broker)
+
+    run(scenario())
+
+
+def test_an_opening_that_is_cancelled_leaves_the_spool_free(spool: Path) -> None:
+    """Cancelled while a thread opens it, the broker is closed again by that thread."""
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(qflow.aio.open(spool)._open())
+        await turns(2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not any(thread.name.startswith("qflow-aio") for thread in threading.enumerate()))
+        qflow.open(spool).close()
+
+    run(scenario())
+
+
+def test_batches_are_put_taken_and_settled_as_a_whole(spool: Path) -> None:
+    """`put_many`, `get_many`, and all there is to do with a batch."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q")
+        assert await queue.put_many([b"a", b"b", b"c", b"d"]) == range(4)
+        assert await queue.put_many([]) == range(0)
+        batch = await queue.get_many(3)
+        assert batch.bodies == [b"a", b"b", b"c"]
+        assert list(batch.sequences) == [0, 1, 2]
+        assert [one.body for one in batch] == batch.bodies
+        assert batch[1].body == b"b"
+        assert [one.body for one in batch[1:]] == [b"b", b"c"]
+        assert "3 of" in repr(batch)
+        await batch[0].nack()
+        await batch.extend(10)
+        await batch.ack(wait=True)
+        batch = await queue.get_many(10)
+        assert batch.bodies == [b"a", b"d"]
+        assert batch[0].redelivered
+        await batch.nack()
+        await queue.ack_many(await queue.get_many(1))
+        await queue.ack_many([await queue.get()], wait=True)
+        assert not await queue.get_many(5, timeout_s=0)
+        with pytest.raises(qflow.InvalidArgument, match="max_messages"):
+            await queue.get_many(0)
+
+    on(spool, scenario)
+
+
+def test_submit_gives_a_future(spool: Path) -> None:
+    """Its result is the sequence; where there is no room at once, a task waits for it."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        durable = await broker.declare_queue("durable")
+        futures = [durable.submit(b"%d" % number) for number in range(10)]
+        assert not any(future.done() for future in futures)
+        assert await asyncio.gather(*futures) == list(range(10))
+        passing = await broker.declare_queue("passing", durable=False, limit_messages=1)
+        assert await passing.submit(b"a") == 0
+        waiting = passing.submit(b"b")
+        await turns()
+        assert not waiting.done()
+        await (await passing.get()).ack()
+        assert await waiting == 1
+        with pytest.raises(qflow.QueueFull):
+            await passing.submit(b"c", timeout_s=0)
+        await durable.submit(b"not logged", durable=False)
+
+    on(spool, scenario)
+
+
+def test_what_a_task_may_not_do_raises_what_a_thread_gets(spool: Path) -> None:
+    """Errors are those of the engine."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", max_message_bytes=10, limit_messages=1)
+        with pytest.raises(qflow.InvalidArgument):
+            await queue.put("text")  # type: ignore[arg-type]
+        with pytest.raises(qflow.MessageTooLarge):
+            await queue.put(bytes(11))
+        with pytest.raises(qflow.SettingsConflict):
+            await broker.declare_queue("q")
+        with pytest.raises(qflow.NotFound):
+            broker.queue("r")
+        await queue.put(b"x")
+        with pytest.raises(qflow.QueueFull):
+            await queue.put_nowait(b"y")
+        with pytest.raises(qflow.QueueFull):
+            await queue.put(b"y", timeout_s=0.001)
+        with pytest.raises(qflow.QueueEmpty):
+            await (await broker.declare_queue("empty")).get(timeout_s=0.001)
+        with pytest.raises(qflow.InvalidArgument):
+            queue.consume(3)  # type: ignore[arg-type]
+
+    on(spool, scenario)
+
+
+def test_topics_reach_queues(spool: Path) -> None:
+    """Bind, publish alone, together and as a future, and unbind."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        durable = await broker.declare_queue("durable")
+        passing = await broker.declare_queue("passing", durable=False)
+        await broker.bind(durable, "a/#")
+        await broker.bind("passing", "+/b")
+        assert (await broker.publish("a/b", b"one")).sequences == {"durable": 0, "passing": 0}
+        assert (await broker.publish("nowhere", b"one")).sequences == {}
+        results = await broker.publish_many([("a/b", b"two"), ("a/c", b"three")])
+        assert [result.sequences for result in results] == [{"durable": 1, "passing": 1}, {"durable": 2}]
+        assert (await broker.submit_publish("x/b", b"four")).sequences == {"passing": 2}
+        assert (await passing.get()).topic == "a/b"
+        await broker.unbind(durable, "a/#")
+        assert (await broker.publish("a/b", b"five")).sequences == {"passing": 3}
+
+    on(spool, scenario)
+
+
+def test_a_transaction_holds_whole_or_not_at_all(spool: Path) -> None:
+    """Puts, publishes and acks of several queues; an exception undoes them."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        source = await broker.declare_queue("source")
+        target = await broker.declare_queue("target")
+        await broker.bind(target, "t")
+        await source.put_many([b"1", b"2", b"3"])
+        with pytest.raises(RuntimeError):
+            async with broker.transaction() as tx:
+                await tx.put(target, b"never")
+                delivery = await source.get()
+                await tx.ack(delivery)
+                raise RuntimeError
+        assert len(target) == 0
+        async with broker.transaction() as tx:
+            await tx.put(target, b"a")
+            await tx.put_many("target", [b"b", b"c"])
+            await tx.publish("t", b"d")
+            await tx.ack(delivery)
+            await tx.ack_many(await source.get_many(2))
+        assert tx.result[:2] == [0, range(1, 3)]
+        assert "committed" in repr(tx)
+        assert (len(source), len(target)) == (0, 4)
+        tx = broker.transaction()
+        await tx.put(target, b"e")
+        await tx.rollback()
+        tx = broker.transaction(timeout_s=5)
+        await tx.put(target, b"f")
+        assert await tx.commit() == [4]
+
+    on(spool, scenario)
+
+
+def test_the_rest_of_the_surface(spool: Path) -> None:
+    """Alter, purge, browse, stats, events, slow consumers, delete."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q")
+        assert queue is broker.queue("q")
+        assert (queue.name, repr(queue)) == ("q", "<AsyncQueue 'q'>")
+        seen: list[Any] = []
+        broker.on_event(seen.append)
+        await broker.alter_queue("q", limit_messages=2)
+        assert queue.settings.limit_messages == 2
+        await queue.put_many([b"a", b"b"])
+        with pytest.raises(qflow.QueueFull):
+            await queue.put_nowait(b"c")
+        await until(lambda: seen)
+        assert seen[0].kind is qflow.EventKind.LIMIT_REACHED
+        assert [entry.sequence async for entry in queue.browse()] == [0, 1]
+        assert (await queue.stats()).messages == (await broker.stats()).messages == 2
+        await queue.on_slow_consumer(100.0)
+        assert await queue.purge() == 2
+        await broker.delete_queue("q")
+        with pytest.raises(qflow.QueueDeleted):
+            await queue.put(b"d")
+
+    on(spool, scenario)
+
+
+def test_overflow_policies_hold_for_tasks(spool: Path) -> None:
+    """What a limit turns away is dropped, refused, or a dead letter, whoever puts."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        for policy in (qflow.Overflow.DROP_NEWEST, qflow.Overflow.DROP_OLDEST, qflow.Overflow.DEAD_LETTER):
+            name = policy.value
+            queue = await broker.declare_queue(name, limit_messages=1, on_overflow=policy, dead_letter="dead")
+            await broker.bind(queue, name)
+            await queue.put(b"first")
+            assert (await queue.put(b"second") is None) is (policy is not qflow.Overflow.DROP_OLDEST)
+            await broker.publish(name, b"third")
+            async with await queue.get() as delivery:
+                assert delivery.body == (b"third" if policy is qflow.Overflow.DROP_OLDEST else b"first")
+        dead = broker.queue("dead")
+        assert (await dead.get_many(10)).bodies == [b"second", b"third"]
+
+    on(spool, scenario)
+
+
+def test_importing_qflow_does_not_import_asyncio() -> None:
+    """Who does not use it does not pay for it."""
+    code = "import sys, qflow; assert not {'asyncio', 'qflow.aio'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# async for and consumers ---------------------------------------------------------------------------------------------
+
+
+def test_async_for_gives_back_uncounted_what_it_fetched_and_did_not_hand_out(spool: Path) -> None:
+    """Asking for the next acks nothing; after a break the rest is where it was."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        await queue.put_many([b"%d" % number for number in range(10)])
+        taken = []
+        async for delivery in queue:
+            taken.append(delivery)
+            if len(taken) == 3:
+                break
+        await turns()
+        stats = await queue.stats()
+        assert (stats.acquired_messages, stats.resident_messages) == (3, 7)
+        for delivery in taken:
+            await delivery.ack()
+        rest = await queue.get_many(100)
+        assert rest.bodies == [b"%d" % number for number in range(3, 10)]
+        assert {one.delivery_count for one in rest} == {1}
+        await rest.ack()
+
+    on(spool, scenario)
+
+
+def test_async_for_ends_with_the_broker_or_the_queue(spool: Path) -> None:
+    """A loop that waits is told why there is nothing more."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        async def loop(name: str) -> None:
+            async for delivery in broker.queue(name):
+                await delivery.ack()
+
+        for name in ("closed", "deleted"):
+            await broker.declare_queue(name)
+        loops = [asyncio.create_task(loop(name)) for name in ("closed", "deleted")]
+        await turns()
+        await broker.delete_queue("deleted")
+        with pytest.raises(qflow.QueueDeleted):
+            await loops[1]
+        await broker.close()
+        with pytest.raises(qflow.BrokerClosed):
+            await loops[0]
+
+    on(spool, scenario)
+
+
+def test_a_consumer_runs_so_many_callbacks_at_once_and_no_more(spool: Path) -> None:
+    """Callbacks ack on return and give back on an exception; closing waits for those that run."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q")
+        await queue.put_many([b"%d" % number for number in range(20)])
+        running = most = 0
+        handled: list[bytes] = []
+
+        async def callback(delivery: qflow.aio.AsyncDelivery) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await turns()
+            running -= 1
+            if delivery.body == b"7" and not delivery.redelivered:
+                raise ValueError("once")
+            handled.append(delivery.body)
+
+        failures: list[Any] = []
+        broker.on_event(failures.append)
+        async with queue.consume(callback, prefetch=5, concurrency=4) as consumer:
+            assert consumer.running
+            await until(lambda: len(handled) == 20)
+        assert not consumer.running
+        assert "closed" in repr(consumer)
+        assert (most, running, len(queue)) == (4, 0, 0)
+        assert sorted(handled, key=int) == [b"%d" % number for number in range(20)]
+        await until(lambda: failures)
+        assert failures[0].kind is qflow.EventKind.CONSUMER_FAILED
+
+    on(spool, scenario)
+
+
+def test_a_consumer_that_is_closed_at_once_or_by_its_callback_leaves_nothing(spool: Path) -> None:
+    """Whenever it is closed, what it fetched goes back uncounted; from its callback it does not wait for itself."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q")
+        await queue.put_many([b"1", b"2", b"3"])
+
+        async def never(delivery: qflow.aio.AsyncDelivery) -> None:
+            raise AssertionError(delivery)
+
+        await queue.consume(never).close()
+        consumer: qflow.aio.AsyncConsumer
+
+        async def once(delivery: qflow.aio.AsyncDelivery) -> None:
+            await consumer.close()
+
+        consumer = queue.consume(once)
+        await until(lambda: not consumer.running)
+        await turns()
+        found = await leave_nothing_behind(broker)
+        assert [(body, count) for _, body, count in found] == [(b"2", 1), (b"3", 1)]
+
+    on(spool, scenario)
+
+
+def test_a_callback_that_cancels_something_of_its_own_has_failed(spool: Path) -> None:
+    """The consumer goes on; a queue's slow-consumer policy can stop it from a thread."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        await queue.put(b"1")
+        counts: list[int] = []
+
+        async def callback(delivery: qflow.aio.AsyncDelivery) -> None:
+            counts.append(delivery.delivery_count)
+            if len(counts) == 1:
+                raise asyncio.CancelledError
+
+        consumer = queue.consume(callback)
+        await until(lambda: counts == [1, 2])
+        await asyncio.to_thread(consumer.stop)
+        await until(lambda: not queue.queue._consumers)
+
+    on(spool, scenario)
+
+
+# Waiting -------------------------------------------------------------------------------------------------------------
+
+
+def test_getters_are_served_in_the_order_they_came(spool: Path) -> None:
+    """First come, first served; who was woken and found nothing keeps its place."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        served: list[tuple[int, bytes]] = []
+
+        async def getter(number: int) -> None:
+            async with await queue.get() as delivery:
+                served.append((number, delivery.body))
+
+        getters = []
+        for number in range(4):
+            getters.append(asyncio.create_task(getter(number)))
+            await turns(1)
+        await queue.put(b"snatched")
+        await (await queue.get_nowait()).ack()  # before the first one, who is woken, has its turn
+        await turns()
+        await queue.put_many([b"a", b"b", b"c", b"d"])
+        await asyncio.gather(*getters)
+        assert served == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
+
+    on(spool, scenario)
+
+
+def test_a_wake_up_of_a_cancelled_getter_goes_to_the_next(spool: Path) -> None:
+    """The message that woke it reaches another who waits."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        first, second = asyncio.create_task(queue.get()), asyncio.create_task(queue.get())
+        await turns()
+        await queue.put(b"x")
+        first.cancel()
+        assert (await second).body == b"x"
+        assert first.cancelled()
+        await queue.purge()
+
+    on(spool, scenario)
+
+
+def test_putters_at_a_limit_pass_in_the_order_they_came_tasks_and_threads_alike(spool: Path) -> None:
+    """One line for both."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False, limit_messages=1, resume_ratio=0)
+        await queue.put(b"0")
+        line: Any = queue.queue._line
+        putters: list[Any] = []
+        for number in range(1, 7):
+            body = b"%d" % number
+            putters.append(
+                asyncio.create_task(queue.put(body))
+                if number % 2
+                else asyncio.get_running_loop().run_in_executor(None, queue.queue.put, body)
+            )
+            await until(lambda number=number: len(line) == number)
+        got = []
+        for _ in range(7):
+            async with await queue.get() as delivery:
+                got.append(delivery.body)
+        assert got == [b"%d" % number for number in range(7)]
+        await asyncio.gather(*putters)
+
+    on(spool, scenario)
+
+
+def test_tasks_and_threads_at_a_limit_of_100_never_make_101(spool: Path) -> None:
+    """Both reserve depth before they wait for anything."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", limit_messages=100, resume_ratio=0.9)
+        deepest = 0
+
+        async def produce() -> None:
+            for _ in range(5):
+                await queue.put(b"x")
+
+        def produce_in_thread() -> None:
+            for _ in range(50):
+                queue.queue.put(b"y")
+
+        async def drain() -> None:
+            nonlocal deepest
+            left = 1000
+            while left:
+                deepest = max(deepest, len(queue))
+                batch = await queue.get_many(7)
+                left -= len(batch)
+                await batch.ack()
+
+        loop = asyncio.get_running_loop()
+        threads = [loop.run_in_executor(None, produce_in_thread) for _ in range(4)]
+        await asyncio.gather(*(produce() for _ in range(160)), *threads, drain())
+        assert 90 <= deepest <= 100
+
+    on(spool, scenario)
+
+
+def test_a_thousand_tasks_share_commits_and_wake_ups(spool: Path) -> None:
+    """One batch, one wake-up of the loop, no thread per put."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q")
+        await queue.put(b"first")
+        loop = asyncio.get_running_loop()
+        wake_ups = 0
+        real = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            nonlocal wake_ups
+            wake_ups += 1
+            return real(*arguments, **options)
+
+        before, threads = broker.broker.log.commits, set(threading.enumerate())
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+        try:
+            sequences = await asyncio.gather(*(queue.put(b"%d" % number) for number in range(1000)))
+        finally:
+            loop.call_soon_threadsafe = real  # type: ignore[method-assign]
+        assert sequences == list(range(1, 1001))
+        assert wake_ups == broker.broker.log.commits - before == 1
+        assert set(threading.enumerate()) <= threads
+
+    on(spool, scenario)
+
+
+def test_what_memory_serves_neither_suspends_nor_starts_a_thread(spool: Path) -> None:
+    """Transient puts, gets, acks and publishes run to their end at the first step."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        await broker.bind(queue, "t")
+        threads = set(threading.enumerate())
+
+        async def everything() -> None:
+            await queue.put(b"a")
+            await queue.put_many([b"b"])
+            await broker.publish("t", b"c")
+            await (await queue.get()).ack()
+            await (await queue.get_nowait()).nack()
+            await (await queue.get_many(5)).ack(wait=True)
+            async with broker.transaction() as tx:
+                await tx.put(queue, b"d")
+            async for delivery in queue:
+                await delivery.ack()
+                break
+
+        with pytest.raises(StopIteration):
+            everything().send(None)
+        assert set(threading.enumerate()) <= threads
+
+    on(spool, scenario)
+
+
+def test_what_spills_goes_through_memory_and_back_without_blocking_the_loop(spool: Path) -> None:
+    """Ten times the capacity, producers and a consumer in one loop; never more than two threads for the disk."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        bodies = [b"%04d" % number * 250 for number in range(1000)]
+        for body in bodies:
+            await queue.put(body)
+        stats = await queue.stats()
+        assert stats.spilled_messages > 500
+        assert stats.resident_bytes <= 100_000
+        got = []
+        async for delivery in queue:
+            got.append(delivery.body)
+            await delivery.ack()
+            if len(got) == len(bodies):
+                break
+        assert got == bodies
+        assert sum(thread.name.startswith("qflow-aio") for thread in threading.enumerate()) <= 2
+
+    on(spool, scenario, capacity_bytes=100_000)
+
+
+def test_a_full_disk_is_waited_for_or_told(spool: Path) -> None:
+    """DiskFull at the time-out, and whoever waits goes on when there is room."""
+    faults = Faults()
+
+    async def scenario() -> None:
+        async with qflow.aio.AsyncBroker(open_faulty(spool, faults, capacity_bytes=8000)) as broker:
+            queue = await broker.declare_queue("q", durable=False)
+            await queue.put_many([bytes(1000)] * 6)
+            faults.fail("pwrite", errno.ENOSPC)
+            with pytest.raises(qflow.DiskFull):
+                for _ in range(3):
+                    await queue.put(bytes(1000), timeout_s=0)
+            waiting = asyncio.create_task(queue.put(bytes(3000)))
+            await until(lambda: queue.queue._putters)
+            await (await queue.get_many(6)).ack()
+            await waiting
+            faults.heal()
+            await leave_nothing_behind(broker)
+
+    run(scenario())
+
+
+def test_a_refused_commit_reaches_each_of_its_tasks(spool: Path) -> None:
+    """Every put of the batch raises, none is there, and what follows works."""
+    faults = Faults()
+
+    async def scenario() -> None:
+        async with qflow.aio.AsyncBroker(open_faulty(spool, faults)) as broker:
+            queue = await broker.declare_queue("q")
+            faults.fail("make_room", lambda: qflow.DiskFull("no space"))
+            outcomes = await asyncio.gather(*(queue.put(b"x") for _ in range(5)), return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [qflow.DiskFull] * 5
+            assert len({id(outcome) for outcome in outcomes}) == 5
+            faults.heal()
+            assert len(queue) == 0
+            await queue.put(b"y")
+            assert len(await leave_nothing_behind(broker)) == 1
+
+    run(scenario())
+
+
+def test_an_ack_timeout_reaches_a_task_that_waits(spool: Path) -> None:
+    """A message that comes back by its lease wakes a getter, through its dead-letter queue or not."""
+    clock = Clock()
+
+    async def scenario() -> None:
+        broker = qflow.aio.AsyncBroker(Broker(spool, BrokerSettings(), clock=clock, monotonic=clock))
+        async with broker:
+            for dead_letter in (None, "dead"):
+                queue = await broker.declare_queue(
+                    f"q{dead_letter}", durable=False, ack_timeout_s=10, dead_letter=dead_letter
+                )
+                await queue.put(b"x")
+                held = await queue.get()
+                await held.extend(20)
+                waiting = asyncio.create_task(queue.get())
+                await until(lambda queue=queue: queue.queue._getters)
+                clock.now += 15
+                queue.queue.tick()
+                await turns()
+                assert not waiting.done()
+                clock.now += 15
+                queue.queue.tick()
+                again = await waiting
+                assert again.delivery_count == 2
+                with pytest.raises(qflow.AlreadySettled):
+                    await held.ack()
+                await again.ack()
+            await leave_nothing_behind(broker)
+
+    run(scenario())
+
+
+def test_an_expired_message_becomes_a_dead_letter_on_the_way_to_a_task(spool: Path) -> None:
+    """A get that finds one has a thread carry it away, and goes on to the next message."""
+    clock = Clock()
+
+    async def scenario() -> None:
+        async with qflow.aio.AsyncBroker(Broker(spool, BrokerSettings(), clock=clock, monotonic=clock)) as broker:
+            queue = await broker.declare_queue("q", dead_letter="dead")
+            await queue.put(b"late", ttl_s=5)
+            await queue.put(b"good")
+            clock.now += 6
+            async with await queue.get() as delivery:
+                assert delivery.body == b"good"
+            found = await leave_nothing_behind(broker)
+            assert [(name, body) for name, body, _ in found] == [("dead", b"late")]
+
+    run(scenario())
+
+
+def test_closing_wakes_who_waits_for_a_message_and_for_room(spool: Path) -> None:
+    """BrokerClosed for both; a put on its way is confirmed first."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", limit_messages=1)
+        empty = await broker.declare_queue("empty")
+        await queue.put(b"x")
+        getter, putter = asyncio.create_task(empty.get()), asyncio.create_task(queue.put(b"y"))
+        on_its_way = asyncio.create_task(empty.put(b"z"))
+        await turns(1)
+        await broker.close()
+        assert await on_its_way == 0
+        outcomes = await asyncio.gather(getter, putter, return_exceptions=True)
+        assert isinstance(outcomes[1], qflow.BrokerClosed)
+        assert isinstance(outcomes[0], qflow.BrokerClosed | qflow.aio.AsyncDelivery)  # it may have got the last one
+        with pytest.raises(qflow.BrokerClosed):
+            await empty.get()
+
+    on(spool, scenario)
+
+
+def test_loops_in_several_threads_share_a_broker(spool: Path) -> None:
+    """Each has its own wake-ups; a message put by one reaches a task of another."""
+    with qflow.open(spool) as plain:
+        broker = qflow.aio.AsyncBroker(plain)
+        plain.declare_queue("there")
+        plain.declare_queue("back")
+
+        async def echo() -> None:
+            async for delivery in broker.queue("there"):
+                await broker.queue("back").put(delivery.body)
+                await delivery.ack()
+                if delivery.body == b"last":
+                    return
+
+        async def ask() -> list[bytes]:
+            there, back = broker.queue("there"), broker.queue("back")
+            answers = []
+            for body in [b"%d" % number for number in range(30)] + [b"last"]:
+                await there.put(body)
+                async with await back.get() as delivery:
+                    answers.append(delivery.body)
+            return answers
+
+        thread = threading.Thread(target=run, args=(echo(),))
+        thread.start()
+        assert run(ask()) == [b"%d" % number for number in range(30)] + [b"last"]
+        thread.join()
+        plain.log.drain()
+        assert plain.check() == []
+
+
+def test_a_loop_that_ended_with_tasks_in_the_middle_holds_nobody_up(spool: Path) -> None:
+    """asyncio.run cancels what is left; the broker goes on with threads and with the next loop."""
+    with qflow.open(spool) as plain:
+        broker = qflow.aio.AsyncBroker(plain)
+        queue = plain.declare_queue("q", limit_messages=3)
+
+        async def leave() -> None:
+            for _ in range(5):
+                asyncio.create_task(broker.queue("q").put(b"x"))  # noqa: RUF006
+            broker.queue("q").submit(b"y")
+            await turns(1)
+
+        run(leave())
+        plain.log.drain()
+        assert len(queue) == 3
+        assert not queue._line
+        queue.purge()
+        assert queue.put(b"z", timeout_s=0) is not None
+        assert run(broker.queue("q").get()).body == b"z"
+        queue.purge()
+        assert plain.check() == []
