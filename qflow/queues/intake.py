@@ -921,6 +921,11 @@ class Intake(Backlog):
         if self._ended is not None:
             raise self._gone_error()
 
+    def would_admit(self, messages: int, size: int) -> bool:
+        """Tell whether so many messages, of so many bytes together, pass the limits as things are."""
+        with self._lock:
+            return self._admits(Depth(messages, size))
+
     def check_not_deleted(self) -> None:
         """Refuse to go on if the queue was deleted since room in it was reserved, perhaps long ago."""
         if self._ended is QueueDeleted:

@@ -225,6 +225,13 @@ class Transaction:
         self._check_open()
         self._add("publish", steps)
 
+    def put_published(self, queue: Queue, topic: str, body: bytes, headers: Headers | None) -> None:
+        """Put a message with the topic it was published under, into one queue; the rest as `put`."""
+        self._check_open()
+        found = self._router.own(queue)
+        form = found.form(headers, None, 0, None, None, None, topic)
+        self._add("puts", [Step(found, form.number, [form.record(body)])])
+
     def ack(self, delivery: Delivery) -> None:
         """Settle a delivery when the transaction commits.
 
@@ -349,6 +356,8 @@ class Transaction:
         try:
             places = self._together.commit(steps, leavings, timeout=self._timeout)
         except BaseException as error:
+            for leaving in leavings:
+                leaving.give_up()
             self.end("rolled back" if isinstance(error, Exception) else "interrupted")
             raise
         return self.committed(places)
