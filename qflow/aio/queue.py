@@ -64,7 +64,7 @@ class AsyncQueue:
 
         Cancelled while it waits for room, it did not happen; cancelled while it waits for its sync, it is put all the
         same, or refused with its batch.
-        Cost: transient 6 µs, without suspending; durable a share of one commit, one for all tasks that put meanwhile.
+        Cost: transient 0.8 µs, without suspending; durable 6 µs and a share of a commit for all that put meanwhile.
         """
         queue = self.queue
         if (
@@ -189,7 +189,7 @@ class AsyncQueue:
 
         Cancelled, it takes nothing: what it may have acquired is in its place again, and not counted as delivered.
         Who waits longest is served first; before threads that wait.
-        Cost: 5 µs in memory, without suspending.
+        Cost: 0.8 µs in memory, without suspending; 15 µs to wait for a task that puts.
         """
         delivery = self.queue.get_at_once()
         if delivery is not None:
