@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench import (
     acks,
     aging,
+    asyncio_rows,
     attribution,
     durable,
     family,
@@ -28,6 +29,7 @@ THEMES: dict[str, list[Workload]] = {
     "durable": [*durable.WORKLOADS, *acks.WORKLOADS, *threads.WORKLOADS],
     "spill": [*spill.WORKLOADS, *stores.WORKLOADS, *satellite.WORKLOADS, *oscillation.WORKLOADS],
     "memory": [*memory.WORKLOADS, *overhead.WORKLOADS, *pressure.WORKLOADS, *attribution.WORKLOADS],
+    "asyncio": asyncio_rows.WORKLOADS,
     "restart": restart.WORKLOADS,
     "aging": aging.WORKLOADS,
     "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],

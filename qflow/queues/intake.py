@@ -244,6 +244,12 @@ class Intake(Backlog):
         record = form.record(body)
         return self._put([record], type(record) is bytes, form.number, timeout_s)
 
+    def put_at_once(self, body: bytes) -> int | None:
+        """`put` of a plain message where that takes no commit, no waiting and no work on the disk; else None."""
+        cost = len(body) + OVERHEAD_BYTES
+        with self._lock:
+            return self.put(body) if self._used + cost <= self._ceiling and cost <= self._largest else None
+
     def put_nowait(self, body: bytes | bytearray | memoryview, **options: Any) -> int | None:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return self.put(body, **options, timeout_s=0)

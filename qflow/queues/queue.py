@@ -289,6 +289,7 @@ class Queue(Outlet):
             logged_messages=logged,
             acquired_messages=acquired,
             acquired_bytes=acquired_bytes,
+            lag_messages=messages - acquired,
             delayed_messages=sum(part.resident_messages + part.spilled_messages for part in delayed),
             oldest_unacked_s=oldest,
             capacity_bytes=self._account.capacity,
