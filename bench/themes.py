@@ -6,6 +6,8 @@ from bench import (
     acks,
     aging,
     attribution,
+    broker_features,
+    delayed,
     durable,
     family,
     hot_path,
@@ -15,6 +17,7 @@ from bench import (
     overhead,
     pressure,
     promises,
+    reading,
     restart,
     satellite,
     spill,
@@ -30,5 +33,6 @@ THEMES: dict[str, list[Workload]] = {
     "memory": [*memory.WORKLOADS, *overhead.WORKLOADS, *pressure.WORKLOADS, *attribution.WORKLOADS],
     "restart": restart.WORKLOADS,
     "aging": aging.WORKLOADS,
+    "broker": [*broker_features.WORKLOADS, *delayed.WORKLOADS, *reading.WORKLOADS],
     "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],
 }
