@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench import (
     acks,
     aging,
+    asyncio_rows,
     attribution,
     broker_features,
     delayed,
@@ -31,6 +32,7 @@ THEMES: dict[str, list[Workload]] = {
     "durable": [*durable.WORKLOADS, *acks.WORKLOADS, *threads.WORKLOADS],
     "spill": [*spill.WORKLOADS, *stores.WORKLOADS, *satellite.WORKLOADS, *oscillation.WORKLOADS],
     "memory": [*memory.WORKLOADS, *overhead.WORKLOADS, *pressure.WORKLOADS, *attribution.WORKLOADS],
+    "asyncio": asyncio_rows.WORKLOADS,
     "restart": restart.WORKLOADS,
     "aging": aging.WORKLOADS,
     "broker": [*broker_features.WORKLOADS, *delayed.WORKLOADS, *reading.WORKLOADS],

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HOWTOS = ("spill-stores", "overflow-policies", "publish", "exactly-once", "sizing-memory", "retries-and-dead-letters")
+HOWTOS = (
+    "spill-stores",
+    "overflow-policies",
+    "publish",
+    "exactly-once",
+    "sizing-memory",
+    "retries-and-dead-letters",
+    "asyncio",
+)
 PAGES = ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in HOWTOS)]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in ("flights.py", "usage.py"))
 

@@ -64,7 +64,7 @@ class AsyncQueue:
 
         Cancelled while it waits for room, it did not happen; cancelled while it waits for its sync, it is put all the
         same, or refused with its batch.
-        Cost: transient 6 µs, without suspending; durable a share of one commit, one for all tasks that put meanwhile.
+        Cost: transient 0.8 µs, without suspending; durable 6 µs and a share of a commit for all that put meanwhile.
         """
         queue = self.queue
         if (
@@ -77,6 +77,10 @@ class AsyncQueue:
             and not priority
             and queue.settings.ttl_s is None
         ):
+            if not queue.settings.durable:
+                sequence = queue.put_at_once(body)
+                if sequence is not None:
+                    return sequence
             put = queue.draft([body], True, 0)
             if queue.reserve_at_once(put):
                 future = self._enter(self._homes.here(), put)
@@ -185,8 +189,11 @@ class AsyncQueue:
 
         Cancelled, it takes nothing: what it may have acquired is in its place again, and not counted as delivered.
         Who waits longest is served first; before threads that wait.
-        Cost: 5 µs in memory, without suspending.
+        Cost: 0.8 µs in memory, without suspending; 15 µs to wait for a task that puts.
         """
+        delivery = self.queue.get_at_once()
+        if delivery is not None:
+            return AsyncDelivery(delivery, self)
         batch = await self.collect(1, timeout_s)
         if not batch:
             raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")

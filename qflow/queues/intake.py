@@ -244,6 +244,12 @@ class Intake(Backlog):
         record = form.record(body)
         return self._put([record], type(record) is bytes, form.number, timeout_s)
 
+    def put_at_once(self, body: bytes) -> int | None:
+        """`put` of a plain message where that takes no commit, no waiting and no work on the disk; else None."""
+        cost = len(body) + OVERHEAD_BYTES
+        with self._lock:
+            return self.put(body) if self._used + cost <= self._ceiling and cost <= self._largest else None
+
     def put_nowait(self, body: bytes | bytearray | memoryview, **options: Any) -> int | None:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return self.put(body, **options, timeout_s=0)
@@ -424,7 +430,7 @@ class Intake(Backlog):
         future: Future[int | None] | None,
     ) -> tuple[Put, Batch]:
         """Reserve room and join the open batch."""
-        put = self.prepare(records, plain, number, timeout)
+        put = self._prepare(records, plain, number, timeout)
         put.future = future
         try:
             return put, log.put(put)
@@ -433,26 +439,38 @@ class Intake(Backlog):
                 self.refused(put)
             raise
 
+    def _prepare(self, records: list[Record], plain: bool, number: int, timeout: float | None) -> Put:
+        """`prepare` for the messages of one put."""
+        put = self.draft(records, plain, number)
+        with self._lock:
+            self._reserve(len(records), put.size, put.charged, timeout)
+            self._pending += 1
+        return put
+
     def prepare(
         self,
-        records: list[Record],
-        plain: bool,
-        number: int,
+        lots: list[tuple[int, list[Record]]],
         timeout: float | None,
         *,
         leaving: Depth = NOTHING,
         dead: bool = False,
-    ) -> Put:
+    ) -> list[Put]:
         """Reserve room for messages that join a batch: until they are published or `refused`, they are on their way.
 
         What is leaving the queue in the same commit makes room for them at its limits. Dead letters pass the limits:
         they were confirmed before, and have nowhere else to go.
+
+        Args:
+            lots: (number of a lane, records): all lanes at once, for one after the other might wait for each other.
         """
-        put = self.draft(records, plain, number, dead=dead)
+        puts = [self.draft(records, is_plain(records), number, dead=dead) for number, records in lots]
+        arriving = Depth(sum(len(put.records) for put in puts), sum(put.size for put in puts))
+        if len(puts) > 1 and self._has_limit() and not dead:
+            check_can_ever_fit(self._name, self.settings, arriving)
         with self._lock:
-            self._reserve(len(records), put.size, put.charged, timeout, leaving=leaving, dead=dead)
-            self._pending += 1
-        return put
+            self._reserve(*arriving, sum(put.charged for put in puts), timeout, leaving=leaving, dead=dead)
+            self._pending += len(puts)
+        return puts
 
     def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
         """Return a put that has reserved nothing yet, after checking that it may pass."""

@@ -55,7 +55,7 @@ Held = Delivery | Deliveries
 class Leaving:
     """Messages on their way out of a queue, in a commit with something else. They are charged until that holds."""
 
-    __slots__ = ("counter", "held", "queue", "segments", "unit")
+    __slots__ = ("counter", "held", "parts", "queue", "segments", "unit")
 
     def __init__(self, queue: Outlet, segments: list[Segment], counter: str, held: dict[Held, float | None]) -> None:
         self.queue = queue
@@ -64,6 +64,8 @@ class Leaving:
         """What they are counted as, once they are gone."""
         self.held = held
         """Who held them: if the commit is refused, he does again."""
+        self.parts: list[tuple[Delivery, Deliveries, int]] = []
+        """Which of them were in a batch, and where: they go back there."""
         self.unit: Unit | None = None
         """What takes them away, once they are to join a batch."""
 
@@ -199,6 +201,11 @@ class Outlet(Intake):
                 self.return_batch(batch)
             raise
         return delivery
+
+    def get_at_once(self) -> Delivery | None:
+        """`get` where that takes no waiting and no work on the disk; else None."""
+        with self._lock:
+            return self.get(0) if self._front.head.records else None
 
     def get_nowait(self) -> Delivery:
         """`get` that does not wait for a message."""
@@ -615,8 +622,8 @@ class Outlet(Intake):
     def leave_batch(self, batch: Deliveries, index: int, delivery: Delivery | None = None) -> Delivery | None:
         """Make one delivery of a batch, this object or a new one, a single one; None if it was purged."""
         with self._lock:
-            if batch.settled is not None and index in batch.settled:
-                raise AlreadySettled(f"message {batch.at(index)[0]} of queue {self._name!r} was settled before")
+            if batch.settled is not None:
+                batch.check_unsettled(index)
             if not self._holds(batch):
                 return None
             delivery = delivery or batch[index]
@@ -806,24 +813,49 @@ class Outlet(Intake):
             AlreadySettled: one of them is not acquired any more; nothing was done.
         """
         with self._lock:
-            self._check_open()
+            self._check_settles()
+            wanted = {} if self._ended else {one: self._place_of(one) for one in deliveries if self._is_held(one)}
             segments: list[Segment] = []
             held: dict[Held, float | None] = {}
-            for one in deliveries:
-                if isinstance(one, Deliveries):
-                    if not self._holds(one):
-                        continue
-                    segments += one.left()
-                    held[one] = self._batches[one]
-                elif one in self._acquired:
+            parts: list[tuple[Delivery, Deliveries, int]] = []
+            for one, (batch, index) in wanted.items():
+                if isinstance(one, Delivery):
+                    if batch is not None:
+                        self.leave_batch(batch, index, one)
+                        parts.append((one, batch, index))
                     segments.append(Segment(one.sequence, [one.record], one._marks))
                     held[one] = self._acquired[one]
-                else:
-                    self._check_late(one.sequence)
+            for one in wanted:
+                if isinstance(one, Deliveries) and one in self._batches:
+                    segments += one.left()
+                    held[one] = self._batches[one]
             leaving = Leaving(self, segments, "_acked", held)
+            leaving.parts = parts
             self._leaving[leaving] = None
             self._drop_held(held)
             return leaving
+
+    def _place_of(self, one: Held) -> tuple[Deliveries | None, int]:
+        """Return the batch a delivery is in, and where; None for a single one, and for a batch."""
+        batch = one._settler
+        return (batch, batch._position(one.sequence)) if isinstance(batch, Deliveries) else (None, 0)  # type: ignore[union-attr]
+
+    def _is_held(self, one: Held) -> bool:
+        """Tell whether a delivery or batch is acquired; False if it was purged. Under the lock.
+
+        Raises:
+            AlreadySettled: it was settled, or went back.
+        """
+        if isinstance(one, Deliveries):
+            return self._holds(one)
+        batch, index = self._place_of(one)
+        if batch is not None:
+            batch.check_unsettled(index)
+            return self._holds(batch)
+        if one not in self._acquired:
+            self._check_late(one.sequence)
+            return False
+        return True
 
     def left(self, leaving: Leaving) -> None:
         """Forget messages whose leaving is committed."""
@@ -852,6 +884,9 @@ class Outlet(Intake):
                     self._batches[one] = since
                 else:
                     self._acquired[one] = since
+            for one, batch, index in leaving.parts:
+                self._batches[batch] = self._acquired.pop(one)
+                batch.take_back(one, index)
 
     def _forget(self, segments: list[Segment], counter: str) -> None:
         """Uncharge and count messages that are gone. Under the lock."""
