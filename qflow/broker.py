@@ -51,7 +51,7 @@ from qflow.events import Event, EventKind
 from qflow.memory.ledger import Account, Ledger
 from qflow.message import LANE_SHIFT, Headers
 from qflow.queues.dead_letters import check_no_cycle, dead_letters
-from qflow.queues.outlet import Leaving
+from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction

@@ -17,10 +17,11 @@ from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, OVERHEAD_BYTES, expires_of, is_logged, lane_of
+from qflow.queues.admission import again
 from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES, Unlocked
 from qflow.queues.consumer import Consumer, Listed
-from qflow.queues.intake import again
-from qflow.queues.outlet import Held, Outlet, by_expiry
+from qflow.queues.holding import Held
+from qflow.queues.outlet import Outlet, by_expiry
 from qflow.queues.overflow import Depth, excess
 from qflow.stats import QueueStats
 from qflow.storage import block_log

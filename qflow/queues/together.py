@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
 from qflow.message import Record
+from qflow.queues.admission import NOTHING, TurnedAway, again
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.intake import NOTHING, TurnedAway, again
-from qflow.queues.outlet import Leaving, Outlet
+from qflow.queues.holding import Holding, Leaving
 from qflow.queues.overflow import Decision, Depth
 from qflow.queues.queue import Queue
 from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
@@ -188,7 +188,7 @@ class Parts:
         """(queue, messages, they are dropped) of what limits turned away."""
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
-        self._leave: dict[Outlet, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+        self._leave: dict[Holding, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
 
     def leaving(self, queue: Queue) -> Depth:
         """Return what leaves a queue, the first time."""

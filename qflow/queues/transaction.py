@@ -21,8 +21,9 @@ from qflow.errors import AlreadySettled, CorruptionError, InvalidArgument, Trans
 from qflow.memory.ledger import Account, Ledger
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.backlog import Relief
+from qflow.queues.holding import Held, Leaving
 from qflow.queues.intake import Moment
-from qflow.queues.outlet import Held, Leaving, Outlet
+from qflow.queues.outlet import Outlet
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.storage.spill import Slots, SpillArea
