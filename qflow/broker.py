@@ -151,7 +151,8 @@ class Broker:
         self._monotonic = monotonic
         self._problems: list[str] = []
         self._quarantined_blocks = 0
-        self._closed = False
+        self._closed = self._released = False
+        self._closer: threading.Thread | None = None
         self._declaring = threading.Lock()  # held while a queue is declared or deleted
         self._upkeep = threading.Lock()  # held by maintenance while it moves things, and by `check`
         self._lock = threading.Lock()  # guards the names below
@@ -351,7 +352,7 @@ class Broker:
             ttl_s: messages expire so many seconds after they could first be delivered; None = never.
             max_deliveries: after so many deliveries a message that comes back is a dead letter, or dropped.
             dead_letter: name of the queue for expired, rejected and too often delivered messages; None = they are
-                dropped. It need not exist yet: when it is first needed it is declared, as durable as this one.
+                dropped. It need not exist yet: when it is first needed it is declared, durable if a queue is that names it.
             ack_timeout_s: a message held for longer goes back to the queue; None = it is held until it is settled.
             priorities: how many there are, 1 to 10; 1 is a plain FIFO.
             resume_ratio: puts that were held back by a limit go on when the depth is down to this share of it.
@@ -538,7 +539,10 @@ class Broker:
         self, messages: Iterable[tuple[str, bytes | bytearray | memoryview]], *, headers: Headers | None = None
     ) -> list[PublishResult]:
         """Publish (topic, body) pairs in one commit: all of them or none; see `publish`."""
-        pairs = list(messages)
+        try:
+            pairs = list(messages)
+        except TypeError as error:
+            raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {messages!r}") from error
         for pair in pairs:
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {pair!r}")
@@ -614,7 +618,11 @@ class Broker:
         if not self._declaring.acquire(timeout=1):  # the broker may be closing, and wait for who calls this
             raise StorageError(f"the dead-letter queue {name!r} could not be declared now")
         try:
-            return self._declare(name, QueueSettings(durable=source.settings.durable))
+            queue = self._queues.get(name)
+            if queue is not None:
+                return queue
+            sources = [queue.settings for queue in self._queues.values() if queue.settings.dead_letter == name]
+            return self._declare(name, QueueSettings(durable=any(settings.durable for settings in sources)))
         finally:
             self._declaring.release()
 
@@ -923,29 +931,38 @@ class Broker:
             StorageError: the log failed; the spool is released all the same, and is recovered at the next open.
         Cost: one commit.
         """
-        with self._declaring:
-            with self._lock:
-                if self._closed:
-                    return
-                self._closed = True
-                queues = list(self._queues.values())
+        with self._declaring, self._lock:
+            if self._released or self._closer is not None:
+                return  # it is closed, or somebody is at it: an event's callback may be the one he waits for
+            self._closed = True
+            self._closer = threading.current_thread()
+            queues = list(self._queues.values())
+        try:
             for queue in queues:
                 queue.refuse_calls(BrokerClosed)
             self._stop.set()
-            self._maintenance.join()
-            with ExitStack() as ending:  # whatever fails, the spool is released
-                ending.callback(_brokers.discard, self)
-                ending.callback(self._spool_lock.release)
-                ending.callback(self._store.close)
-                ending.callback(self._log.close)
-                for queue in queues:
-                    ending.callback(queue.let_go)
-                for queue in queues:
-                    queue.settle_down(self._log.drain, QUIET_S)
-                self._log.drain()
-                if not self._log.failed:
-                    self._commit(self._log.write(partial(_write_ending, queues)))
-            self._tell_all()
+            if self._closer is not self._maintenance:
+                self._maintenance.join()
+            self._release(queues)
+        finally:
+            self._closer = None  # who was interrupted may try again
+        self._tell_all()
+
+    def _release(self, queues: list[Queue]) -> None:
+        """Confirm what is on its way and let go of the spool, whatever fails."""
+        with ExitStack() as ending:
+            ending.callback(_brokers.discard, self)
+            ending.callback(self._spool_lock.release)
+            ending.callback(self._store.close)
+            ending.callback(self._log.close)
+            for queue in queues:
+                ending.callback(queue.let_go)
+            self._released = True
+            for queue in queues:
+                queue.settle_down(self._log.drain, QUIET_S)
+            self._log.drain()
+            if not self._log.failed:
+                self._commit(self._log.write(partial(_write_ending, queues)))
 
     def __enter__(self) -> Broker:
         return self

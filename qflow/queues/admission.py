@@ -26,17 +26,19 @@ from qflow.errors import (
     TransactionTooLarge,
 )
 from qflow.events import EventKind, Teller
-from qflow.memory.group import GROUP_BYTES
+from qflow.memory.group import GROUP_BYTES, Group, groups_of
 from qflow.memory.ledger import Account, Ledger
+from qflow.memory.run_list import OWN_RUN
 from qflow.message import (
     DELAYED,
     OVERHEAD_BYTES,
     Record,
+    by_due,
     charge,
     is_plain,
     lane_of,
 )
-from qflow.queues.backlog import RETRY_S, Backlog, Relief, Unlocked
+from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Relief, Unlocked
 from qflow.queues.line import FOREVER, WORK, Wake, Watcher
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
 from qflow.storage.block_log import Row
@@ -387,7 +389,7 @@ class Admission(Backlog):
             if self._spill_error is not None and excess > 0:
                 return self._patience_s(asking.deadline, self._spill_error)
             if (self._put_slack and self._incoming) or self._spilling:
-                return self._patience_s(None, None)
+                return self._patience_s(asking.deadline if self._put_slack else None, None)
             # It passes, alone, and is spilled as soon as it is visible.
             self._ledger.borrow_most(account, self._used + charged - account.borrowed)
             self._put_slack = max(0, self._used + charged - account.borrowed - self._get_slack)
@@ -475,6 +477,8 @@ class Admission(Backlog):
         if deadline is not None:
             wait = min(wait, deadline - self._monotonic())
         if wait <= 0 or (disk is not None and self.settings.on_overflow is Overflow.REJECT):
+            if disk is None and not self._has_limit():
+                raise QueueFull(f"queue {self._name!r} found no memory in time: others wait with what they reserved")
             if disk is None:
                 raise self._full()
             raise DiskFull(f"queue {self._name!r} is out of memory and could not spill: {disk}") from disk
@@ -528,8 +532,8 @@ class Admission(Backlog):
                 self._publish(first, put.records, put.size, put.charged, 1)
                 put.first = first
 
-    def purged(self, end: int) -> None:
-        """Drop everything below `end`: its settling is committed."""
+    def purged(self, ends: dict[int, int]) -> None:
+        """Drop everything below these ends, by lane: their settling is committed."""
         raise NotImplementedError
 
     def refused(self, put: Put) -> None:
@@ -552,27 +556,42 @@ class Admission(Backlog):
         count = len(records)
         gap = first - runs.next
         gone = self._ended is not None
-        if lane_of(first) >= DELAYED and not gone:
-            self._used -= charged - charge(records)
-            self._add_delayed(first, records, 0)
-            runs.skip_to(first + count)
+        number = runs.number
+        schedule = self._schedules[number] if number >= DELAYED and not gone else None
+        groups: list[Group] = []
+        overhead = 0
+        if schedule is not None:
+            groups = [
+                group
+                for due_ms, start, stop in by_due(records)
+                for group in groups_of(due_ms, first + start, records[start:stop], 0)
+            ]
+            overhead = schedule.overhead_bytes
+            tail = runs.tail_for(first + count, OWN_RUN)
         else:
             tail = runs.tail_for(first, count)
-            # No call from here on, so that an interrupt finds all of it done or nothing.
-            runs.next = first + count
-            if gone:
-                runs.open.first = runs.next
-                self._used -= charged
-                self._gone += count
-            else:
-                tail += records
-            self._append = self._runs.open.records.append
+        # No call from here on, so that an interrupt finds all of it done or nothing.
+        runs.next = first + count
+        if gone:
+            runs.open.first = runs.next
+            self._used -= charged
+            self._gone += count
+        elif schedule is not None:
+            schedule.incoming += groups
+        else:
+            tail += records
+        self._append = self._runs.open.records.append
+        if self._front_number < number < DELAYED and self._front is not NOWHERE:
+            self._front, self._front_number = runs, number
         self._pending -= puts
         self._skipped += gap
         self._incoming -= charged
         self._pending_messages -= count
         self._pending_bytes -= size
         self._message_bytes += size
+        if schedule is not None:  # what was reserved for its groups, against what they take
+            self._used += schedule.overhead_bytes - overhead - (charged - charge(records))
+            self._cover_delayed()
         if self._getters:
             self._arrived.notify(count)
         if self._putters:

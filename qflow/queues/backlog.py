@@ -171,7 +171,7 @@ class Backlog:
         """Lanes to take from, the highest priority first."""
         self._lane = self._lanes.get(0)
         self._append = self._runs.open.records.append
-        self._front = self._runs
+        self._front = NOWHERE
         """The lane a fast get takes from."""
         self._front_number = 0
 
@@ -717,8 +717,12 @@ class Backlog:
             for due, start, stop in by_due(records):
                 schedule.add(due, first + start, records[start:stop], marks)
         self._used += schedule.overhead_bytes - before
+        self._cover_delayed()
+
+    def _cover_delayed(self) -> None:
+        """After messages came into a schedule: what it takes may be on slack; what is due goes before what waits."""
         self._get_slack = max(self._get_slack, self._used - self._account.borrowed - self._put_slack)
-        self._refresh()  # what is due goes before what waits
+        self._refresh()
 
     def _open_delayed(self, number: int) -> None:
         """Begin a lane for delayed messages. Under the lock."""
@@ -754,13 +758,15 @@ class Backlog:
             finally:
                 self._used -= budget
                 self._restoring -= budget
-            before = _charge_of(schedule)
+            before, spilled_bytes = _charge_of(schedule), schedule.tally().spilled_bytes
             freed = schedule.restored(claim, unpacked)
             if freed is None:
                 return True
             for (sequence, record), (_, text) in zip(found, problems, strict=True):
                 self._install_repaired(sequence, record, text)
             self._used += _charge_of(schedule) - before
+            if spilled_bytes - schedule.tally().spilled_bytes != unpacked.message_bytes or unpacked.lost:
+                self._message_bytes = self._count_bytes()  # some were lost: now, or earlier of this chunk
             self._get_slack = max(0, self._used - self._account.borrowed - self._put_slack)
             self._look_around()
             with Unlocked(self._lock):
@@ -788,6 +794,9 @@ class Backlog:
         return min(
             (due for schedule in self._schedules.values() if (due := schedule.next_due_ms()) is not None), default=None
         )
+
+    def _count_bytes(self) -> int:
+        raise NotImplementedError
 
     def _note_times(self, records: list[Record]) -> None:
         """Remember that messages may expire. Under the lock."""

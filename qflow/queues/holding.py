@@ -29,7 +29,7 @@ from typing import Any
 
 from qflow import config
 from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
-from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueDeleted
 from qflow.memory.run import Place
 from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Record, charge, is_logged, is_plain, lane_of
@@ -100,7 +100,7 @@ class _Late:
         raise AlreadySettled(self._text)
 
     settle_one = return_one = extend_one = settle_batch = return_batch = extend_batch = _refuse
-    settle_part = return_part = _refuse
+    settle_part = return_part = leave_batch = _refuse
 
 
 class Holding(Intake):
@@ -311,7 +311,7 @@ class Holding(Intake):
 
     def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane; nothing of a queue that is not logged."""
-        if self._log is None:
+        if self._log is None or self._ended is QueueDeleted:
             return []
         parts: dict[int, list[Settled]] = {}
         for first, records, _ in segments:
@@ -338,7 +338,8 @@ class Holding(Intake):
         most = self.settings.max_deliveries
         self._returned += sum(len(records) for _, records, _ in segments)
         spent = [part for part in segments if not requeue or (most is not None and (part.marks >> 1) + 1 >= most)]
-        back = [part for part in segments if part not in spent] if spent else segments
+        gone = set(map(id, spent))
+        back = [part for part in segments if id(part) not in gone] if spent else segments
         self._drop_held(held)
         for one in held:
             if isinstance(one, Deliveries):
@@ -494,6 +495,7 @@ class Holding(Intake):
             self._in_order = False
             if not leaving.held:
                 self._give_back(leaving.segments)
+                self._bury_again_at = self._monotonic() + RETRY_S
             for one, since in leaving.held.items():
                 if isinstance(one, Deliveries):
                     self._batches[one] = since
@@ -539,10 +541,15 @@ class Holding(Intake):
         self._leaving |= dict.fromkeys(leavings)
         too_early = self._monotonic() < self._bury_again_at
         done = True
-        for leaving, reason in leavings.items():
-            if leaving in self._leaving and (too_early or not self._carry_away(leaving, reason)):
-                self.stays(leaving)
-                done = False
+        try:
+            for leaving, reason in leavings.items():
+                if leaving in self._leaving and (too_early or not self._carry_away(leaving, reason)):
+                    self.stays(leaving)
+                    done = False
+        except BaseException:
+            for leaving in leavings:
+                leaving.give_up()
+            raise
         return done
 
     def _carry_away(self, leaving: Leaving, reason: str) -> bool:
@@ -554,8 +561,6 @@ class Holding(Intake):
         except BaseException:
             leaving.give_up()
             raise
-        if not buried:
-            self._bury_again_at = self._monotonic() + RETRY_S
         return buried
 
     def _take_due(self, schedule: Schedule, most: int, now_ms: int, segments: list[Segment]) -> int:

@@ -184,14 +184,18 @@ class Outlet(Holding):
                 if self._room_for_head(0) or not self._cover():
                     continue
                 return Lack.ROOM
-            start = len(batch.segments)
-            taken, behind = self._take(1 if over else most - batch.total, batch.segments)
-            batch.total += taken
+            looks = self._must_look()
+            segments: list[Segment] = [] if looks else batch.segments
+            taken, behind = self._take(1 if over else most - batch.total, segments)
             if taken:
                 if over:
                     self._get_slack, self._put_slack = over, 0
-                if self._must_look() and (lack := self._weed(batch, start, may_work)) is not Lack.NOTHING:
-                    return lack
+                if looks:
+                    lack = self._weed(batch, segments, may_work)
+                    if lack is not Lack.NOTHING:
+                        return lack
+                else:
+                    batch.total += taken
             elif behind is None:
                 return Lack.MESSAGE
             elif not may_work:
@@ -236,8 +240,8 @@ class Outlet(Holding):
             return self._restore_delayed(behind, self._now_ms())
         return self._restore_head(behind)
 
-    def _weed(self, batch: Deliveries, start: int, may_work: bool) -> Lack:
-        """Take out of what was just taken what is not to be delivered; ROOM if that could not leave the queue now.
+    def _weed(self, batch: Deliveries, taken: list[Segment], may_work: bool) -> Lack:
+        """Give a batch what was taken for it, but what is not to be delivered; ROOM if that could not leave now.
 
         Called with the lock held; lets go of it where dead letters are carried away. That may take work on the disk:
         where it may not be done, all is back in its place.
@@ -247,7 +251,7 @@ class Outlet(Holding):
         kept: list[Segment] = []
         expired: list[Segment] = []
         spent: list[Segment] = []
-        for segment in batch.segments[start:]:
+        for segment in taken:
             if most is not None and segment.marks >> 1 >= most:
                 spent.append(segment)
             elif self._timed and not is_plain(segment.records):
@@ -255,17 +259,13 @@ class Outlet(Holding):
                     (expired if is_late else kept).append(part)
             else:
                 kept.append(segment)
-        if not (expired or spent):
-            return Lack.NOTHING
-        if not may_work and self.settings.dead_letter is not None:
-            kept, taken = [], batch.segments[start:]
-        else:
-            taken = []
-        batch.segments[start:] = kept
-        batch.total = sum(len(segment.records) for segment in batch.segments)
-        if taken:
+        if (expired or spent) and not may_work and self.settings.dead_letter is not None:
             self._give_back(taken)
             return Lack.WORK
+        batch.segments += kept
+        batch.total += sum(len(segment.records) for segment in kept)
+        if not (expired or spent):
+            return Lack.NOTHING
         done = self._let_go_of((expired, "expired", "_expired"), (spent, "max_deliveries", "_dropped"))
         return Lack.NOTHING if done else Lack.ROOM
 

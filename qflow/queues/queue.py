@@ -13,7 +13,7 @@ from qflow.delivery import ONE_ATTEMPT, Entry, Segment
 from qflow.errors import InvalidArgument, NotFound, QflowError, QueueFull
 from qflow.events import EventKind
 from qflow.memory.ledger import Account
-from qflow.memory.run import Place, Run
+from qflow.memory.run import NOTHING, Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, OVERHEAD_BYTES, expires_of, is_logged, lane_of
@@ -62,11 +62,11 @@ class Queue(Outlet):
 
     # Called by the leader of a commit -----------------------------------------------------------------------------
 
-    def purged(self, end: int) -> None:
-        """Drop everything below `end`: its settling is committed. (A purge settles all lanes in one commit.)"""
+    def purged(self, ends: dict[int, int]) -> None:
+        """Drop everything: that all lanes are settled below these ends is committed, and nothing after that visible."""
         with self._lock:
-            if self._purged_below.get(lane_of(end), -1) < end:
-                self._drop_all(end)
+            if any(self._purged_below.get(number, -1) < end for number, end in ends.items()):
+                self._drop_all(ends)
 
     # Whole queue --------------------------------------------------------------------------------------------------
 
@@ -93,8 +93,9 @@ class Queue(Outlet):
             raise again(batch.error)
         return self._purged - before
 
-    def _drop_all(self, end: int = 0) -> None:
-        """Forget every message, acquired ones included, and every number of a lane below `end`. Under the lock."""
+    def _drop_all(self, ends: dict[int, int] | None = None) -> None:
+        """Forget every message, acquired ones included, and every number of a lane below its end. Under the lock."""
+        ends = ends or {}
         dropped = self._messages()
         charged = self._visible_charge()
         self._purged += dropped
@@ -105,10 +106,11 @@ class Queue(Outlet):
         self._extended.clear()
         self._leaving.clear()
         for number, runs in self._lists.items():
-            for run in runs.drop_all(end if number == lane_of(end) else 0):
+            for run in runs.drop_all(ends.get(number, 0)):
                 run.claim = None
                 if run.place is Place.SPILLED:
                     self._trash.append(run.slots)
+                run.records = NOTHING
             self._purged_below[number] = runs.next
         for schedule in self._schedules.values():
             self._trash += schedule.drop_all()
@@ -418,7 +420,7 @@ class Queue(Outlet):
         while True:
             drain()
             with self._lock:
-                if not self._pending or self._monotonic() > deadline:
+                if not (self._pending or self._leaving) or self._monotonic() > deadline:
                     return
                 self._room.wait(0.01)
 
@@ -558,7 +560,8 @@ class Queue(Outlet):
         with self._lock:
             if self._ended is not None:
                 return False
-            held = next(iter(self._acquired), None) or next(iter(self._batches), None)
+            batches = (batch for batch in self._batches if batch.total)  # others belong to who waits for a message
+            held = next(iter(self._acquired), None) or next(batches, None)
             if held is not self._oldest[0]:
                 self._oldest = (held, self._monotonic())
             if self._is_leased():
@@ -596,7 +599,7 @@ class Queue(Outlet):
     def _look_for_slow(self) -> None:
         after_s = self._slow_after_s
         age = self._oldest_unacked_s()
-        if after_s is None or age <= after_s or not (self._acquired or self._batches):
+        if after_s is None or age <= after_s or not self._is_in_flight():
             return
         depth = self._messages()
         self._tell(

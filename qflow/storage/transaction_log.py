@@ -62,8 +62,8 @@ class Publisher(Protocol):
     def publish_transient(self, put: Put) -> None:
         """Assign sequences to a unit's put that is not logged (`put.first`), make it visible; twice is a no-op."""
 
-    def purged(self, end: int) -> None:
-        """Drop everything below `end`."""
+    def purged(self, ends: dict[int, int]) -> None:
+        """Drop everything below these ends, by the number of the lane; a second time is a no-op."""
 
     def refused(self, put: Put) -> None:
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
@@ -579,14 +579,13 @@ class TransactionLog:
     def _publish(self, batch: Batch) -> None:
         if batch.committed:
             plan = batch.plan
+            if not batch.published:  # before anything that came later is visible
+                _tell_purged(plan)
             while batch.published < len(plan):
-                lane, row, following, first, records, size, puts, purged_to, remove_at, removing = plan[batch.published]
+                lane, row, following, first, records, size, puts, _, remove_at, removing = plan[batch.published]
                 lane.row, lane.remove_at, lane.removing = row, remove_at, removing
                 if puts:
                     lane.next = following
-                if purged_to is not None:
-                    lane.border = purged_to
-                    lane.publisher.purged(purged_to)
                 if puts:
                     lane.publisher.publish(first, records, size, puts)
                 batch.published += 1
@@ -737,6 +736,17 @@ def _write_attempts(txn: Any, attempts: dict[Lane, list[tuple[int, int, int]]], 
         floor = rows.get(lane, lane.row).floor
         for first, end, number in ranges:
             block_log.raise_attempts(txn, lane.owner, lane.lane, max(first, floor), end, number)
+
+
+def _tell_purged(plan: list[Step]) -> None:
+    """Have the queues drop what is purged, each all its lanes at once."""
+    ends: dict[Publisher, dict[int, int]] = {}
+    for step in plan:
+        if step.purged_to is not None:
+            step.lane.border = step.purged_to
+            ends.setdefault(step.lane.publisher, {})[step.lane.lane] = step.purged_to
+    for publisher, below in ends.items():
+        publisher.purged(below)
 
 
 def _publish_unit(unit: Unit) -> None:
