@@ -352,7 +352,8 @@ class Broker:
             ttl_s: messages expire so many seconds after they could first be delivered; None = never.
             max_deliveries: after so many deliveries a message that comes back is a dead letter, or dropped.
             dead_letter: name of the queue for expired, rejected and too often delivered messages; None = they are
-                dropped. It need not exist yet: when it is first needed it is declared, durable if a queue is that names it.
+                dropped. It need not exist yet: it is declared when it is first needed, durable if a queue that names
+                it is.
             ack_timeout_s: a message held for longer goes back to the queue; None = it is held until it is settled.
             priorities: how many there are, 1 to 10; 1 is a plain FIFO.
             resume_ratio: puts that were held back by a limit go on when the depth is down to this share of it.

@@ -6,7 +6,6 @@ Declaring a queue again with other performance settings applies them; other beha
 from __future__ import annotations
 
 import enum
-import math
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -79,7 +78,7 @@ def parse_timeout(value: float | None, what: str = "timeout_s") -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise InvalidArgument(f"{what} must be None or a number of seconds of at least 0, got {value!r}")
-    return None if math.isinf(value) else float(value)
+    return None if value > LONGEST_S else float(value)
 
 
 def parse_span(value: Any, what: str) -> float:
