@@ -79,7 +79,7 @@ def _aged(setup: Setup, how: str, aging: Aging, count: int, durable: bool) -> It
         held = aging(old, count)
         begun = perf_counter()
         during = interleave(setup.rounds, setup.size(5, 1), through(old), through(fresh))
-        while old.lane is not None and old.lane.hollow_due and perf_counter() - begun < MAINTENANCE_S:
+        while any(lane.hollow_due for lane in old.lanes) and perf_counter() - begun < MAINTENANCE_S:
             sleep(0.1)
         looked = perf_counter() - begun
         measured = interleave(setup.rounds, setup.size(5, 1), through(old), through(fresh))

@@ -7,10 +7,11 @@ in such a line, and the parent raises it as `CannotRun`.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,9 @@ class Ended:
         return self.code == -signal.SIGKILL
 
 
-def run(role: str, *arguments: object, group: Group | None = None) -> Any:
-    """Run a child to its end; return its last line."""
-    ended = watch(role, *arguments, group=group)
+def run(role: str, *arguments: object, group: Group | None = None, environment: Mapping[str, str] | None = None) -> Any:
+    """Run a child to its end, with more in its environment; return its last line."""
+    ended = watch(role, *arguments, group=group, environment=environment)
     if ended.killed:
         raise CannotRun(f"the child {role} was killed" + " for want of memory" * bool(group and group.killed()))
     if ended.code or not ended.lines:
@@ -73,9 +74,11 @@ def run(role: str, *arguments: object, group: Group | None = None) -> Any:
     return ended.lines[-1]
 
 
-def watch(role: str, *arguments: object, group: Group | None = None) -> Ended:
+def watch(
+    role: str, *arguments: object, group: Group | None = None, environment: Mapping[str, str] | None = None
+) -> Ended:
     """Run a child to its end, whichever it is; return all it printed."""
-    with _start(role, *arguments, group=group) as child:
+    with _start(role, *arguments, group=group, environment=environment) as child:
         lines = [json.loads(line) for line in child.stdout or () if line.endswith("\n")]
     for line in lines:
         if isinstance(line, dict) and _CANNOT in line:
@@ -97,12 +100,18 @@ def run_and_kill(role: str, *arguments: object) -> Any:
 
 
 @contextmanager
-def _start(role: str, *arguments: object, group: Group | None = None) -> Iterator[subprocess.Popen[str]]:
+def _start(
+    role: str, *arguments: object, group: Group | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Start a child; whatever happens, it is gone afterwards."""
     command = [sys.executable, "-m", "bench.children"]
     command += ["--cgroup", str(group.path)] if group is not None else []
     with subprocess.Popen(
-        [*command, role, *map(str, arguments)], cwd=_ROOT, stdout=subprocess.PIPE, text=True
+        [*command, role, *map(str, arguments)],
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
     ) as child:
         try:
             yield child
@@ -134,10 +143,10 @@ def main(arguments: list[str]) -> None:
     if group is not None:
         group.join()
         arguments = arguments[2:]
-    from bench import attribution, memory, overhead, pressure, promises, restart
+    from bench import attribution, memory, overhead, pressure, promises, reading, restart
 
     roles: dict[str, Any] = {}
-    for theme in (memory, overhead, restart, pressure, promises, attribution):
+    for theme in (memory, overhead, restart, pressure, promises, attribution, reading):
         roles.update(theme.ROLES)
     try:
         roles[arguments[0]](*arguments[1:])

@@ -7,6 +7,8 @@ from bench import (
     aging,
     asyncio_rows,
     attribution,
+    broker_features,
+    delayed,
     durable,
     family,
     hot_path,
@@ -16,6 +18,7 @@ from bench import (
     overhead,
     pressure,
     promises,
+    reading,
     restart,
     satellite,
     spill,
@@ -32,5 +35,6 @@ THEMES: dict[str, list[Workload]] = {
     "asyncio": asyncio_rows.WORKLOADS,
     "restart": restart.WORKLOADS,
     "aging": aging.WORKLOADS,
+    "broker": [*broker_features.WORKLOADS, *delayed.WORKLOADS, *reading.WORKLOADS],
     "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],
 }

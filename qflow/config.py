@@ -143,12 +143,6 @@ def _priorities(value: Any, what: str) -> int:
     return int(value)
 
 
-def _limit_bytes(value: Any, what: str) -> int:
-    if parse_size(value, what) < 1:
-        raise InvalidArgument(f"{what} must be at least 1, got {value!r}; None is no limit")
-    return parse_size(value, what)
-
-
 def _timeout(value: Any, what: str) -> float:
     if not parse_span(value, what) > 0:
         raise InvalidArgument(f"{what} must be more than 0 seconds; None is no time-out")
@@ -194,7 +188,7 @@ class QueueSettings:
 
     durable: bool = _setting(_flag, True)
     limit_messages: int | None = _setting(parse_count, None)
-    limit_bytes: int | None = _setting(_limit_bytes, None)
+    limit_bytes: int | None = _setting(parse_size, None)
     max_message_bytes: int = _setting(parse_size, "64MiB")
     on_overflow: Overflow = _setting(_overflow, Overflow.BLOCK)  # noqa: RUF009 - a field, by another name
     ttl_s: float | None = _setting(parse_span, None)

@@ -216,6 +216,20 @@ class Deliveries(Sequence[Delivery]):
     def extend_one(self, delivery: Delivery, seconds: float) -> None:
         self._settler.extend_batch(self, seconds)
 
+    def check_unsettled(self, position: int) -> None:
+        """Refuse a delivery of it that was settled on its own, or with all others."""
+        if self.settled is None or position in self.settled:
+            raise AlreadySettled(f"message {self.at(position)[0]} of queue {self.name!r} was settled before")
+
+    def take_back(self, delivery: Delivery, position: int) -> None:
+        """Have a delivery again that was on its own for a while; the others may have been settled meanwhile."""
+        if self.settled is None:
+            self.settled = set(range(self.total))
+            self.settled_bytes = sum(sum(map(len, segment.records)) for segment in self.segments)
+        self.settled.discard(position)
+        self.settled_bytes -= len(delivery.record)
+        delivery._settler = self
+
     def left(self) -> list[Segment]:
         """Return what is not settled yet, as segments."""
         settled = self.settled

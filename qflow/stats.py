@@ -22,6 +22,8 @@ class QueueStats:
     logged_messages: int
     acquired_messages: int
     acquired_bytes: int
+    lag_messages: int
+    """Not settled and with nobody: how far the consumers are behind, what is delayed included."""
     delayed_messages: int
     """In memory or spilled, and not due when they were put or given back; those in the log are not counted apart."""
     oldest_unacked_s: float

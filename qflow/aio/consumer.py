@@ -51,6 +51,12 @@ class AsyncConsumer:
         self._stopped = True
         self._home.call(self._stop_idle)
 
+    def end(self) -> None:
+        """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
+        self._stopped = True
+        if self._batch is not None:
+            self._queue.queue.give_up_batch(self._batch)
+
     async def close(self) -> None:
         """Stop, and wait for the callbacks that are running; called by one of them, it waits for none.
 

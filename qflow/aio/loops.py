@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from qflow.errors import BrokerClosed
-from qflow.queues.intake import again
+from qflow.queues.admission import again
 from qflow.queues.line import FOREVER, WORK, Wake
 
 THREADS = 2

@@ -16,7 +16,8 @@ from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.message import Headers, Record, is_logged
-from qflow.queues.intake import Form, Moment, TurnedAway
+from qflow.queues.admission import TurnedAway
+from qflow.queues.intake import Form, Moment
 from qflow.queues.overflow import Decision
 from qflow.queues.queue import Queue
 from qflow.stats import QueueStats

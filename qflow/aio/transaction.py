@@ -13,8 +13,9 @@ from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue, Body
 from qflow.message import Headers, is_plain
-from qflow.queues.intake import NOTHING, Moment, TurnedAway
-from qflow.queues.outlet import Leaving
+from qflow.queues.admission import NOTHING, TurnedAway
+from qflow.queues.holding import Leaving
+from qflow.queues.intake import Moment
 from qflow.queues.overflow import Decision
 from qflow.queues.queue import Queue
 from qflow.queues.together import Parts, Place, Step, Together, by_lane

@@ -37,6 +37,7 @@ class Run:
         "end",
         "expires_ms",
         "first",
+        "guessed",
         "key",
         "largest",
         "logged_bytes",
@@ -60,6 +61,8 @@ class Run:
         self.count = 0
         self.charged = 0
         """What its records would cost in memory; of a run that is not resident."""
+        self.guessed = False
+        """`charged` is a share of what a larger run was charged; of a spilled run."""
         self.largest = 0
         """No record of it has more message bytes; of a run that is not resident."""
         self.expires_ms = 0
@@ -109,6 +112,7 @@ class Run:
         self.end, self.count = cut, count
         self.charged -= right.charged
         self.expires_ms = 0
+        self.guessed = right.guessed = True
         return right
 
     def become_spilled(self, slots: Any) -> int:

@@ -208,7 +208,7 @@ class RunList:
         """Take restored or lost messages off the left of a run that is not resident; an empty one leaves the list."""
         run.first = first
         run.count -= count
-        run.charged -= charged
+        run.charged -= min(charged, run.charged) if run.guessed else charged
         run.claim = None
         if run.first >= run.end:
             run.count = 0
@@ -302,7 +302,9 @@ class RunList:
                 if len(one.records) < len(two.records):
                     two.records.extendleft(reversed(one.records))
                     two.first = one.first
-                    del self._runs[left]
+                    del self._runs[left : left + 2]
+                    two.key = one.key  # else a part that is cut off it later would stand before it
+                    self._runs.add(two)
                     if self.head is one:
                         self.head = two
                     continue
@@ -315,6 +317,7 @@ class RunList:
                 one.logged_count += two.logged_count
                 one.logged_bytes += two.logged_bytes
                 one.expires_ms = max(one.expires_ms, two.expires_ms) if one.expires_ms and two.expires_ms else 0
+                one.guessed = one.guessed or two.guessed
                 one.end = two.end
             else:
                 continue

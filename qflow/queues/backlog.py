@@ -523,6 +523,10 @@ class Backlog:
         """The name it was declared under."""
         return self._name
 
+    def shares(self, ledger: Ledger) -> bool:
+        """Tell whether it is one of those who share this ledger: of the same broker."""
+        return self._ledger is ledger
+
     @property
     def owner(self) -> int:
         """Its number."""
@@ -662,7 +666,7 @@ class Backlog:
                 self._log.quarantine(moved.damaged)
         if moved.position > run.first:
             runs.drop_front(run, moved.position, count if logged else count + vanished, charged)
-            if last and not logged:
+            if last and not logged and not run.guessed:
                 self._message_bytes -= run.charged - OVERHEAD_BYTES * vanished  # what is left of it was lost
         for first, records, marks in moved.pieces:
             if logged and not is_plain(records):

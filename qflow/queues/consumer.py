@@ -18,6 +18,7 @@ class Listed(Protocol):
     """What a queue knows its consumers by."""
 
     def stop(self) -> None: ...
+    def end(self) -> None: ...
     def holds(self, held: Iterable[Any]) -> bool: ...
 
 
@@ -45,6 +46,12 @@ class Consumer:
         """Take no more messages; the callback that is running is not waited for."""
         self._stopped = True
         self._queue.wake()
+
+    def end(self) -> None:
+        """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
+        self._stopped = True
+        if self._batch is not None:
+            self._queue.give_up_batch(self._batch)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Stop, and wait for the callback that is running; return whether it ended in time.
@@ -81,8 +88,12 @@ class Consumer:
                 self._batch = None
         except (BrokerClosed, QueueDeleted):
             return
+        except Exception as error:
+            queue.tell_failure(None, error)
         finally:
             self._stopped = True
+            if self._batch is not None:
+                queue.give_up_batch(self._batch)
             queue.forget_consumer(self)
 
     def _handle(self, delivery: Delivery) -> None:

@@ -1,35 +1,18 @@
-"""The way into a queue: puts, and the room they wait for. The middle of a queue, above `Backlog`.
-
-A put decides about the limit, reserves memory and depth, and joins the log's open batch; `publish` makes it visible
-once it is committed; `refused` gives back what it reserved. What is reserved counts from then on, so a limit is never
-passed, by however many producers.
-"""
+"""The way into a queue: puts, and what is said with them. Above `Admission`."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from qflow import config
-from qflow.config import Overflow, QueueSettings
 from qflow.delivery import Segment
 from qflow.errors import (
-    BrokerClosed,
-    DiskFull,
     InvalidArgument,
-    MessageTooLarge,
-    QflowError,
     QueueDeleted,
-    QueueFull,
-    TransactionTooLarge,
 )
-from qflow.events import EventKind, Teller
-from qflow.memory.group import GROUP_BYTES
-from qflow.memory.ledger import Account, Ledger
 from qflow.memory.run_list import RunList
 from qflow.message import (
     DELAYED,
@@ -38,63 +21,16 @@ from qflow.message import (
     Message,
     Record,
     body_bytes,
-    charge,
     encode_headers,
     is_plain,
-    lane_of,
     with_prefix,
 )
-from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Relief, Unlocked
-from qflow.queues.line import FOREVER, WORK, Wake, Watcher
-from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
-from qflow.storage.block_log import Row
-from qflow.storage.spill import SpillArea
-from qflow.storage.transaction_log import Batch, Lane, Put, TransactionLog
+from qflow.queues.admission import Admission, TurnedAway, again
+from qflow.queues.backlog import NOWHERE
+from qflow.queues.overflow import Decision
+from qflow.storage.transaction_log import Batch, Put, TransactionLog
 
 Moment = datetime | float
-NOTHING = Depth(0, 0)
-
-
-class Undertaker(Protocol):
-    """Who takes dead letters to their queue: the broker."""
-
-    def __call__(self, queue: Any, segments: list[Segment], reason: str, leaving: Any) -> bool: ...
-
-
-class TurnedAway(Exception):
-    """What arrived was not admitted, and the queue's policy says what happens to it."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(decision)
-        self.decision = decision
-
-
-class Asking:
-    """A put that could not pass at once: what it takes, and its place in line. Nobody but its queue changes it."""
-
-    __slots__ = (
-        "charged", "counted", "dead", "deadline", "depth", "done", "given_up", "passed", "waits", "wake", "watcher",
-    )  # fmt: skip
-
-    def __init__(self, depth: Depth, charged: int, deadline: float | None, dead: bool) -> None:
-        self.depth = depth
-        """How much deeper it makes the queue, when what leaves in the same commit has left."""
-        self.charged = charged
-        self.deadline = deadline
-        self.dead = dead
-        """It is a dead letter: no limit holds it back."""
-        self.waits = False
-        """It is in line."""
-        self.passed = False
-        """It was admitted and needs memory only: the mark below the limit does not hold it back any more."""
-        self.done = False
-        """It has what it takes. For who goes by steps, as all that follows."""
-        self.given_up = False
-        self.wake: Wake | None = None
-        """Has it try again: when it is first in line, or by the watcher."""
-        self.counted = False
-        """Among the putters who wait."""
-        self.watcher: Watcher | None = None
 
 
 class Form(NamedTuple):
@@ -126,57 +62,8 @@ class Form(NamedTuple):
 _PLAIN = Form(0, b"")
 
 
-class Intake(Backlog):
+class Intake(Admission):
     """See the module."""
-
-    def __init__(
-        self,
-        name: str,
-        settings: QueueSettings,
-        *,
-        account: Account,
-        ledger: Ledger,
-        area: SpillArea,
-        log: TransactionLog | None,
-        rows: dict[int, Row] | None,
-        owner: int,
-        relief: Relief,
-        report: Callable[[str, int], None],
-        tell: Teller,
-        undertaker: Undertaker,
-        max_transaction_bytes: int,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(
-            name,
-            account=account,
-            ledger=ledger,
-            area=area,
-            log=log,
-            rows=rows,
-            owner=owner,
-            priorities=settings.priorities,
-            relief=relief,
-            report=report,
-            tell=tell,
-        )
-        self.settings = settings
-        self._undertaker = undertaker
-        self._clock = clock
-        self._max_transaction_bytes = max_transaction_bytes
-        self._monotonic = monotonic
-        self._largest = settings.max_message_bytes + OVERHEAD_BYTES
-        self._ended: type[QflowError] | None = None
-        """Why nothing works any more: BrokerClosed or QueueDeleted."""
-        self._pending = 0  # puts that are on their way through the log
-        self._pending_messages = self._pending_bytes = 0  # their depth
-        self._acked = self._dropped = self._expired = self._dead_lettered = 0
-        self._line: deque[Asking] = deque()  # puts that wait at a limit, first come first served
-        self._timed = False  # some message may expire
-        self._unlogged_lanes: dict[int, Lane] = {}  # how commits know the lanes of a queue that is not logged
-
-    # Put ---------------------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -430,7 +317,7 @@ class Intake(Backlog):
         future: Future[int | None] | None,
     ) -> tuple[Put, Batch]:
         """Reserve room and join the open batch."""
-        put = self.prepare(records, plain, number, timeout)
+        put = self._prepare(records, plain, number, timeout)
         put.future = future
         try:
             return put, log.put(put)
@@ -439,496 +326,13 @@ class Intake(Backlog):
                 self.refused(put)
             raise
 
-    def prepare(
-        self,
-        records: list[Record],
-        plain: bool,
-        number: int,
-        timeout: float | None,
-        *,
-        leaving: Depth = NOTHING,
-        dead: bool = False,
-    ) -> Put:
-        """Reserve room for messages that join a batch: until they are published or `refused`, they are on their way.
-
-        What is leaving the queue in the same commit makes room for them at its limits. Dead letters pass the limits:
-        they were confirmed before, and have nowhere else to go.
-        """
-        put = self.draft(records, plain, number, dead=dead)
+    def _prepare(self, records: list[Record], plain: bool, number: int, timeout: float | None) -> Put:
+        """`prepare` for the messages of one put."""
+        put = self.draft(records, plain, number)
         with self._lock:
-            self._reserve(len(records), put.size, put.charged, timeout, leaving=leaving, dead=dead)
+            self._reserve(len(records), put.size, put.charged, timeout)
             self._pending += 1
         return put
-
-    def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
-        """Return a put that has reserved nothing yet, after checking that it may pass."""
-        sizes = list(map(len, records))
-        size = sum(sizes)
-        charged = self._charge_for(records, size, number, dead=dead)
-        return Put(self._commit_lane(number), records, sizes, plain, size, charged)
-
-    def count_turned_away(self, messages: int, *, dropped: bool) -> None:
-        """Count what was not admitted at a limit."""
-        with self._lock:
-            if dropped:
-                self._dropped += messages
-            else:
-                self._dead_lettered += messages
-
-    def _commit_lane(self, number: int) -> Lane:
-        """Return a lane as commits know it."""
-        if self._log is not None:
-            return self._lanes[number]
-        lane = self._unlogged_lanes.get(number)
-        if lane is None:
-            lane = self._unlogged_lanes[number] = Lane(self._owner, number, None, self)
-        return lane
-
-    def put_unlogged(self, records: list[Record], number: int) -> int | None:
-        """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
-        size = sum(map(len, records))
-        charged = self._charge_for(records, size, number)
-        with self._lock:
-            lane = self._lanes[number]
-            lane.leaves_gaps = True
-            beyond = lane.next + len(records) > lane.row.next
-            if self._pending or beyond or not self._admits(Depth(len(records), size)):
-                return None
-            self._check_open()
-            if not self._charge(charged):
-                return None
-            self._incoming += charged
-            self._pending_messages += len(records)
-            self._pending_bytes += size
-            first = lane.next
-            lane.next = first + len(records)
-            self._publish(first, records, size, charged, 0)
-            return first
-
-    def _charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
-        """Return what records of `size` bytes together are charged, after checking that they may pass."""
-        settings = self.settings
-        if not dead:
-            if size > settings.max_message_bytes:
-                largest = max(map(len, records))
-                if largest > settings.max_message_bytes:
-                    raise MessageTooLarge(
-                        f"a message of {largest} bytes is more than max_message_bytes={settings.max_message_bytes} of "
-                        f"queue {self._name!r}: split it, or declare the queue with a larger one"
-                    )
-            if size > self._max_transaction_bytes and len(records) > 1:
-                raise TransactionTooLarge(
-                    f"{len(records)} messages of {size} bytes together are more than max_transaction_bytes="
-                    f"{self._max_transaction_bytes}: put them in smaller batches"
-                )
-            if self._has_limit():
-                check_can_ever_fit(self._name, settings, Depth(len(records), size))
-        return size + OVERHEAD_BYTES * len(records) + (_for_groups(1, len(records)) if number >= DELAYED else 0)
-
-    # Room --------------------------------------------------------------------------------------------------------
-
-    def _depth(self) -> Depth:
-        """Return how deep the queue is, what is on its way included. Under the lock."""
-        return Depth(self._messages() + self._pending_messages, self._message_bytes + self._pending_bytes)
-
-    def _admits(self, arriving: Depth) -> bool:
-        """Tell whether messages pass without waiting for anybody. Under the lock."""
-        return not self._line and self._has_depth_for(arriving)
-
-    def _full(self) -> QueueFull:
-        settings = self.settings
-        return QueueFull(
-            f"queue {self._name!r} is at its limit (limit_messages={settings.limit_messages}, "
-            f"limit_bytes={settings.limit_bytes}): settle messages, or wait longer with timeout_s"
-        )
-
-    def _pass_limit(self, asking: Asking, may_work: bool) -> float | None:
-        """Return None if messages may pass the limits now, else how long to wait in line; as `_try_reserve`.
-
-        Dead letters only heed what the policy does with messages, and never wait.
-
-        Raises:
-            QueueFull, TurnedAway: they may not.
-        """
-        arriving = asking.depth
-        while True:
-            is_first = not self._line or self._line[0] is asking
-            decision = decide(self.settings, self._depth(), arriving)
-            if decision is Decision.ADMIT:
-                held_back = asking.waits and self._is_held_back() and not asking.passed
-                if asking.dead or (is_first and (not held_back or self._is_past(asking.deadline))):
-                    asking.passed = True
-                    return None
-            else:
-                self._note_limit(reached=True)
-            if decision is Decision.REFUSE and not asking.dead:
-                raise self._full()
-            if decision in (Decision.DROP, Decision.DEAD_LETTER):
-                raise TurnedAway(decision)
-            if decision is Decision.MAKE_ROOM and (asking.dead or is_first):
-                if not may_work and self._drops_from_disk():
-                    return WORK
-                dropped = self._drop_oldest(excess(self.settings, self._depth(), arriving))
-                self._check_open()
-                if asking.given_up:
-                    return None
-                if dropped:
-                    continue
-            if asking.dead:
-                return None
-            if not asking.waits:
-                asking.waits = True
-                self._line.append(asking)
-            return self._patience_s(asking.deadline, None)
-
-    def _leave_line(self, asking: Asking) -> None:
-        """Wait at a limit no more, and let the next one look. Under the lock."""
-        if asking.waits:
-            asking.waits = False
-            self._line.remove(asking)
-            if self._line:
-                wake = self._line[0].wake
-                if wake is None:
-                    self._room.notify_all()
-                else:
-                    wake()
-
-    def _is_past(self, deadline: float | None) -> bool:
-        return deadline is not None and self._monotonic() >= deadline
-
-    def _note_limit(self, *, reached: bool) -> None:
-        """Remember that the queue is at its limit, or has come down to the mark, and tell. Under the lock."""
-        if reached is not self._at_limit:
-            self._at_limit = reached
-            self._tell(EventKind.LIMIT_REACHED if reached else EventKind.LIMIT_LEFT, self._name)
-
-    def _drops_from_disk(self) -> bool:
-        """Tell whether `_drop_oldest` would read, as things are. Under the lock."""
-        raise NotImplementedError
-
-    def _drop_oldest(self, surplus: Depth) -> bool:
-        """Drop waiting messages to make room; False if there are none. With the lock held; it may let go of it."""
-        raise NotImplementedError
-
-    def _reserve(
-        self,
-        messages: int,
-        size: int,
-        charged: int,
-        timeout: float | None,
-        *,
-        leaving: Depth = NOTHING,
-        dead: bool = False,
-    ) -> None:
-        """Take depth and memory for messages on their way in, waiting for it. Called with the lock held; lets go of it.
-
-        The time-out counts at a limit and on a disk that is full. Memory that is being moved always comes free.
-        """
-        self._check_open()
-        arriving = Depth(messages - leaving.messages, size - leaving.bytes)
-        if not (self._admits(arriving) and self._charge(charged)):
-            deadline = None if timeout is None else self._monotonic() + timeout
-            asking = Asking(arriving, charged, deadline, dead)
-            try:
-                while (wait_s := self._try_reserve(asking, True)) is not None:
-                    self._wait_for_room(wait_s)
-            finally:
-                self._leave_line(asking)
-        self._incoming += charged
-        self._pending_messages += messages
-        self._pending_bytes += size
-
-    def reserve_at_once(self, put: Put) -> bool:
-        """Reserve for a put, if it passes the limits and finds memory without waiting for anybody. Cost: 0.6 µs."""
-        messages = len(put.records)
-        with self._lock:
-            self._check_open()
-            if not (self._admits(Depth(messages, put.size)) and self._charge(put.charged)):
-                return False
-            self._incoming += put.charged
-            self._pending_messages += messages
-            self._pending_bytes += put.size
-            self._pending += 1
-            return True
-
-    def _try_reserve(self, asking: Asking, may_work: bool) -> float | None:
-        """Take memory for a put that passes the limits; None when it did, else how long to wait at most.
-
-        Called with the lock held; lets go of it only for work on the disk, and returns `WORK` where it may not do that.
-        """
-        account, charged = self._account, asking.charged
-        while True:
-            self._check_open()
-            if self._has_limit() and (wait_s := self._pass_limit(asking, may_work)) is not None:
-                return wait_s
-            if asking.given_up:
-                return None
-            if self._charge(charged):
-                return None
-            fits = charged <= account.capacity
-            self._cover()
-            excess = self._used + (charged if fits else 0) - self._account.borrowed
-            if excess > 0:
-                if not may_work:
-                    return WORK
-                with Unlocked(self._lock):
-                    moved = self._find_room(excess)
-                self._check_open()
-                if asking.given_up:
-                    return None
-                has_depth = asking.dead or self._has_depth_for(asking.depth)
-                if moved or (fits and self._could_charge(charged)) or not has_depth:
-                    continue
-            if self._spill_error is not None and excess > 0:
-                return self._patience_s(asking.deadline, self._spill_error)
-            if (self._put_slack and self._incoming) or self._spilling:
-                return self._patience_s(None, None)
-            # It passes, alone, and is spilled as soon as it is visible.
-            self._ledger.borrow_most(account, self._used + charged - account.borrowed)
-            self._put_slack = max(0, self._used + charged - account.borrowed - self._get_slack)
-            self._used += charged
-            self._refresh()
-            return None
-
-    def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Depth = NOTHING, dead: bool = False) -> Asking:
-        """Begin to reserve for a put by a caller who has no thread to wait with: `try_put` until it has its room."""
-        timeout = config.parse_timeout(timeout_s)
-        deadline = None if timeout is None else self._monotonic() + timeout
-        depth = Depth(len(put.records) - leaving.messages, put.size - leaving.bytes)
-        return Asking(depth, put.charged, deadline, dead)
-
-    def try_put(self, put: Put, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
-        """A step of a put by a caller who has no thread to wait with: reserve for it, or see to be woken.
-
-        Returns:
-            None: it has its room, and is to join a batch, be published or `refused`. Else see `line`; without `wake`,
-            no watcher is left behind.
-
-        Raises:
-            QueueFull, DiskFull, TurnedAway, BrokerClosed, QueueDeleted: as a put; `give_up_put` it then.
-        """
-        with self._lock:
-            self._unwatch_room(asking)
-            if asking.done or asking.given_up:
-                return None
-            asking.wake = None
-            wait_s = self._try_reserve(asking, may_work)
-            if asking.given_up:
-                return None
-            if wait_s is None:
-                self._incoming += asking.charged
-                self._pending_messages += len(put.records)
-                self._pending_bytes += put.size
-                self._pending += 1
-                asking.done = True
-                self._leave_line(asking)
-            elif wait_s != WORK and wake is not None:
-                asking.wake = wake
-                asking.counted = True
-                self._putters += 1
-                if asking.waits and self._line[0] is not asking:  # who leaves the line wakes the next
-                    wait_s = FOREVER if asking.deadline is None else asking.deadline - self._monotonic()
-                else:
-                    asking.watcher = self._room.watch(wake, 0)
-                self._refresh()
-            return wait_s
-
-    def give_up_put(self, put: Put, asking: Asking) -> None:
-        """Ask for room no more, and give back what a put had that did not join a batch; twice is fine."""
-        with self._lock:
-            asking.given_up = True
-            self._unwatch_room(asking)
-            self._leave_line(asking)
-            if asking.done and not put.joined and put.first < 0:
-                self.refused(put)
-
-    def _unwatch_room(self, asking: Asking) -> None:
-        if asking.watcher is not None:
-            self._room.unwatch(asking.watcher)
-            asking.watcher = None
-        if asking.counted:
-            asking.counted = False
-            self._putters -= 1
-            self._refresh()
-
-    def _has_depth_for(self, arriving: Depth) -> bool:
-        """Tell whether the limits admit so much. Under the lock."""
-        return not self._has_limit() or decide(self.settings, self._depth(), arriving) is Decision.ADMIT
-
-    def _could_charge(self, charged: int) -> bool:
-        account = self._account
-        free = min(account.capacity - account.borrowed, self._ledger.free())
-        return self._used + charged <= account.borrowed + free
-
-    def _patience_s(self, deadline: float | None, disk: Exception | None) -> float:
-        """Return how long to wait until it is time to look again, at most.
-
-        Raises:
-            QueueFull, DiskFull: the deadline has passed.
-        """
-        wait = RETRY_S
-        if deadline is not None:
-            wait = min(wait, deadline - self._monotonic())
-        if wait <= 0 or (disk is not None and self.settings.on_overflow is Overflow.REJECT):
-            if disk is None:
-                raise self._full()
-            raise DiskFull(f"queue {self._name!r} is out of memory and could not spill: {disk}") from disk
-        return wait
-
-    def _wait_for_room(self, wait_s: float) -> None:
-        """Wait until something changes, or it is time to look again. Called with the lock held."""
-        self._putters += 1
-        self._refresh()
-        try:
-            self._room.wait(wait_s)
-        finally:
-            self._putters -= 1
-            self._refresh()
-
-    def keep_within_bounds(self) -> None:
-        """Spill what is above the bounds, if anything is."""
-        if self._used > self._account.borrowed:
-            self.spill_excess()
-
-    def spill_excess(self) -> None:
-        """After messages passed on slack or came back: spill until the queue is within its bounds."""
-        while True:
-            with self._lock:
-                self._cover()
-                excess = self._used - min(self._account.borrowed, self._account.capacity)
-            if excess <= 0 or not self._find_room(excess):
-                return
-
-    # Called by the leader of a commit -----------------------------------------------------------------------------
-
-    def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
-        """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
-        charged = size + OVERHEAD_BYTES * len(records)
-        if lane_of(first) >= DELAYED:
-            charged += _for_groups(puts, len(records))
-        with self._lock:
-            if first >= self._list_of(first).next:
-                self._publish(first, records, size, charged, puts)
-
-    def publish_transient(self, put: Put) -> None:
-        """Make the messages of a queue that is not logged visible, with their batch; a second time is a no-op."""
-        with self._lock:
-            if put.first < 0:
-                first = self._lists[put.lane.lane].next
-                self._publish(first, put.records, put.size, put.charged, 1)
-                put.first = first
-
-    def purged(self, end: int) -> None:
-        """Drop everything below `end`: its settling is committed."""
-        raise NotImplementedError
-
-    def refused(self, put: Put) -> None:
-        """Give back the room of a put that was not confirmed; a second time is a no-op."""
-        with self._lock:
-            if put.refused:
-                return
-            messages = len(put.records)
-            put.refused = True
-            self._pending -= 1
-            self._pending_messages -= messages
-            self._pending_bytes -= put.size
-            self._incoming -= put.charged
-            self._used -= put.charged
-            self._look_around()
-
-    def _publish(self, first: int, records: list[Record], size: int, charged: int, puts: int) -> None:
-        """Append what was reserved. Under the lock."""
-        runs = self._list_of(first)
-        count = len(records)
-        gap = first - runs.next
-        gone = self._ended is not None
-        if lane_of(first) >= DELAYED and not gone:
-            self._used -= charged - charge(records)
-            self._add_delayed(first, records, 0)
-            runs.skip_to(first + count)
-        else:
-            tail = runs.tail_for(first, count)
-            # No call from here on, so that an interrupt finds all of it done or nothing.
-            runs.next = first + count
-            if gone:
-                runs.open.first = runs.next
-                self._used -= charged
-                self._gone += count
-            else:
-                tail += records
-            self._append = self._runs.open.records.append
-        self._pending -= puts
-        self._skipped += gap
-        self._incoming -= charged
-        self._pending_messages -= count
-        self._pending_bytes -= size
-        self._message_bytes += size
-        if self._getters:
-            self._arrived.notify(count)
-        if self._putters:
-            self._room.notify_all()
-
-    # State -------------------------------------------------------------------------------------------------------
-
-    def _messages(self) -> int:
-        return self._all_next() - self._skipped - self._gone - self._acked
-
-    def _is_held_back(self) -> bool:
-        """Tell whether blocked puts wait for the mark below the limit. Under the lock."""
-        if not self._at_limit or self.settings.on_overflow is not Overflow.BLOCK:
-            return False
-        self._look_at_mark()
-        return self._at_limit
-
-    def _look_at_mark(self) -> None:
-        """Tell if the depth is down at the mark. (Of a ring, once a second: it is so at each put.) Under the lock."""
-        if self._at_limit and may_resume(self.settings, self._depth()):
-            self._note_limit(reached=False)
-
-    def _wakes_putters(self) -> bool:
-        line = self._line
-        held_back = self._is_held_back() and self._putters == len(line) and not (line and line[0].passed)
-        return not held_back and (not self._put_slack or self._has_limit())
-
-    def _trim_slack(self) -> int:
-        self._is_held_back()
-        return super()._trim_slack()
-
-    def _plain_puts_pass(self) -> bool:
-        return (
-            self._ended is None
-            and self._log is None
-            and not self._putters
-            and not self._has_limit()
-            and self.settings.ttl_s is None
-        )
-
-    def _has_limit(self) -> bool:
-        return self.settings.limit_bytes is not None or self.settings.limit_messages is not None
-
-    def check_open(self) -> None:
-        """Raise BrokerClosed or QueueDeleted if that is what happened."""
-        with self._lock:
-            self._check_open()
-
-    def _check_open(self) -> None:
-        if self._ended is not None:
-            raise self._gone_error()
-
-    def check_not_deleted(self) -> None:
-        """Refuse to go on if the queue was deleted since room in it was reserved, perhaps long ago."""
-        if self._ended is QueueDeleted:
-            raise self._gone_error()
-
-    def _gone_error(self) -> QflowError:
-        if self._ended is BrokerClosed:
-            return BrokerClosed(f"the broker of queue {self._name!r} is closed: open the spool again")
-        return QueueDeleted(f"queue {self._name!r} was deleted: declare it again")
-
-
-def _for_groups(puts: int, messages: int) -> int:
-    """Return what puts of delayed messages reserve for their groups in the schedule, which take that or less."""
-    return GROUP_BYTES * puts + messages
 
 
 def put_into_all(queues: Iterable[Any], record: Message) -> dict[str, int | None] | None:
@@ -963,10 +367,3 @@ def put_into_all(queues: Iterable[Any], record: Message) -> dict[str, int | None
                 continue  # since it was looked at
         sequences[queue._name] = sequence
     return sequences
-
-
-def again(error: BaseException) -> BaseException:
-    """Return an error of a batch for one more caller to raise."""
-    fresh = type(error)(*error.args)
-    fresh.__cause__ = error.__cause__
-    return fresh

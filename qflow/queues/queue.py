@@ -10,17 +10,18 @@ from typing import Any
 from qflow import config
 from qflow.config import Overflow, QueueSettings, SlowConsumer
 from qflow.delivery import ONE_ATTEMPT, Entry, Segment
-from qflow.errors import InvalidArgument, NotFound, QflowError
+from qflow.errors import InvalidArgument, NotFound, QflowError, QueueFull
 from qflow.events import EventKind
 from qflow.memory.ledger import Account
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, OVERHEAD_BYTES, expires_of, is_logged, lane_of
+from qflow.queues.admission import again
 from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES, Unlocked
 from qflow.queues.consumer import Consumer, Listed
-from qflow.queues.intake import again
-from qflow.queues.outlet import Held, Outlet, by_expiry
+from qflow.queues.holding import Held
+from qflow.queues.outlet import Outlet, by_expiry
 from qflow.queues.overflow import Depth, excess
 from qflow.stats import QueueStats
 from qflow.storage import block_log
@@ -207,8 +208,13 @@ class Queue(Outlet):
             try:
                 need = run.largest + OVERHEAD_BYTES
                 while self._borrow_room(need, need) < need:
-                    if not self._room_for_head(need) or run.claim is not claim:
-                        raise self._full()
+                    if run.claim is claim and not self._room_for_head(need):
+                        raise QueueFull(
+                            f"message {sequence} of queue {self._name!r} finds no room in memory: what is acquired, or "
+                            "on its way, takes it; settle some of it first"
+                        )
+                    if run.claim is not claim:
+                        return self._state_of(self._waiting_run(sequence))
                 self._read_in(runs, run, claim, need, False)
             finally:
                 if run.claim is claim:
@@ -284,6 +290,7 @@ class Queue(Outlet):
             logged_messages=logged,
             acquired_messages=acquired,
             acquired_bytes=acquired_bytes,
+            lag_messages=messages - acquired,
             delayed_messages=sum(part.resident_messages + part.spilled_messages for part in delayed),
             oldest_unacked_s=oldest,
             capacity_bytes=self._account.capacity,
@@ -364,6 +371,8 @@ class Queue(Outlet):
         """End the queue: no new puts and gets, waiters are woken."""
         with self._lock:
             self._ended = self._ended or reason
+            for consumer in self._consumers:
+                consumer.end()
             self._refresh()
             self._room.notify_all()
             self._arrived.notify_all()
@@ -506,10 +515,11 @@ class Queue(Outlet):
             self._check_open()
             self._consumers[consumer] = None
 
-    def tell_failure(self, sequence: int, error: BaseException) -> None:
-        """A consumer's callback has raised."""
-        _logger.error("the consumer of queue %r failed with message %d", self._name, sequence, exc_info=error)
-        self._tell(EventKind.CONSUMER_FAILED, self._name, f"message {sequence}: {error!r}")
+    def tell_failure(self, sequence: int | None, error: BaseException) -> None:
+        """A consumer's callback has raised; or, without a sequence, the consumer has ended because of an error."""
+        what = "to get a message, and has ended" if sequence is None else f"with message {sequence}"
+        _logger.error("the consumer of queue %r failed %s", self._name, what, exc_info=error)
+        self._tell(EventKind.CONSUMER_FAILED, self._name, f"{what}: {error!r}")
 
     def wake(self) -> None:
         """Let every waiting getter look whether it is to stop."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
-from qflow.message import Record, is_plain
+from qflow.message import Record
+from qflow.queues.admission import NOTHING, TurnedAway, again
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.intake import NOTHING, TurnedAway, again
-from qflow.queues.outlet import Leaving, Outlet
+from qflow.queues.holding import Holding, Leaving
 from qflow.queues.overflow import Decision, Depth
 from qflow.queues.queue import Queue
 from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
@@ -92,9 +93,9 @@ class Together:
         parts = Parts(leavings)
         deadline = None if timeout is None else self._monotonic() + timeout
         try:
-            for place in lanes:
+            for _, places_of_one in groupby(lanes, owner_of):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                place.put = self._prepare(place.step, left, parts, dead)
+                self._prepare(list(places_of_one), left, parts, dead)
         except BaseException:
             parts.withdraw()
             raise
@@ -113,21 +114,27 @@ class Together:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         return places
 
-    def _prepare(self, step: Step, timeout: float | None, parts: Parts, dead: bool) -> Put | None:
-        """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
-        now: Step | None = step
+    def _prepare(self, places: list[Place], timeout: float | None, parts: Parts, dead: bool) -> None:
+        """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
+        queue = places[0].step.queue
+        lots = [(place.step.number, place.step.records) for place in places]
+        try:
+            puts = queue.prepare(lots, timeout, leaving=parts.leaving(queue), dead=dead)
+        except TurnedAway as error:
+            whole = Step(queue, 0, [record for _, records in lots for record in records])
+            now = self.redirect(whole, error.decision, parts, dead)
+        else:
+            parts.puts += puts
+            for place, put in zip(places, puts, strict=True):
+                place.put = put
+            return
         while now is not None:
-            queue, number, records = now
-            leaving = parts.leaving(queue) if now is step else NOTHING
             try:
-                put = queue.prepare(records, is_plain(records), number, timeout, leaving=leaving, dead=dead)
+                parts.puts += now.queue.prepare([(0, now.records)], timeout, dead=True)
             except TurnedAway as error:
-                now = self.redirect(now, error.decision, parts, dead)
-                dead = True
+                now = self.redirect(now, error.decision, parts, True)
             else:
-                parts.puts.append(put)
-                return put if now is step else None
-        return None
+                return
 
     def redirect(self, step: Step, decision: Decision, parts: Parts, dead: bool) -> Step | None:
         """Return where the messages of a step go that a limit turned away; None if they are dropped.
@@ -181,7 +188,7 @@ class Parts:
         """(queue, messages, they are dropped) of what limits turned away."""
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
-        self._leave: dict[Outlet, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+        self._leave: dict[Holding, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
 
     def leaving(self, queue: Queue) -> Depth:
         """Return what leaves a queue, the first time."""
@@ -215,4 +222,9 @@ def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
             place = Place(step, lane, len(lane.step.records))
             lane.step.records.extend(step.records)
         places.append(place)
-    return places, sorted(lanes.values(), key=lambda one: one.step.queue.owner)
+    return places, sorted(lanes.values(), key=owner_of)
+
+
+def owner_of(place: Place) -> int:
+    """Return the number of the queue a place is in."""
+    return place.step.queue.owner

@@ -21,8 +21,9 @@ from qflow.errors import AlreadySettled, CorruptionError, InvalidArgument, Trans
 from qflow.memory.ledger import Account, Ledger
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.backlog import Relief
+from qflow.queues.holding import Held, Leaving
 from qflow.queues.intake import Moment
-from qflow.queues.outlet import Held, Leaving, Outlet
+from qflow.queues.outlet import Outlet
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.storage.spill import Slots, SpillArea
@@ -36,7 +37,7 @@ class Desk:
 
     def __init__(self, account: Account, ledger: Ledger, relief: Relief, area: SpillArea) -> None:
         self._account = account
-        self._ledger = ledger
+        self.ledger = ledger
         self._relief = relief
         self._area = area
         self._lock = threading.Lock()
@@ -46,7 +47,7 @@ class Desk:
         """Borrow for bodies, making queues give way; False if there is no room."""
         for _ in range(2):
             with self._lock:
-                if self._ledger.borrow_exactly(self._account, amount):
+                if self.ledger.borrow_exactly(self._account, amount):
                     return True
             if not self._relief(self._account, amount):
                 return False
@@ -54,11 +55,11 @@ class Desk:
 
     def has_room(self, amount: int) -> bool:
         """Tell whether nobody would have to give way."""
-        return self._ledger.free() >= amount
+        return self.ledger.free() >= amount
 
     def discharge(self, amount: int) -> None:
         with self._lock:
-            self._ledger.give_back(self._account, amount)
+            self.ledger.give_back(self._account, amount)
 
     def spill(self, records: list[Record]) -> tuple[int, Slots]:
         """Write bodies to disk; return where they are."""
@@ -142,7 +143,7 @@ class Transaction:
         self._bytes = 0
         self._charged = 0
         self._held: dict[Outlet, list[Held]] = {}
-        self._seen: set[int] = set()
+        self._seen: set[tuple[int, int]] = set()
         self._result: list[Any] | None = None
         self._run_queue: Queue | str | None = None  # where plain puts go, one after the other
         self._run: list[Record] = []
@@ -225,6 +226,13 @@ class Transaction:
         self._check_open()
         self._add("publish", steps)
 
+    def put_published(self, queue: Queue, topic: str, body: bytes, headers: Headers | None) -> None:
+        """Put a message with the topic it was published under, into one queue; the rest as `put`."""
+        self._check_open()
+        found = self._router.own(queue)
+        form = found.form(headers, None, 0, None, None, None, topic)
+        self._add("puts", [Step(found, form.number, [form.record(body)])])
+
     def ack(self, delivery: Delivery) -> None:
         """Settle a delivery when the transaction commits.
 
@@ -234,25 +242,30 @@ class Transaction:
         self._check_open()
         if not isinstance(delivery, Delivery):
             raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
-        queue, one = _holder(delivery)
-        self._hold(queue, one)
+        batch = delivery._settler
+        if isinstance(batch, Deliveries):
+            position = batch._position(delivery.sequence)
+            batch.check_unsettled(position)
+            self._hold(batch._settler, delivery, (id(batch), position))
+        else:
+            self._hold(batch, delivery, (id(delivery), -1))
 
     def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
         """Settle deliveries when the transaction commits; a batch as a whole. Raises as `ack`."""
         self._check_open()
         if isinstance(deliveries, Deliveries):
             if deliveries.total:
-                self._hold(deliveries._settler, deliveries)  # type: ignore[arg-type]
+                self._hold(deliveries._settler, deliveries, (id(deliveries), -1))
             return
         for delivery in deliveries:
             self.ack(delivery)
 
-    def _hold(self, queue: Outlet, one: Held) -> None:
-        if isinstance(queue, Queue):
-            self._router.own(queue)
-        if not isinstance(queue, Outlet) or id(one) in self._seen:
+    def _hold(self, queue: Any, one: Held, key: tuple[int, int]) -> None:
+        if not isinstance(queue, Outlet) or key in self._seen:
             raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
-        self._seen.add(id(one))
+        if not queue.shares(self._desk.ledger):
+            raise InvalidArgument(f"{one!r} is of another broker: a transaction is of one")
+        self._seen.add(key)
         self._held.setdefault(queue, []).append(one)
 
     def _begin_run(self, queue: Queue | str) -> None:
@@ -285,8 +298,12 @@ class Transaction:
                 f"{self._max_bytes}: commit more often"
             )
         start = len(self._waiting)
-        for step in steps:
-            self._waiting.append(self._seat(_Waiting(step)))
+        try:
+            for step in steps:
+                self._waiting.append(self._seat(_Waiting(step)))
+        except BaseException:
+            self._unseat(start)
+            raise
         self._bytes += size
         self._calls.append(_Call(kind, start, len(self._waiting)))
 
@@ -305,6 +322,16 @@ class Transaction:
                 self._charged -= other.charged
                 desk.discharge(other.charged)
         return waiting
+
+    def _unseat(self, start: int) -> None:
+        """Give up what waits from some place on."""
+        for waiting in self._waiting[start:]:
+            if waiting.records is None:
+                self._desk.free(waiting.slots)
+            else:
+                self._charged -= waiting.charged
+                self._desk.discharge(waiting.charged)
+        del self._waiting[start:]
 
     # Its end -----------------------------------------------------------------------------------------------------
 
@@ -329,8 +356,10 @@ class Transaction:
         steps, leavings = self.begin_commit()
         try:
             places = self._together.commit(steps, leavings, timeout=self._timeout)
-        except BaseException:
-            self.end("rolled back")
+        except BaseException as error:
+            for leaving in leavings:
+                leaving.give_up()
+            self.end("rolled back" if isinstance(error, Exception) else "interrupted")
             raise
         return self.committed(places)
 
@@ -349,10 +378,10 @@ class Transaction:
                 leavings.append(queue.begin_leaving(held))
             self._state = "being committed"
             self._give_back_memory()
-        except BaseException:
+        except BaseException as error:
             for leaving in leavings:
                 leaving.give_up()
-            self.end("rolled back")
+            self.end("rolled back" if isinstance(error, Exception) else "interrupted")
             raise
         return steps, leavings
 
@@ -413,7 +442,7 @@ class Transaction:
     def end(self, state: str) -> None:
         """Give back what it took."""
         self._state = state
-        self._run_queue = None
+        self._run_queue, self._run, self._credit = None, [], 0
         self._give_back_memory()
         for waiting in self._waiting:
             if waiting.slots:
@@ -442,13 +471,3 @@ class Transaction:
 
     def __repr__(self) -> str:
         return f"<Transaction, {self._state}, {len(self._waiting)} puts>"
-
-
-def _holder(delivery: Delivery) -> tuple[Outlet, Delivery]:
-    """Return the queue of a delivery, and the delivery as that queue knows it: taken out of its batch."""
-    settler: Any = delivery._settler
-    if isinstance(settler, Deliveries):
-        queue: Any = settler._settler
-        queue.leave_batch(settler, settler._position(delivery.sequence), delivery)
-        return queue, delivery
-    return settler, delivery

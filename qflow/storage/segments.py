@@ -1,8 +1,8 @@
 """A segment: a file of fixed size that holds blocks of spilled messages; and how it is read.
 
 By default a segment is read with `pread` into a buffer that is used again. With `max_mapped` above 0 it is read through
-a memory map instead, as the mmap-queue of Apache SkyWalking Satellite does it. Maps were found slower (8 KiB messages:
-5.1 µs against 3.8 µs, 16 KiB: 8.3 against 6.6): pages are entered one by one, and asked for beforehand so that a disk
+a memory map instead, as the mmap-queue of Apache SkyWalking Satellite does it. Maps were found no faster (`python -m
+bench read-mapped`, messages of 1 and 16 KiB): pages are entered one by one, and asked for beforehand so that a disk
 that fails gives an error and does not kill the process; they pay where the same segments are read again and again.
 """
 

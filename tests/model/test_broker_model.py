@@ -23,9 +23,9 @@ from qflow import inspect
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
 from qflow.delivery import Delivery
-from qflow.queues import intake
+from qflow.queues import admission
+from qflow.queues.admission import Admission
 from qflow.queues.dead_letters import COUNT, QUEUE, REASON
-from qflow.queues.intake import Intake
 
 MEMORY = Path("/dev/shm")
 LARGEST = 300
@@ -109,15 +109,15 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def never_stuck(self) -> None:
         """There is one thread here that could make room: who waits for more than a commit is stuck."""
-        wait = Intake._wait_for_room
+        wait = Admission._wait_for_room
 
-        def checked(queue: Intake, wait_s: float) -> None:
+        def checked(queue: Admission, wait_s: float) -> None:
             self.waits += 1
             assert self.waits < 4, f"a put waits for ever: {vars(queue)}"
             wait(queue, wait_s)
 
-        self.patch.setattr(Intake, "_wait_for_room", checked)
-        self.patch.setattr(intake, "RETRY_S", 0.005)
+        self.patch.setattr(Admission, "_wait_for_room", checked)
+        self.patch.setattr(admission, "RETRY_S", 0.005)
 
     @property
     def path(self) -> Path:
@@ -487,6 +487,6 @@ class BrokerMachine(RuleBasedStateMachine):
 
 
 BrokerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 TestBrokerModel = BrokerMachine.TestCase

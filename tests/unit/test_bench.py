@@ -44,6 +44,17 @@ ROWS = (
     "open after SIGKILL to the first get",
     "transient put_many, get_many, ack of 1,000 x 100 B after",
     "durable put_many, get_many, ack of 1,000 x 100 B with",
+    "transient publish to 10 queues",
+    "durable publish to 10 queues",
+    "transient put+get+ack, 100 B, 10 priorities at random, one by one",
+    "transient put+get+ack, 100 B, 10 priorities at random, 500 put and then taken",
+    "durable transaction, 100 puts of 100 B and the ack of a batch of 100",
+    "20,000 transient delayed messages, 100 B, through 1.28 MiB, in batches of 1,000: rate",
+    "20,000 transient delayed messages, 100 B, through 1.28 MiB, in batches of 1,000: peak",
+    "20,000 durable delayed messages, 100 B, through 1.28 MiB, in batches of 1,000",
+    "20,000 transient delayed messages, 100 B, through 1.28 MiB, one by one",
+    "get + ack from segments, 16 KiB, one by one: time through maps",
+    "get + ack from segments, 16 KiB, one by one: time with the allocator not told",
 )
 ALLOWED_TO_LACK = ("not installed", "is installed and chosen", "segments", "cgroup", "RssAnon")
 """What a machine may lack: the peers, the second spill store, a cgroup, Linux's /proc."""

@@ -325,15 +325,19 @@ def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, cl
     """A delivery that left its batch late, or came back from a transaction, keeps the time it was taken at."""
     broker = open_at()
     queue = broker.declare_queue("q", durable=durable, ack_timeout_s=10)
+    full = broker.declare_queue("full", durable=durable, limit_messages=1)
+    full.put(b"x")
     queue.put_many([body(number) for number in range(4)])
     batch = queue.get_many(2, timeout_s=0)
     early = queue.get(0)
     clock.advance(5)
     later = queue.get(0)
-    tx = broker.transaction()
-    tx.ack(batch[0])
+    queue.leave_batch(batch, 0)  # as a consumer does before it hands a message out
+    tx = broker.transaction(timeout_s=0)
     tx.ack(early)
-    tx.rollback()
+    tx.put(full, b"x")
+    with pytest.raises(qflow.QueueFull):
+        tx.commit()
     clock.advance(6)
     assert sorted(int(text[:4]) for text in queue.get_many(10, timeout_s=0).bodies) == [0, 1, 2]
     later.ack()

@@ -1,0 +1,127 @@
+"""Redrive: dead letters go back to the queues they came from, each in a commit with its leaving."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from qflow.delivery import Deliveries, Delivery
+from qflow.errors import InvalidArgument, NotFound, TransactionTooLarge
+from qflow.message import Message, Record, body_of
+from qflow.queues.dead_letters import headers_of, revived
+from qflow.queues.queue import Queue
+from qflow.queues.transaction import Transaction
+
+BATCH_MESSAGES = 100
+
+
+class Owner(Protocol):
+    """Who has the queues: the broker."""
+
+    def queue(self, name: str) -> Queue: ...
+    def transaction(self, timeout_s: float | None = None) -> Transaction: ...
+
+
+class Redrive:
+    """Moves the messages of a dead-letter queue back.
+
+    A message keeps its body, topic, headers and the count of its deaths; priority and times are those of a new put.
+    One is kept that has no origin, whose queue is gone, or has no room for it; it goes back to its place, and the
+    delivery is not counted. What others put into that queue meanwhile is not looked at.
+
+    Args:
+        broker: that has both queues.
+        name: of the dead-letter queue.
+        to: where all of them go instead of the queues they came from.
+
+    Raises:
+        NotFound: there is no such queue. InvalidArgument: it is the same as `to`.
+    """
+
+    def __init__(self, broker: Owner, name: str, *, to: str | None = None) -> None:
+        self._broker = broker
+        self._dead = broker.queue(name)
+        self._to = to
+        if to is not None:
+            broker.queue(to)
+            if to == name:
+                raise InvalidArgument(f"dead letters of queue {name!r} cannot be moved to itself")
+        self.moved: dict[str, int] = {}
+        """How many went to each queue; of those, a commit holds."""
+        self.kept: dict[str, int] = {}
+        """How many stay, by reason."""
+        self._tx = broker.transaction(0)
+        self._going: dict[str, list[int]] = {}  # bytes of what is in the transaction
+
+    def run(self, limit: int | None = None) -> int:
+        """Move at most `limit` messages; return how many.
+
+        Raises:
+            All that a put raises. What was moved before stays so.
+        Cost: a commit for each hundred messages.
+        """
+        looked_at: list[Deliveries] = []
+        left = len(self._dead)
+        before = sum(self.moved.values())
+        self._tx, self._going = self._broker.transaction(0), {}
+        try:
+            while left > 0:
+                room = BATCH_MESSAGES if limit is None else limit - (sum(self.moved.values()) - before)
+                batch = self._dead.get_many(min(BATCH_MESSAGES, left, room), timeout_s=0) if room > 0 else None
+                if not batch:
+                    break
+                looked_at.append(batch)
+                left -= len(batch)
+                for delivery in batch:
+                    self._move(delivery)
+                self._commit()
+        finally:
+            if self._tx.state == "open":
+                self._tx.rollback()
+            for batch in looked_at:
+                self._dead.give_up_batch(batch)
+        return sum(self.moved.values()) - before
+
+    def _move(self, delivery: Delivery) -> None:
+        """Add one to the transaction, or note why it stays."""
+        name, record = revived(delivery.record)
+        target = self._to or name
+        reason = self._obstacle(target, record)
+        if reason is None and target is not None:
+            try:
+                self._put(target, record)
+            except TransactionTooLarge:
+                self._commit()
+                self._put(target, record)
+            self._tx.ack(delivery)
+            self._going.setdefault(target, []).append(len(record))
+        else:
+            self.kept[reason or ""] = self.kept.get(reason or "", 0) + 1
+
+    def _put(self, target: str, record: Record) -> None:
+        topic = record.topic if isinstance(record, Message) else ""
+        self._tx.put_published(self._broker.queue(target), topic, body_of(record), headers_of(record))
+
+    def _obstacle(self, target: str | None, record: Record) -> str | None:
+        """Return why a message stays; None if it can go."""
+        if target is None:
+            return "no dead letter: nothing says where it came from"
+        if target == self._dead.name:
+            return f"it came from queue {target!r} itself"
+        try:
+            queue = self._broker.queue(target)
+        except NotFound:
+            return f"queue {target!r}, where it came from, is gone"
+        if len(record) > queue.settings.max_message_bytes:
+            return f"queue {target!r} does not take messages of its size any more"
+        going = self._going.get(target, [])
+        if not queue.would_admit(len(going) + 1, sum(going) + len(record)):
+            return f"queue {target!r} is at its limit"
+        return None
+
+    def _commit(self) -> None:
+        """Commit what is in the transaction, and begin another one."""
+        self._tx.commit()
+        for target, sizes in self._going.items():
+            self.moved[target] = self.moved.get(target, 0) + len(sizes)
+        self._going = {}
+        self._tx = self._broker.transaction(0)

@@ -1,0 +1,237 @@
+"""Push: a thread that hands messages to a callback, its back-pressure and its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.config import SlowConsumer
+from qflow.events import EventKind
+from unit.clocks import LONG_S, Clock, until
+
+Open = Callable[..., qflow.Broker]
+
+
+@pytest.fixture(params=[True, False], ids=["durable", "transient"])
+def queue(open_spool: Open, request: pytest.FixtureRequest) -> qflow.Queue:
+    """A queue with ten messages."""
+    queue = open_spool().declare_queue("q", durable=request.param)
+    queue.put_many([b"%d" % number for number in range(10)])
+    return queue
+
+
+def test_each_message_is_handed_over_in_order_and_acked(queue: qflow.Queue) -> None:
+    """What waits, and what comes later; the callback may settle it itself."""
+    received: list[bytes] = []
+
+    def work(delivery: qflow.Delivery) -> None:
+        received.append(delivery.body)
+        if len(received) % 2:
+            delivery.ack()
+
+    with queue.consume(work) as consumer:
+        queue.put(b"10")
+        until(lambda: len(queue) == 0)
+        assert consumer.running
+    assert received == [b"%d" % number for number in range(11)]
+    assert not consumer.running
+    assert "closed" in repr(consumer)
+
+
+def test_no_more_is_acquired_than_was_asked_for(queue: qflow.Queue) -> None:
+    """Back-pressure: what a slow callback holds is bounded, the rest waits for others."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def work(_: qflow.Delivery) -> None:
+        entered.set()
+        assert go_on.wait(LONG_S)
+
+    consumer = queue.consume(work, prefetch=3)
+    assert entered.wait(LONG_S)
+    assert queue.stats().acquired_messages == 3
+    assert queue.get(0).body == b"3"
+    go_on.set()
+    until(lambda: len(queue) == 1)
+    assert consumer.close(LONG_S)
+
+
+def test_what_was_prefetched_and_not_handed_out_goes_back_uncounted(queue: qflow.Queue) -> None:
+    """Closed in the midst of a batch: the one that runs is acked, the others come first time again, in order."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def work(_: qflow.Delivery) -> None:
+        entered.set()
+        assert go_on.wait(LONG_S)
+
+    consumer = queue.consume(work, prefetch=5)
+    assert entered.wait(LONG_S)
+    assert not consumer.close(0.01)
+    go_on.set()
+    assert consumer.close(LONG_S)
+    batch = queue.get_many(20)
+    assert batch.bodies == [b"%d" % number for number in range(1, 10)]
+    assert {delivery.delivery_count for delivery in batch} == {1}
+    assert not any(delivery.redelivered for delivery in batch)
+
+
+def test_an_exception_gives_the_message_back_and_is_told(open_spool: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """It comes again, counted; the consumer goes on; with `max_deliveries` it ends as a dead letter."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", max_deliveries=3, dead_letter="dead")
+    events: list[Any] = []
+    broker.on_event(events.append)
+    received: list[tuple[bytes, int]] = []
+
+    def work(delivery: qflow.Delivery) -> None:
+        received.append((delivery.body, delivery.delivery_count))
+        if delivery.body == b"bad":
+            raise ValueError("no")
+
+    queue.put_many([b"bad", b"good"])
+    with queue.consume(work, prefetch=1):
+        until(lambda: len(queue) == 0)
+    assert received == [(b"bad", 1), (b"bad", 2), (b"bad", 3), (b"good", 1)]
+    assert broker.queue("dead").get(LONG_S).body == b"bad"
+    until(lambda: len(events) >= 3)
+    assert {event.kind for event in events} == {EventKind.CONSUMER_FAILED}
+    assert "ValueError" in events[0].detail
+    assert "ValueError" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_ends_its_thread_leaves_nothing_held(queue: qflow.Queue) -> None:
+    """SystemExit in a callback: the message and what was prefetched are in their places."""
+
+    def leave(_: qflow.Delivery) -> None:
+        raise SystemExit
+
+    consumer = queue.consume(leave, prefetch=4)
+    until(lambda: not consumer.running)
+    assert consumer.close(LONG_S)
+    assert queue.stats().acquired_messages == 0
+    batch = queue.get_many(20)
+    assert batch.bodies == [b"%d" % number for number in range(10)]
+    assert [delivery.delivery_count for delivery in batch] == [2] + [1] * 9
+
+
+@pytest.mark.parametrize("end", ["close", "delete"])
+def test_the_end_of_the_queue_ends_the_consumer(open_spool: Open, end: str) -> None:
+    """Waiting or working: no callback begins afterwards, and nobody hangs; what was not handed out is not counted."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    idle = broker.declare_queue("idle")
+    queue.put_many([b"%d" % number for number in range(5)])
+    entered, go_on = threading.Event(), threading.Event()
+    calls: list[bytes] = []
+
+    def work(delivery: qflow.Delivery) -> None:
+        calls.append(delivery.body)
+        entered.set()
+        assert go_on.wait(LONG_S)
+
+    working, waiting = queue.consume(work), idle.consume(work)
+    assert entered.wait(LONG_S)
+    if end == "close":
+        broker.close()
+    else:
+        broker.delete_queue("q")
+        broker.delete_queue("idle")
+    go_on.set()
+    for consumer in (working, waiting):
+        assert consumer.close(LONG_S)
+    assert calls == [b"0"]
+    if end == "close":
+        batch = open_spool().queue("q").get_many(10)
+        assert [(delivery.body, delivery.delivery_count) for delivery in batch] == [
+            (b"0", 2),
+            (b"1", 1),
+            (b"2", 1),
+            (b"3", 1),
+            (b"4", 1),
+        ]
+
+
+def test_a_callback_may_close_its_consumer(queue: qflow.Queue) -> None:
+    """It is the last one then; from inside, nobody is waited for."""
+    consumers: list[Any] = []
+    ready = threading.Event()
+    calls: list[bytes] = []
+
+    def work(delivery: qflow.Delivery) -> None:
+        assert ready.wait(LONG_S)
+        calls.append(delivery.body)
+        assert not consumers[0].close()
+
+    consumers.append(queue.consume(work))
+    ready.set()
+    assert consumers[0].close(LONG_S)
+    assert calls == [b"0"]
+    assert len(queue) == 9
+
+
+def test_several_consumers_share_a_queue(queue: qflow.Queue) -> None:
+    """Each message goes to one of them."""
+    received: list[bytes] = []
+    consumers = [queue.consume(lambda delivery: received.append(delivery.body), prefetch=2) for _ in range(3)]
+    queue.put_many([b"%d" % number for number in range(10, 200)])
+    until(lambda: len(queue) == 0)
+    for consumer in consumers:
+        consumer.close(LONG_S)
+    assert sorted(received, key=int) == [b"%d" % number for number in range(200)]
+
+
+def test_a_purge_under_a_consumer_is_no_trouble(queue: qflow.Queue) -> None:
+    """What it holds is purged; it goes on with what comes later."""
+    entered, go_on = threading.Event(), threading.Event()
+    received: list[bytes] = []
+
+    def work(delivery: qflow.Delivery) -> None:
+        received.append(delivery.body)
+        entered.set()
+        assert go_on.wait(LONG_S)
+
+    with queue.consume(work, prefetch=4):
+        assert entered.wait(LONG_S)
+        assert queue.purge() == 10
+        go_on.set()
+        queue.put(b"after")
+        until(lambda: received[-1] == b"after" and len(queue) == 0)
+    assert received == [b"0", b"after"]
+
+
+def test_a_slow_consumer_is_closed(open_at: Open, clock: Clock) -> None:
+    """All it holds goes back; its late ack does not count; the next one gets it."""
+    queue = open_at().declare_queue("q")
+    queue.put_many([b"1", b"2", b"3"])
+    queue.on_slow_consumer(10, SlowConsumer.CLOSE)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def work(_: qflow.Delivery) -> None:
+        entered.set()
+        assert go_on.wait(LONG_S)
+
+    consumer = queue.consume(work)
+    assert entered.wait(LONG_S)
+    clock.advance(11)
+    queue.tick()
+    assert not consumer.running
+    go_on.set()
+    assert consumer.close(LONG_S)
+    assert queue.get_many(5, timeout_s=0).bodies == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [((None,), {}), (("x",), {}), ((print,), {"prefetch": 0}), ((print,), {"prefetch": 1.5})],
+    ids=repr,
+)
+def test_a_bad_consumer_is_refused(queue: qflow.Queue, arguments: Any, options: Any) -> None:
+    """Nothing is started."""
+    with pytest.raises(qflow.InvalidArgument):
+        queue.consume(*arguments, **options)
+    assert len(queue) == 10
+    assert not queue._consumers

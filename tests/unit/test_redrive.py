@@ -1,0 +1,157 @@
+"""Redrive: dead letters go back to where they came from, and what cannot stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow import Overflow
+from qflow.queues.redrive import Redrive
+
+Open = Callable[..., qflow.Broker]
+
+
+def bodies_of(queue: qflow.Queue) -> list[bytes]:
+    bodies: list[bytes] = []
+    while batch := queue.get_many(1000, timeout_s=0):
+        bodies += batch.bodies
+        batch.ack()
+    return bodies
+
+
+def kill(broker: qflow.Broker, name: str, *bodies: bytes, **settings: Any) -> qflow.Queue:
+    """Declare a queue whose dead letters go to `dead`, and have these messages die there."""
+    queue = broker.declare_queue(name, dead_letter="dead", **settings)
+    if bodies:
+        queue.put_many(bodies)
+        queue.get_many(len(bodies)).nack(requeue=False)
+        broker._log.drain()
+    return queue
+
+
+def test_each_goes_back_to_its_own_queue_in_order(open_spool: Open) -> None:
+    """With body, headers and topic; the count of its deaths stays; more than one commit."""
+    broker = open_spool()
+    bodies = [b"%03d" % number for number in range(250)]
+    one, two = kill(broker, "one", *bodies), kill(broker, "two", b"x")
+    broker.bind(two, "t/#")
+    broker.publish("t/u", b"published", headers={"kept": 1})
+    two.get().nack(requeue=False)
+    broker._log.drain()
+    moving = Redrive(broker, "dead")
+    assert moving.run() == 252
+    assert (moving.moved, moving.kept) == ({"one": 250, "two": 2}, {})
+    assert len(broker.queue("dead")) == 0
+    assert bodies_of(one) == bodies
+    assert two.get().body == b"x"
+    delivery = two.get()
+    assert (delivery.body, delivery.topic, delivery.delivery_count) == (b"published", "t/u", 1)
+    assert delivery.headers == {"kept": 1, "dead_letter_count": 1}
+    delivery.nack(requeue=False)
+    broker._log.drain()
+    assert broker.queue("dead").get().headers["dead_letter_count"] == 2
+
+
+def test_what_cannot_go_back_stays_uncounted(open_spool: Open) -> None:
+    """No origin, an origin that is gone, at its limit, or too small; with the reason, in its place."""
+    broker = open_spool()
+    kill(broker, "gone", b"1")
+    kill(broker, "small", b"2" * 50)
+    kill(broker, "full", b"3", b"4", limit_messages=2).put(b"there")
+    broker.queue("dead").put(b"5")
+    kill(broker, "fine", b"6")
+    broker.delete_queue("gone")
+    broker.alter_queue("small", max_message_bytes=10)
+    broker.alter_queue("dead", max_deliveries=1)
+    for _ in range(3):
+        moving = Redrive(broker, "dead")
+        moving.run()
+    assert sum(moving.kept.values()) == 4
+    assert [reason.partition(":")[0].partition(",")[0] for reason in sorted(moving.kept)] == [
+        "no dead letter",
+        "queue 'full' is at its limit",
+        "queue 'gone'",
+        "queue 'small' does not take messages of its size any more",
+    ]
+    assert bodies_of(broker.queue("fine")) == [b"6"]
+    assert bodies_of(broker.queue("full")) == [b"there", b"3"]
+    batch = broker.queue("dead").get_many(10)
+    assert batch.bodies == [b"1", b"2" * 50, b"4", b"5"]
+    assert {delivery.delivery_count for delivery in batch} == {1}
+
+
+@pytest.mark.parametrize("policy", [Overflow.DROP_NEWEST, Overflow.DROP_OLDEST, Overflow.DEAD_LETTER])
+def test_no_policy_takes_what_is_moved(open_spool: Open, policy: Overflow) -> None:
+    """A queue at its limit would drop it, or send it round: it stays."""
+    broker = open_spool()
+    queue = kill(broker, "q", b"1", b"2", b"3", limit_messages=3, on_overflow=policy)
+    queue.put(b"there")
+    moving = Redrive(broker, "dead")
+    assert moving.run() == 2
+    assert bodies_of(queue) == [b"there", b"1", b"2"]
+    assert bodies_of(broker.queue("dead")) == [b"3"]
+
+
+def test_another_queue_and_a_limit(open_spool: Open) -> None:
+    """`to` takes those without an origin, too; the limit counts what was moved."""
+    broker = open_spool()
+    kill(broker, "q", b"1", b"2")
+    broker.queue("dead").put(b"3")
+    broker.declare_queue("other")
+    assert Redrive(broker, "dead", to="other").run(1) == 1
+    moving = Redrive(broker, "dead", to="other")
+    assert (moving.run(1), moving.run(), moving.moved) == (1, 1, {"other": 2})
+    assert bodies_of(broker.queue("other")) == [b"1", b"2", b"3"]
+
+
+def test_bad_names_are_refused(open_spool: Open) -> None:
+    """Nothing is moved."""
+    broker = open_spool()
+    kill(broker, "q", b"1")
+    for name, to in (("missing", None), ("dead", "missing")):
+        with pytest.raises(qflow.NotFound, match="missing"):
+            Redrive(broker, name, to=to)
+    with pytest.raises(qflow.InvalidArgument, match="itself"):
+        Redrive(broker, "dead", to="dead")
+    assert len(broker.queue("dead")) == 1
+
+
+def test_more_than_a_transaction_holds_is_several(open_spool: Open) -> None:
+    """Large messages, little memory: all of them go."""
+    broker = open_spool(capacity_bytes=50_000, max_transaction_bytes=20_000)
+    bodies = [b"%02d" % number * 2_500 for number in range(20)]
+    queue = broker.declare_queue("q", dead_letter="dead")
+    for body in bodies:
+        queue.put(body)
+        queue.get().nack(requeue=False)
+        broker._log.drain()
+    moving = Redrive(broker, "dead")
+    assert moving.run() == 20
+    assert bodies_of(queue) == bodies
+
+
+def test_a_failure_in_the_midst_keeps_the_rest(open_spool: Open) -> None:
+    """What was committed before is moved, all else is where it was."""
+    broker = open_spool()
+    queue = kill(broker, "q", *[b"%03d" % number for number in range(150)])
+    real = broker._together.commit
+    calls: list[int] = []
+
+    def commit(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise qflow.DiskFull("no space left")
+        return real(*arguments, **options)
+
+    broker._together.commit = commit  # type: ignore[method-assign]
+    moving = Redrive(broker, "dead")
+    with pytest.raises(qflow.DiskFull):
+        moving.run()
+    broker._together.commit = real  # type: ignore[method-assign]
+    assert moving.moved == {"q": 100}
+    assert (len(queue), len(broker.queue("dead"))) == (100, 50)
+    assert broker.queue("dead").stats().acquired_messages == 0
+    assert broker.check() == []
