@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import qflow
 import qflow.aio
-from doors.event_loop import cancelled_at, leave_nothing_behind, run, turns
+from doors.event_loop import cancelled_at, leave_nothing_behind, run, turns, until
 from faults.seams import Faults, open_faulty
 
 KIB = bytes(1000)
@@ -409,3 +410,39 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None
             assert at > 0 or name in {"put transient", "put at a limit without waiting"}
             return
     raise AssertionError("it never came to its end")
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "read"], ids=["spilling", "dropping"])
+def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(operation: str, tmp_path: Path) -> None:
+    """The thread finishes what it does to the disk, and then finds that nobody wants it."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait_there() -> None:
+        if threading.current_thread().name.startswith("qflow-aio"):  # maintenance comes by, too
+            entered.set()
+            go_on.wait(30)
+
+    async def scenario() -> None:
+        async with staged(tmp_path / "spool", operation) as stage:
+            scenario = put_that_spills(False) if operation == "pwrite" else put_drops_what_is_on_disk()
+            await scenario.before(stage)
+            stage.faults.before[operation] = wait_there
+            done = []
+
+            async def put() -> None:
+                while True:
+                    done.append(await stage.broker.queue("q").put(b"new" * 300))
+
+            task = asyncio.create_task(put())
+            await until(entered.is_set)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            del stage.faults.before[operation]
+            go_on.set()
+            await stage.broker.check()
+            await stage.broker.alter_queue("q", capacity_bytes=None)
+            bodies = [body for _, body, _ in await leave_nothing_behind(stage.broker)]
+            assert bodies.count(b"new" * 300) == len(done)
+
+    run(scenario())
