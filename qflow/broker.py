@@ -792,6 +792,7 @@ class Broker:
         with self._upkeep:
             for queue in queues:
                 found += queue.problems()
+            found += self._log.problems()
         return found
 
     def _report(self, problem: str, damaged_blocks: int) -> None:
@@ -877,7 +878,7 @@ class Broker:
         for lane in lanes:
             batch = self._log.settle(lane, [])
         self._commit(batch)
-        return True
+        return not batch.short
 
     def _hollow(self) -> bool:
         """Give back what is settled above floors, a bounded part at a time; False if there is nothing, or no room."""
@@ -895,18 +896,11 @@ class Broker:
         if not self._deleted or self._log.failed:
             return False
         owner = self._deleted[0]
-        more = True
-
-        def write(txn: Any) -> None:
-            nonlocal more
-            more = block_log.delete_lanes(txn, owner)
-            if not more:
-                txn.delete(block_log.queue_key(owner))
-
-        self._commit(self._log.write(write))
-        if not more:
+        batch = self._log.delete(owner)
+        self._commit(batch)
+        if owner in batch.deleted:
             self._deleted.remove(owner)
-        return True
+        return not batch.short
 
     def _write_stats(self) -> None:
         """Renew `stats.json` for those who look from outside."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,7 +19,7 @@ import attrs
 
 from qflow.errors import CorruptionError, NotFound
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
-from qflow.storage import block_log, blocks, recovery
+from qflow.storage import block_log, blocks, bodies, recovery
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
 from qflow.storage.files import Files, owner_pid
@@ -26,6 +27,7 @@ from qflow.storage.recovery import QueueRecord, Recovery
 from qflow.storage.spill import SPILL, SPILL_TABLE
 
 _READ_AT_ONCE = 16 * 2**20
+_BLOCKS_AT_ONCE = 1024
 
 
 @attrs.frozen(kw_only=True)
@@ -304,9 +306,30 @@ def check_spool(path: str | os.PathLike[str]) -> list[str]:
                 found_problems += [
                     f"queue {record.name!r}: damaged block {first} was set aside ({size} bytes)" for first, size in kept
                 ]
+            found_problems += [
+                f"damaged shared body {number} was set aside ({size} bytes)"
+                for number, size in block_log.kept_damaged(txn, bodies.NOBODY)
+            ]
         finally:
             txn.abort()
+        found_problems += _check_bodies(env)
     return found_problems
+
+
+def _check_bodies(env: Environment) -> list[str]:
+    """Compare shared bodies with the references to them, in short transactions; not if a live owner moves on."""
+    moment = env.last_transaction()
+    counted: Counter[int] = Counter()
+    start: bytes | None = b""
+    while start is not None:
+        txn = env.begin()
+        try:
+            part, start = block_log.count_references(txn, start, _BLOCKS_AT_ONCE)
+            counted.update(part)
+            problems = list(bodies.problems(txn, counted)) if start is None else []
+        finally:
+            txn.abort()
+    return problems if env.last_transaction() == moment else []
 
 
 def _check_lane(env: Environment, record: QueueRecord, lane: int, row: Row) -> Iterator[str]:

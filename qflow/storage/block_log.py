@@ -8,10 +8,14 @@
     DAMAGED owner  lane  first sequence      a block that did not match its checksum, kept as it was found
     QUEUES  owner                            name, incarnation, settings (JSON)
     META    name                             format, uuid, clean mark
+    BODIES  0  0  number                     what several queues share: see `bodies.py`
 
 All numbers in keys are big-endian, so keys sort as numbers. The *row* says what is true: everything below `floor` is
 settled, whatever blocks lie there; `next` is above every sequence ever handed out; `messages` and `bytes` count what is
 logged and not settled. Small records of ours (rows, marks, attempts) carry a CRC-32, for LMDB has none.
+
+Where the records of a block are references to shared bodies, readers see the bodies, and rows count those. What removes
+a block, or a message from one, counts its references down; the row tells how far up there may be any.
 
 Sequences of a lane begin at its number in their top byte. The row of lane 0 is written when the queue is declared, that
 of another lane by the first commit that touches it: a lane without a row was never used.
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
@@ -30,8 +35,9 @@ from zlib import crc32
 
 from qflow.errors import CorruptionError, NotFound
 from qflow.message import LANE_SHIFT, Message, Record, charge, is_logged, lane_of
-from qflow.storage import blocks
-from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey
+from qflow.storage import blocks, bodies
+from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey, Reference
+from qflow.storage.bodies import Releases
 
 BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META = 1, 2, 3, 4, 5, 6
 FORMAT = 3
@@ -58,7 +64,7 @@ RESERVED_SEQUENCES = 2**16
 _KEY = struct.Struct(">BIBQ")
 _LAST = NO_PREVIOUS
 LAST_LANE = 255
-_ROW = struct.Struct("<QQQQQQQ")
+_ROW = struct.Struct("<QQQQQQQQ")
 _RANGE = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 
@@ -76,6 +82,8 @@ class Row(NamedTuple):
     """Number of settled ranges above the floor."""
     doubtful: int = 0
     """Messages below it may have been delivered before a crash."""
+    referring: int = 0
+    """Blocks that begin below it may hold references to shared bodies."""
 
 
 class Settled(NamedTuple):
@@ -139,7 +147,10 @@ def read_row(txn: Any, owner: int, lane: int) -> Row:
     value = txn.get(key_of(BLOCKS, owner, lane, _LAST))
     if value is None:
         raise CorruptionError(f"the row of queue {owner}, lane {lane} is missing")
-    return Row(*_ROW.unpack(unseal(value, f"the row of queue {owner}, lane {lane}")))
+    bare = unseal(value, f"the row of queue {owner}, lane {lane}")
+    if len(bare) != _ROW.size:
+        raise CorruptionError(f"the row of queue {owner}, lane {lane} is {len(bare)} bytes long, not {_ROW.size}")
+    return Row(*_ROW.unpack(bare))
 
 
 def new_row(lane: int) -> Row:
@@ -230,8 +241,18 @@ def append(
                 ),
             )
             tail = key.first
-    # Not `_replace`, which takes 1 µs more for each put.
-    return Row(row.next, row.floor, row.messages + len(records), row.bytes + total, tail, row.marks, row.doubtful)
+    # Not `_replace`, which takes 1 µs more for each put; nor `Row(…)`, which takes 0.2 more.
+    messages, size = row.messages + len(records), row.bytes + total
+    return tuple.__new__(Row, (row.next, row.floor, messages, size, tail, row.marks, row.doubtful, row.referring))
+
+
+def append_stand_ins(
+    txn: Any, owner: int, lane: int, row: Row, first: int, records: Sequence[Record], now_ms: int
+) -> Row:
+    """`append` of records some of which are references; the row counts what those stand for."""
+    row = append(txn, owner, lane, row, first, records, list(map(len, records)), False, now_ms)
+    longer = [record.size - len(record) for record in records if type(record) is Reference]
+    return row._replace(bytes=row.bytes + sum(longer), referring=first + len(records) if longer else row.referring)
 
 
 def _grow_tail(
@@ -250,6 +271,8 @@ def _grow_tail(
     """Return the tail block with the records added and what is settled dropped; None if it is full or gone."""
     if not row.messages:
         return None  # nothing in it is waiting any more
+    if row.tail < row.referring and row.tail < row.floor:
+        return None  # what is settled in it may be a reference, and must not be dropped uncounted
     key = BlockKey(BLOCKS, owner, lane, row.tail)
     value = txn.get(_KEY.pack(*key))
     if value is None or len(value) >= full_bytes:
@@ -421,8 +444,10 @@ def _delete_attempts(txn: Any, owner: int, lane: int, below: int, limit: int) ->
     return removed
 
 
-def remove_settled(txn: Any, owner: int, lane: int, row: Row, limit: int = REMOVED_AT_ONCE) -> tuple[int, bool]:
-    """Remove blocks, marks and attempts wholly below the floor, at most `limit`.
+def remove_settled(
+    txn: Any, owner: int, lane: int, row: Row, limit: int = REMOVED_AT_ONCE, releases: Releases | None = None
+) -> tuple[int, bool]:
+    """Remove blocks, marks and attempts wholly below the floor, at most `limit`, and the references `releases` admits.
 
     Returns:
         the floor at which there will be something to remove again, and whether the limit stopped it.
@@ -441,12 +466,33 @@ def remove_settled(txn: Any, owner: int, lane: int, row: Row, limit: int = REMOV
         cursor.set_range(begun[-1])
         end = _block_end(cursor, start[:-8], int.from_bytes(begun[-1][-8:], "big"))
         whole = len(begun) - (end > row.floor)
+        gone = min(whole, room)
+        if row.referring and int.from_bytes(begun[0][-8:], "big") < row.referring:
+            gone = _let_go(txn, begun[:gone], row.referring, releases or Releases())
         cursor.set_range(start)
-        for _ in range(min(whole, room)):
+        for _ in range(gone):
             cursor.delete()
-    if whole > room:
+    if whole > gone:
         return 0, True
     return max(end, row.floor + 1), False
+
+
+def _let_go(txn: Any, keys: list[bytes], below: int, releases: Releases) -> int:
+    """Count down the references in blocks that are about to be removed; return how many of those blocks may be."""
+    for index, key in enumerate(keys):
+        if int.from_bytes(key[-8:], "big") >= below:
+            break
+        if not releases.take(txn, _references(key, txn.get(key))):
+            return index
+    return len(keys)
+
+
+def _references(key: bytes, value: bytes) -> list[Reference]:
+    """Return the references in a block; of a damaged one nobody knows them, and what they stand for is kept."""
+    try:
+        return blocks.references(value, BlockKey(*_KEY.unpack(key)), where="a block")
+    except CorruptionError:
+        return []
 
 
 def _block_end(cursor: Any, prefix: bytes, first: int) -> int:
@@ -464,15 +510,18 @@ def _block_end(cursor: Any, prefix: bytes, first: int) -> int:
         return end
 
 
-def hollow(txn: Any, owner: int, lane: int, row: Row, position: int, limit: int) -> Hollowed:
+def hollow(
+    txn: Any, owner: int, lane: int, row: Row, position: int, limit: int, releases: Releases | None = None
+) -> Hollowed:
     """Give back what is settled above the floor, from `position` on, in about `limit` steps.
 
     A block is removed if everything is settled from the end of the block before it to the beginning of the one after
     it; that is how a reader tells it from one that vanished. A block of which at most a quarter of the bytes is left is
     written anew without what is settled, under its key and with the same span. A sequence that is not in it is a gap,
     so a mark that is damaged later cannot bring a message back without its bytes. The tail block stays as it is, and
-    so does a damaged one that holds anything.
+    so does a damaged one that holds anything. What a reference stands for counts as bytes of its block.
     """
+    releases = releases or Releases()
     position = max(position, row.floor)
     steps = removed = written = 0
     known: dict[int, int] = {}  # the end of the block that was looked at last, by its first sequence
@@ -494,11 +543,17 @@ def hollow(txn: Any, owner: int, lane: int, row: Row, position: int, limit: int)
             if before not in known:
                 known = {before: _end_of(txn, owner, lane, before)}
             if marks[0][0] <= known[before]:
-                txn.delete(key_of(BLOCKS, owner, lane, first))
+                key = key_of(BLOCKS, owner, lane, first)
+                if not _let_go(txn, [key], row.referring, releases):
+                    return Hollowed(first, True, steps)
+                txn.delete(key)
                 removed += 1
                 continue
         if len(marks) < _MARKS_A_BLOCK:
-            size, end = _hollow_block(txn, BlockKey(BLOCKS, owner, lane, first), row.floor, marks)
+            rewritten = _hollow_block(txn, BlockKey(BLOCKS, owner, lane, first), row, marks, releases)
+            if rewritten is None:
+                return Hollowed(first, True, steps)
+            size, end = rewritten
             written += size
             steps += _STEPS_A_REWRITE if size else 0
             known = {first: end}
@@ -537,30 +592,46 @@ def _end_of(txn: Any, owner: int, lane: int, first: int) -> int:
         return -1
 
 
-def _hollow_block(txn: Any, key: BlockKey, floor: int, marks: list[tuple[int, int]]) -> tuple[int, int]:
-    """Write a block anew without what is settled, if that is worth it; return (bytes written, its end or -1)."""
-    first = key.first
+def _hollow_block(
+    txn: Any, key: BlockKey, row: Row, marks: list[tuple[int, int]], releases: Releases
+) -> tuple[int, int] | None:
+    """Write a block anew without what is settled, if that is worth it; return (bytes written, its end or -1).
+
+    None: it is worth it, and counts more references down than `releases` admits.
+    """
+    first, floor = key.first, row.floor
     value = txn.get(_KEY.pack(*key))
     try:
         header, lengths, offsets = blocks.outline(value, key, where="a block")
+        if first < row.referring and header.columns & blocks.KINDS:
+            lengths = [_full_length(record) for record in blocks.decode(value, key, where="a block").records]
     except CorruptionError:
         return 0, -1  # whoever reads it sets it aside
     ranges = [(first, floor), *marks] if floor > first else marks
     settled = [slice(bisect_left(offsets, low - first), bisect_left(offsets, high - first)) for low, high in ranges]
     kept = 1 + header.count - sum(part.stop - part.start for part in settled)
     columns = 1 + (header.columns | blocks.OFFSETS | blocks.KINDS).bit_count()
-    left = header.payload_bytes - sum(sum(lengths[part]) for part in settled) + 4 * columns * kept
-    if 4 * left > len(value) or len(value) - left < LEAST_GIVEN_BACK:
+    payload = sum(lengths)
+    whole = len(value) + payload - header.payload_bytes
+    left = payload - sum(sum(lengths[part]) for part in settled) + 4 * columns * kept
+    if 4 * left > whole or whole - left < LEAST_GIVEN_BACK:
         return 0, header.end
     hollowed = _without(value, header, settled)
     if hollowed is None:
         return 0, -1
-    txn.put(_KEY.pack(*key), hollowed)
-    return len(hollowed), header.end
+    data, dropped = hollowed
+    if not releases.take(txn, dropped):
+        return None
+    txn.put(_KEY.pack(*key), data)
+    return len(data), header.end
 
 
-def _without(value: bytes, header: blocks.Header, settled: list[slice]) -> bytes | None:
-    """Return a block without some of its messages; None if it is damaged.
+def _full_length(record: Record) -> int:
+    return record.size if type(record) is Reference else len(record)
+
+
+def _without(value: bytes, header: blocks.Header, settled: list[slice]) -> tuple[bytes, list[Reference]] | None:
+    """Return a block without some of its messages, and the references among those; None if it is damaged.
 
     The last one keeps its place, without its bytes and as one that is not logged, for the span ends with it.
     """
@@ -572,10 +643,11 @@ def _without(value: bytes, header: blocks.Header, settled: list[slice]) -> bytes
     gone = set().union(*(range(part.start, part.stop) for part in settled))
     kept = [index for index in range(count) if index not in gone or index == count - 1]
     records = [block.records[index] for index in kept]
+    dropped = [block.records[index] for index in gone]
     if count - 1 in gone:
         records[-1] = Message(b"", b"", False)
     base = header.time_ms
-    return blocks.encode(
+    data = blocks.encode(
         header.key,
         records,
         previous=header.previous,
@@ -583,6 +655,7 @@ def _without(value: bytes, header: blocks.Header, settled: list[slice]) -> bytes
         offsets=[block.offsets[index] for index in kept],
         times=[block.times_ms[index] - base for index in kept] if header.columns & blocks.TIMES else None,
     )
+    return data, [record for record in dropped if type(record) is Reference]
 
 
 def _delete_below(txn: Any, table: int, owner: int, lane: int, below: int, limit: int) -> int:
@@ -599,19 +672,59 @@ def _delete_below(txn: Any, table: int, owner: int, lane: int, below: int, limit
     return removed
 
 
-def delete_lanes(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE) -> bool:
+def delete_lanes(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE, releases: Releases | None = None) -> bool:
     """Remove records of all lanes of a deleted queue, at most `limit`; return whether more is left."""
+    releases = releases or Releases()
     removed = 0
+    referring: dict[int, int] = {}
     for table in (MARKS, ATTEMPTS, DAMAGED, BLOCKS):
         prefix = key_of(table, owner, 0, 0)[:-9]
         with txn.cursor() as cursor:
             found = cursor.set_range(prefix)
             while found and cursor.key().startswith(prefix):
-                if removed >= limit:
+                key = cursor.key()
+                lane = key[len(prefix)]
+                if table == BLOCKS and lane not in referring:
+                    referring[lane] = _referring(txn, owner, lane)
+                if removed >= limit or (table == BLOCKS and not _let_go(txn, [key], referring[lane], releases)):
                     return True
                 found = cursor.delete() and bool(cursor.key())
                 removed += 1
     return False
+
+
+def _referring(txn: Any, owner: int, lane: int) -> int:
+    """Return where the blocks of a lane end that may hold references: by its row, else with the last of them."""
+    try:
+        return read_row(txn, owner, lane).referring
+    except CorruptionError:
+        return _LAST
+
+
+def count_references(txn: Any, start: bytes, limit: int) -> tuple[Counter[int], bytes | None]:
+    """Count the references in blocks of all queues, by number, from a key on, in about `limit` blocks.
+
+    Returns:
+        the counts, and the key to go on from; None at the end.
+    """
+    counted: Counter[int] = Counter()
+    place, below = b"", 0
+    with txn.cursor() as cursor:
+        found = cursor.set_range(max(start, bytes((BLOCKS,))))
+        while found and cursor.key()[0] == BLOCKS:
+            key = cursor.key()
+            if limit <= 0:
+                return counted, key
+            limit -= 1
+            if key[:-8] != place:
+                place = key[:-8]
+                below = _referring(txn, *_KEY.unpack(key)[1:3])
+            if int.from_bytes(key[-8:], "big") < below:
+                counted.update(reference.number for reference in _references(key, cursor.value()))
+                found = cursor.next()
+            else:
+                found = cursor.set_range(place + bytes((255,)) * 9)  # behind the row
+    return counted, None
 
 
 # Reading ------------------------------------------------------------------------------------------------------------
@@ -637,6 +750,8 @@ def read(
 ) -> Replayed:
     """Read what is not settled in [position, end), in order, about `most_bytes` of it, at least one block.
 
+    Of a block that refers to shared bodies, at least one message: it may hold references to any number of bytes.
+
     Args:
         expected: first sequence of the block read before, if one was.
 
@@ -646,6 +761,7 @@ def read(
     pieces: list[tuple[int, list[Record]]] = []
     problems: list[tuple[int, str, bytes]] = []
     size = 0
+    stopped = None
     torn = False  # the block before was damaged: nobody knows where it ended
     while position < end:
         position = _after_mark(txn, owner, lane, row, position)
@@ -671,10 +787,15 @@ def read(
                 problems.append((first, f"{where}: the block before it, {previous}, has vanished", b""))
             elif expected is not None and previous != expected:
                 problems.append((first, f"{where}: names {previous} as the block before it, found {expected}", b""))
-            expected, torn = first, False
-            for piece in _unsettled(txn, owner, lane, row, block, position, end):
+            unsettled = _unsettled(txn, owner, lane, row, block, position, end)
+            if first < row.referring:
+                unsettled, stopped = _resolve(txn, owner, unsettled, most_bytes - size, problems)
+            for piece in unsettled:
                 pieces.append(piece)
                 size += charge(piece[1])
+            if stopped is not None:
+                return Replayed(pieces, stopped, problems, None)  # what it names as the one before it was looked at
+            expected, torn = first, False
             position = max(position, min(block.end, end))
             if _after_mark(txn, owner, lane, row, position) > position:
                 expected = None  # what is settled is not read, however much it is
@@ -717,6 +838,36 @@ def _unsettled(
             pieces.append((sequence, [record]))
         following = sequence + 1
     return pieces
+
+
+def _resolve(
+    txn: Any, owner: int, pieces: list[tuple[int, list[Record]]], room: int, problems: list[tuple[int, str, bytes]]
+) -> tuple[list[tuple[int, list[Record]]], int | None]:
+    """Return pieces with what references stand for, of about `room` bytes, and where that stopped, if it did.
+
+    A reference to nothing, or to a body that is damaged, is named in `problems` and left out.
+    """
+    resolved: list[tuple[int, list[Record]]] = []
+    following = -1
+    size = 0
+    for first, records in pieces:
+        for sequence, stored in enumerate(records, first):
+            if resolved and size >= room:
+                return resolved, sequence
+            try:
+                record = bodies.fetch(txn, stored) if type(stored) is Reference else stored
+            except CorruptionError as error:
+                number = stored.number  # type: ignore[attr-defined]
+                key = bodies.key_of_body(number) if bodies.is_stored(txn, number) else b""
+                problems.append((sequence, f"message {sequence} of queue {owner}: {error}", key))
+                continue
+            if sequence == following:
+                resolved[-1][1].append(record)
+            else:
+                resolved.append((sequence, [record]))
+            following = sequence + 1
+            size += charge([record])
+    return resolved, None
 
 
 def settled_ranges(txn: Any, owner: int, lane: int, first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -772,13 +923,16 @@ def find(txn: Any, owner: int, lane: int, sequence: int) -> tuple[Record, int]:
 
     Raises:
         NotFound: no block holds it (any more).
-        CorruptionError: its block is damaged.
+        CorruptionError: its block is damaged, or the shared body it refers to.
     """
     for key, value in scan(txn, owner, lane, sequence, sequence + 1):
         first = int.from_bytes(key[-8:], "big")
         block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where=f"block {first} of queue {owner}")
         if block.first <= sequence < block.end:
             for index, offset in enumerate(block.offsets):
-                if first + offset == sequence and is_logged(block.records[index]):
-                    return block.records[index], block.times_ms[index]
+                record = block.records[index]
+                if first + offset == sequence and is_logged(record):
+                    if type(record) is Reference:
+                        record = bodies.fetch(txn, record)
+                    return record, block.times_ms[index]
     raise NotFound(f"no block of queue {owner} holds message {sequence}")

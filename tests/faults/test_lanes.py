@@ -172,7 +172,7 @@ def test_a_damaged_block_of_any_lane_is_found(written):
 @pytest.mark.parametrize("limit", [1, 3, 256])
 def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch):
     """Edge 16, I14: the records of all lanes go, a bounded number at a time, and those of no other queue."""
-    monkeypatch.setattr(block_log.delete_lanes, "__defaults__", (limit,))
+    monkeypatch.setattr(block_log.delete_lanes, "__defaults__", (limit, None))
     steps = 0
     with qflow.open(written) as broker:
         broker._stop.set()

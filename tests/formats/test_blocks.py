@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
 from qflow.errors import CorruptionError
-from qflow.message import Message, Record, is_plain
+from qflow.message import Message, Record, is_logged, is_plain
 from qflow.storage import blocks
-from qflow.storage.blocks import BlockKey, Singles
+from qflow.storage.blocks import BlockKey, Reference, Singles
 
 KEY = BlockKey(table=3, owner=70_000, lane=5, first=2**40)
 WHERE = "test file"
 
 bodies = st.binary(max_size=60)
 plain_or_message: st.SearchStrategy[Record] = st.one_of(
-    bodies, st.builds(Message, bodies, st.sampled_from([b"", b'{"a":1}', b'{"name":"value"}']), st.booleans())
+    bodies,
+    st.builds(Message, bodies, st.sampled_from([b"", b'{"a":1}', b'{"name":"value"}']), st.booleans()),
+    st.builds(Reference, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)),
 )
 keys = st.builds(
     BlockKey, st.integers(0, 255), st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 2**64 - 2**33)
@@ -45,6 +47,8 @@ def test_decode_returns_what_encode_was_given(key, records, previous, time_ms, d
     block = blocks.decode(encoded, key, where=WHERE)
 
     assert [as_message(record) for record in block.records] == [as_message(record) for record in records]
+    assert list(map(type, block.records)) == list(map(type, records))
+    assert blocks.references(encoded, key, where=WHERE) == [one for one in records if type(one) is Reference]
     assert list(block.offsets) == (offsets or list(range(len(records))))
     assert list(block.times_ms) == [time_ms + delta for delta in times or [0] * len(records)]
     assert (block.first, block.header.previous, block.header.time_ms) == (key.first, previous, time_ms)
@@ -75,6 +79,7 @@ SAMPLES = {
     "columns": blocks.encode(
         KEY, [Message(b"x", b'{"a":1}'), Message(b"yz", b"", logged=False)], offsets=[0, 7], times=[0, 9]
     ),
+    "reference": blocks.encode(KEY, [b"plain", Reference(2**40, 5_000), Message(b"x", b'{"a":1}')]),
 }  # fmt: skip
 
 
@@ -92,7 +97,13 @@ def block_decoder(data: bytes) -> object:
     return blocks.decode(data, KEY, where=WHERE)
 
 
-DECODERS = [block_decoder, single_decoder, unframing_decoder]
+def reference_decoder(data: bytes) -> object:
+    """Find references: refuses what `decode` refuses, where there are any."""
+    found = blocks.references(data, KEY, where=WHERE)
+    return found or block_decoder(data)
+
+
+DECODERS = [reference_decoder, block_decoder, single_decoder, unframing_decoder]
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -149,6 +160,26 @@ def test_a_block_of_several_is_not_a_block_of_one():
     """A spill file that holds two messages is damaged, not half read."""
     with pytest.raises(CorruptionError, match="holds 3 messages"):
         single_decoder(SAMPLES["many"])
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+def test_a_reference_says_where_its_record_is_and_how_long(number, size):
+    """It is told from a message that is not logged by its first byte, wherever records are sorted by that."""
+    reference = Reference(number, size)
+    assert (reference.number, reference.size) == (number, size)
+    assert Reference.unpack(bytes(reference)) == reference
+    assert is_logged(reference)
+
+
+def test_a_kind_of_record_of_a_later_version_is_refused():
+    """A block whose kinds column holds another number is not guessed at, though its checksums are right."""
+    block = bytearray(blocks.encode(KEY, [Message(b"x", b'{"a":1}')]))
+    start = blocks.HEADER_BYTES + 4
+    block[start] = 3
+    seed = crc32(block[: start + 4])
+    block[-8:] = xxh3_64_digest(block[start + 4 : -8], seed)
+    with pytest.raises(CorruptionError, match="not a block this version can read"):
+        block_decoder(bytes(block))
 
 
 def test_no_key_means_no_key_check():

@@ -38,9 +38,10 @@ steps = st.lists(
 class Log:
     """One lane of a log, and what should be in it."""
 
-    def __init__(self, txn: Any, lane: int = 0) -> None:
+    def __init__(self, txn: Any, lane: int = 0, owner: int = OWNER) -> None:
         self.txn = txn
         self.lane = lane
+        self.owner = owner
         self.row = block_log.new_row(lane)
         self.sent: dict[int, Record] = {}
         self.times: dict[int, int] = {}
@@ -50,7 +51,7 @@ class Log:
         first = self.row.next
         sizes = list(map(len, batch))
         self.row = block_log.append(
-            self.txn, OWNER, self.lane, self.row, first, batch, sizes, is_plain(batch), now_ms=1000 + first
+            self.txn, self.owner, self.lane, self.row, first, batch, sizes, is_plain(batch), now_ms=1000 + first
         )
         self.row = self.row._replace(next=first + len(batch))
         self.sent.update(enumerate(batch, first))
@@ -64,12 +65,12 @@ class Log:
             record = self.sent[sequence]
             logged = is_logged(record)
             ranges.append(Settled(sequence, sequence + 1, logged, len(record) if logged else 0))
-        self.row = block_log.settle(self.txn, OWNER, self.lane, self.row, ranges)
+        self.row = block_log.settle(self.txn, self.owner, self.lane, self.row, ranges)
         self.unsettled -= set(taken)
 
     def hollow(self, position: int = 0, limit: int = ALL) -> int:
         """Run a whole pass; return its steps."""
-        done = block_log.hollow(self.txn, OWNER, self.lane, self.row, position, limit)
+        done = block_log.hollow(self.txn, self.owner, self.lane, self.row, position, limit)
         return done.steps + (self.hollow(done.position, limit) if done.more else 0)
 
     def expected(self) -> dict[int, Record]:
@@ -81,7 +82,7 @@ class Log:
         at: int = self.row.floor if position is None else position
         last: int | None = None
         while at < self.row.next:
-            replayed = block_log.read(self.txn, OWNER, self.lane, self.row, at, self.row.next, most, last)
+            replayed = block_log.read(self.txn, self.owner, self.lane, self.row, at, self.row.next, most, last)
             for first, piece in replayed.pieces:
                 found.update(enumerate(piece, first))
             problems += [text for _, text, _ in replayed.problems]
@@ -90,7 +91,7 @@ class Log:
         return found, problems
 
     def blocks(self) -> dict[int, bytes]:
-        found = block_log.scan(self.txn, OWNER, self.lane, 0, blocks.NO_PREVIOUS)
+        found = block_log.scan(self.txn, self.owner, self.lane, 0, blocks.NO_PREVIOUS)
         return {int.from_bytes(key[-8:], "big"): value for key, value in found}
 
     def check(self) -> None:
@@ -101,7 +102,7 @@ class Log:
             assert found == {sequence: record for sequence, record in self.expected().items() if sequence >= position}
             assert problems == []
         for sequence, record in self.expected().items():
-            assert block_log.find(self.txn, OWNER, self.lane, sequence) == (record, self.times[sequence])
+            assert block_log.find(self.txn, self.owner, self.lane, sequence) == (record, self.times[sequence])
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +135,8 @@ def play(log: Log, history: list[tuple[str, Any]]) -> None:
             log.hollow(argument, limit=1 + argument)
             assert log.row == before
         else:
-            block_log.remove_settled(log.txn, OWNER, log.lane, log.row, limit=argument)
-        block_log.write_row(log.txn, OWNER, log.lane, log.row)
+            block_log.remove_settled(log.txn, log.owner, log.lane, log.row, limit=argument)
+        block_log.write_row(log.txn, log.owner, log.lane, log.row)
 
 
 any_history = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
