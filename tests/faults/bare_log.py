@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from faults.seams import Faults, FaultyEnvironment
-from qflow.message import OVERHEAD_BYTES, Record, is_plain
+from qflow.message import OVERHEAD_BYTES, Record, is_plain, lane_of
 from qflow.storage import block_log, recovery
 from qflow.storage.block_log import Row, Settled
 from qflow.storage.environment import Environment
@@ -41,9 +41,11 @@ class Line:
             self.visible.update(enumerate(put.records, self.next))
             put.first, self.next = self.next, self.next + len(put.records)
 
-    def purged(self, end: int) -> None:
-        self.purged_to = end
-        self.visible = {sequence: record for sequence, record in self.visible.items() if sequence >= end}
+    def purged(self, ends: dict[int, int]) -> None:
+        self.purged_to = ends[self.lane.lane]
+        self.visible = {
+            sequence: record for sequence, record in self.visible.items() if sequence >= ends.get(lane_of(sequence), 0)
+        }
 
     def refused(self, put: Put) -> None:
         if not put.refused:

@@ -76,6 +76,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.broker = qflow.open(self.path, capacity_bytes=self.broker_capacity, **self.spill)
         self.broker._stop.set()  # maintenance is a step of the model, so that an example always runs the same
         self.broker._maintenance.join()
+        self.patch.setattr(self.broker._log, "flush", lambda batch: None)  # no commit comes by itself, either
         assert not list((self.path / "spill").iterdir())  # I8
         self.queue = self.broker.declare_queue(
             "q", durable=self.durable, capacity_bytes=self.capacity, limit_messages=self.limit
@@ -118,7 +119,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(body=bodies)
     def submit(self, body: bytes) -> None:
         if self.room(1 + len(self.uncertain)):
-            self.note(self.queue.submit(body, timeout_s=0).result(), body, True)
+            future = self.queue.submit(body, timeout_s=0)
+            self.broker._log.drain()
+            self.note(future.result(), body, True)
 
     def received(self, delivery: Delivery) -> None:
         sequence = delivery.sequence
