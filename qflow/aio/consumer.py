@@ -107,6 +107,7 @@ class AsyncConsumer:
         async with self._turn:
             if self._batch is None or self._index >= len(self._batch):
                 self._batch = None
+                await asyncio.sleep(0)  # a callback that never waits must not keep everybody else from running
                 self._batch = await self._queue.collect(self._prefetch, None)
                 self._index = 0
             index, self._index = self._index, self._index + 1

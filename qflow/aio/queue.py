@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from qflow import config
@@ -23,6 +23,8 @@ from qflow.queues.queue import Queue
 from qflow.stats import QueueStats
 
 Body = bytes | bytearray | memoryview
+TURNS = 8
+"""So many batches an `async for` takes at most before others have their turn."""
 PREFETCH = 100
 BROWSED_AT_ONCE = 1000
 
@@ -244,7 +246,9 @@ class AsyncQueue:
         """
         config.parse_count(prefetch, "prefetch")
         queue = self.queue
-        while True:
+        for turn in count(1):
+            if turn % TURNS == 0:
+                await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
             batch = await self.collect(prefetch, None)
             try:
                 for index in range(len(batch)):

@@ -769,3 +769,27 @@ def test_a_loop_that_ended_with_tasks_in_the_middle_holds_nobody_up(spool: Path)
         assert run(broker.queue("q").get()).body == b"z"
         queue.purge()
         assert plain.check() == []
+
+
+def test_a_callback_that_never_waits_leaves_the_loop_to_others(spool: Path) -> None:
+    """One that raises at once gets its message again and again; another task runs all the same."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        await queue.put_many([b"x"] * 10)
+        failures = 0
+
+        async def fail(delivery: qflow.aio.AsyncDelivery) -> None:
+            nonlocal failures
+            failures += 1
+            raise ValueError("no")
+
+        async with queue.consume(fail, prefetch=3):
+            for _ in range(1_000):  # this task's turns
+                await asyncio.sleep(0)
+                if failures > 20:
+                    break
+        assert failures > 20
+        assert len(queue) == 10
+
+    on(spool, scenario)
