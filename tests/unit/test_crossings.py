@@ -1,0 +1,159 @@
+"""Where two of a queue's features meet: purges and new lanes, expiry and delays, ends and callbacks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.broker import Broker
+from qflow.config import BrokerSettings
+from unit.clocks import LONG_S, Clock
+
+Open = Callable[..., qflow.Broker]
+
+
+def test_a_purge_takes_nothing_that_comes_with_its_commit(open_spool: Open) -> None:
+    """A delayed lane that was opened after the purge had begun keeps its message, now and after a reopen."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put(b"old")
+    began, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        began.set()
+        assert go_on.wait(LONG_S)
+
+    held = broker.log.write(hold)
+    leader = threading.Thread(target=broker.log.wait, args=(held,))
+    leader.start()
+    assert began.wait(LONG_S)
+    purged = broker.log.purge(queue.lanes)  # joins the next batch
+    later = queue.submit(b"new", delay_s=1)
+    go_on.set()
+    broker.log.wait(purged)
+    leader.join()
+    later.result(LONG_S)
+    assert len(queue) == 1
+    assert broker.check() == []
+    broker.close()
+    assert len(open_spool().queue("q")) == 1
+
+
+def test_two_first_delayed_messages_open_one_lane(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds the lane missing looks again once he has the lock."""
+    queue = open_spool().declare_queue("q")
+    lanes: list[int] = []
+    opened = queue._open_delayed
+
+    def counted(number: int) -> None:
+        lanes.append(number)
+        opened(number)
+
+    class Racing(dict[int, Any]):
+        """Says for once that a lane is missing, and lets the other put open it."""
+
+        def __contains__(self, number: object) -> bool:
+            if not lanes:
+                counted(int(number))  # type: ignore[call-overload]
+                return False
+            return super().__contains__(number)
+
+    monkeypatch.setattr(queue, "_open_delayed", counted)
+    queue._schedules = Racing(queue._schedules)  # for good: it is the queue's from now on
+    queue.put(b"a", delay_s=5)
+    assert len(lanes) == 1
+
+
+def test_an_expired_message_does_not_hide_behind_one_that_has_not(spool: Path) -> None:
+    """Delayed messages of one time, some of them with a short life, taken in one batch."""
+    clock = Clock()
+    with Broker(spool, BrokerSettings(), clock=clock.wall, monotonic=clock.monotonic) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        due_s = clock.wall_s + 5
+        for _ in range(5):
+            queue.put_many([b"long"] * 4, ttl_s=1_000, not_before=due_s)
+            queue.put_many([b"short"] * 4, ttl_s=1, not_before=due_s)
+        clock.wall_s += 10
+        batch = queue.get_many(100, timeout_s=0)
+        assert set(batch.bodies) == {b"long"}
+        assert len(batch) == 20
+        assert queue.stats().expired_total == 20
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_priority_put_is_not_passed_by_what_a_get_met_on_its_way(open_spool: Open, durable: bool) -> None:
+    """A get between the reservation and the commit leaves lower messages for later."""
+    queue = open_spool().declare_queue("q", durable=durable, priorities=2)
+    queue.put_many([b"low"] * 3)
+    form = queue.form(None, None, 1, None, None, None)
+    queue.get(0).ack()
+    queue._put([form.record(b"high")], True, form.number, None)
+    assert queue.get(0).body == b"high"
+
+
+def test_after_a_reopen_the_highest_priority_comes_first(open_spool: Open) -> None:
+    """Also when it lies in the log, and something lower in memory."""
+    broker = open_spool()
+    broker.declare_queue("q", priorities=2).put(b"high", priority=1)
+    broker.close()
+    queue = open_spool().queue("q")
+    queue.put(b"low")
+    assert [queue.get(0).body, queue.get(0).body] == [b"high", b"low"]
+
+
+def test_who_waits_for_a_message_holds_none(spool: Path) -> None:
+    """A getter that finds nothing is no slow consumer."""
+    clock = Clock()
+    with Broker(spool, BrokerSettings(), clock=clock.wall, monotonic=clock.monotonic) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        getter = threading.Thread(target=queue.get)
+        getter.start()
+        while not queue._getters:
+            getter.join(0.001)
+        queue.tick()
+        clock.monotonic_s += 60
+        queue.tick()
+        assert queue.stats().oldest_unacked_s == 0
+        queue.put(b"x")
+        getter.join(LONG_S)
+        assert not getter.is_alive()
+
+
+@pytest.mark.parametrize("what", ["close", "declare"])
+def test_a_callback_of_an_event_may_close_the_broker_or_use_it_while_it_closes(spool: Path, what: str) -> None:
+    """The maintenance thread tells events; closing waits for it, and it never for closing."""
+    broker = qflow.open(spool)
+    told = threading.Event()
+
+    def act(event: qflow.Event) -> None:
+        told.set()
+        if what == "close":
+            broker.close()
+        else:
+            broker.declare_queue("another")
+
+    broker.on_event(act)
+    queue = broker.declare_queue("q", durable=False, limit_messages=1, on_overflow=qflow.Overflow.DROP_NEWEST)
+    queue.put(b"1")
+    assert queue.put(b"2") is None
+    assert told.wait(LONG_S)
+    broker.close()
+    broker._maintenance.join(LONG_S)
+    with qflow.open(spool) as again:  # the spool was let go of
+        assert again.check() == []
+
+
+def test_dead_letters_of_durable_and_transient_queues_may_share_a_queue(open_spool: Open) -> None:
+    """It is declared durable, whoever needs it first."""
+    broker = open_spool()
+    transient = broker.declare_queue("t", durable=False, dead_letter="dead")
+    broker.declare_queue("d", dead_letter="dead")
+    transient.put(b"x")
+    transient.get(0).nack(requeue=False)
+    assert broker.queue("dead").settings.durable
+    assert broker.queue("dead").get(LONG_S).body == b"x"
