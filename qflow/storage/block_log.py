@@ -208,7 +208,7 @@ def append(
     Where a commit writes to many `lanes`, their tail blocks grow to less: each is written as a whole, and synced.
     """
     offsets: Sequence[int] = range(len(records))
-    if not plain and any(type(record) is Message and not record.logged for record in records):
+    if not plain and not all(map(is_logged, records)):
         offsets = [index for index, record in enumerate(records) if is_logged(record)]
         records = [records[index] for index in offsets]
         sizes = [sizes[index] for index in offsets]

@@ -141,6 +141,11 @@ class Block(NamedTuple):
         return self.header.end
 
 
+def _sizes_column(sizes: Sequence[int]) -> bytes:
+    """Return the column of so many lengths; in half the time where it is one."""
+    return _pack_crc(sizes[0]) if len(sizes) == 1 else _column(sizes)
+
+
 def _column(values: Iterable[int]) -> bytes:
     column = array("I", values)
     if sys.byteorder == "big":
@@ -292,7 +297,7 @@ def grow(
         new_kinds = bytes(4 * len(records)) if plain else _kinds(records)
     bare = _HEADER.pack(MAGIC, columns, table, lane, owner, total, first, total, size, previous, start_ms)
     late = _pack_crc(late_ms) * len(records)
-    head = _join((bare, _pack_crc(crc32(bare)), lengths, _column(sizes), kinds, new_kinds, times, late))
+    head = _join((bare, _pack_crc(crc32(bare)), lengths, _sizes_column(sizes), kinds, new_kinds, times, late))
     body = _join((payload, *records))
     return _join((head, body, xxh3_64_digest(body, crc32(head))))
 
