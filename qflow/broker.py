@@ -520,7 +520,7 @@ class Broker:
         """Put a message into every queue that is bound to its topic, in one commit: all of them or none.
 
         Each queue's own settings hold: one that drops at its limit does so, one that blocks holds all of it back, one
-        that refuses refuses all of it. Each durable queue logs a copy of its own.
+        that refuses refuses all of it. A body of 4 KiB or more is logged once.
 
         Returns:
             The sequence in each queue; None where its policy dropped it. Nothing where no queue is bound, which is
