@@ -49,13 +49,8 @@ class RunList:
         The caller extends it and sets `next`, in one straight line with what else depends on both.
         """
         if first != self.next or count >= OWN_RUN:
-            self._renew_open(first)
+            self.renew_open(first)
         return self.open.records
-
-    def skip_to(self, following: int) -> None:
-        """Leave out sequences below `following`: what has them is kept elsewhere."""
-        self._renew_open(following)
-        self.next = following
 
     def add(self, run: Run) -> None:
         """Put a run in its place, joined with neighbours where that makes one run of two."""
@@ -144,14 +139,14 @@ class RunList:
                 break
         if count == len(records):
             if run is self.open:
-                self._renew_open(self.next)
+                self.renew_open(self.next)
             run.claim = claim
             return run
         cut = run.first + len(records) - count
         right = Run(cut, run.marks)
         right.claim = claim
         if run is self.open:
-            self._renew_open(self.next)
+            self.renew_open(self.next)
         self._insert(right)
         right.records.extendleft(starmap(records.pop, repeat((), count)))
         return right
@@ -171,7 +166,7 @@ class RunList:
         Of a spilled run nobody knows how its bytes are spread, so its parts share them evenly.
         """
         if run is self.open:
-            self._renew_open(self.next)
+            self.renew_open(self.next)
         parts = [run]
         for cut in (sequence, sequence + 1):
             if parts[-1].first < cut < parts[-1].stop:
@@ -254,7 +249,7 @@ class RunList:
 
     # Inside ------------------------------------------------------------------------------------------------------
 
-    def _renew_open(self, first: int) -> None:
+    def renew_open(self, first: int) -> None:
         """Start a new open run at `first`; the one before joins the others, unless it is empty."""
         fresh = Run(first)
         tail = self.open

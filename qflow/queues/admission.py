@@ -25,10 +25,8 @@ from qflow.errors import (
     QueueFull,
     TransactionTooLarge,
 )
-from qflow.events import EventKind, Teller
+from qflow.events import EventKind
 from qflow.memory.group import GROUP_BYTES, Group, groups_of
-from qflow.memory.ledger import Account, Ledger
-from qflow.memory.run_list import OWN_RUN
 from qflow.message import (
     DELAYED,
     OVERHEAD_BYTES,
@@ -38,12 +36,10 @@ from qflow.message import (
     is_plain,
     lane_of,
 )
-from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Relief, Unlocked
+from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Unlocked
 from qflow.queues.line import FOREVER, WORK, Wake, Watcher
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
-from qflow.storage.block_log import Row
-from qflow.storage.spill import SpillArea
-from qflow.storage.transaction_log import Lane, Put, TransactionLog
+from qflow.storage.transaction_log import Lane, Put
 
 NOTHING = Depth(0, 0)
 
@@ -98,33 +94,14 @@ class Admission(Backlog):
         name: str,
         settings: QueueSettings,
         *,
-        account: Account,
-        ledger: Ledger,
-        area: SpillArea,
-        log: TransactionLog | None,
-        rows: dict[int, Row] | None,
-        owner: int,
-        relief: Relief,
-        report: Callable[[str, int], None],
-        tell: Teller,
         undertaker: Undertaker,
         max_transaction_bytes: int,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        **parts: Any,
     ) -> None:
-        super().__init__(
-            name,
-            account=account,
-            ledger=ledger,
-            area=area,
-            log=log,
-            rows=rows,
-            owner=owner,
-            priorities=settings.priorities,
-            relief=relief,
-            report=report,
-            tell=tell,
-        )
+        """Made by `Broker`; `parts` are those of `Backlog`."""
+        super().__init__(name, priorities=settings.priorities, **parts)
         self.settings = settings
         self._undertaker = undertaker
         self._clock = clock
@@ -216,9 +193,7 @@ class Admission(Backlog):
             self._check_open()
             if not self._charge(charged):
                 return None
-            self._incoming += charged
-            self._pending_messages += len(records)
-            self._pending_bytes += size
+            self._count_in(len(records), size, charged)
             first = lane.next
             lane.next = first + len(records)
             self._publish(first, records, size, charged, 0)
@@ -300,6 +275,10 @@ class Admission(Backlog):
                 else:
                     wake()
 
+    def _deadline(self, timeout: float | None) -> float | None:
+        """Return when so many seconds are over, on the monotonic clock."""
+        return None if timeout is None else self._monotonic() + timeout
+
     def _is_past(self, deadline: float | None) -> bool:
         return deadline is not None and self._monotonic() >= deadline
 
@@ -334,13 +313,16 @@ class Admission(Backlog):
         self._check_open()
         arriving = Depth(messages - leaving.messages, size - leaving.bytes)
         if not (self._admits(arriving) and self._charge(charged)):
-            deadline = None if timeout is None else self._monotonic() + timeout
-            asking = Asking(arriving, charged, deadline, dead)
+            asking = Asking(arriving, charged, self._deadline(timeout), dead)
             try:
                 while (wait_s := self._try_reserve(asking, True)) is not None:
                     self._wait_for_room(wait_s)
             finally:
                 self._leave_line(asking)
+        self._count_in(messages, size, charged)
+
+    def _count_in(self, messages: int, size: int, charged: int) -> None:
+        """Count messages as on their way in; what they are charged is charged. Under the lock."""
         self._incoming += charged
         self._pending_messages += messages
         self._pending_bytes += size
@@ -352,9 +334,7 @@ class Admission(Backlog):
             self._check_open()
             if not (self._admits(Depth(messages, put.size)) and self._charge(put.charged)):
                 return False
-            self._incoming += put.charged
-            self._pending_messages += messages
-            self._pending_bytes += put.size
+            self._count_in(messages, put.size, put.charged)
             self._pending += 1
             return True
 
@@ -399,10 +379,8 @@ class Admission(Backlog):
 
     def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Depth = NOTHING, dead: bool = False) -> Asking:
         """Begin to reserve for a put by a caller who has no thread to wait with: `try_put` until it has its room."""
-        timeout = config.parse_timeout(timeout_s)
-        deadline = None if timeout is None else self._monotonic() + timeout
         depth = Depth(len(put.records) - leaving.messages, put.size - leaving.bytes)
-        return Asking(depth, put.charged, deadline, dead)
+        return Asking(depth, put.charged, self._deadline(config.parse_timeout(timeout_s)), dead)
 
     def try_put(self, put: Put, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
         """A step of a put by a caller who has no thread to wait with: reserve for it, or see to be woken.
@@ -423,9 +401,7 @@ class Admission(Backlog):
             if asking.given_up:
                 return None
             if wait_s is None:
-                self._incoming += asking.charged
-                self._pending_messages += len(put.records)
-                self._pending_bytes += put.size
+                self._count_in(len(put.records), put.size, asking.charged)
                 self._pending += 1
                 asking.done = True
                 self._leave_line(asking)
@@ -567,7 +543,7 @@ class Admission(Backlog):
                 for group in groups_of(due_ms, first + start, records[start:stop], 0)
             ]
             overhead = schedule.overhead_bytes
-            tail = runs.tail_for(first + count, OWN_RUN)
+            runs.renew_open(first + count)
         else:
             tail = runs.tail_for(first, count)
         # No call from here on, so that an interrupt finds all of it done or nothing.

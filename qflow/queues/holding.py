@@ -515,6 +515,12 @@ class Holding(Intake):
         self._message_bytes -= size
         self._discharge(size + OVERHEAD_BYTES * count)
 
+    def _settle_away(self, segments: list[Segment], counter: str) -> None:
+        """Have the log settle messages that nobody gets, and forget them. Under the lock."""
+        if self._log is not None and not self._log.failed:
+            self._log.flush(self._log.settle_all(self.settled_parts(segments)))
+        self._forget(segments, counter)
+
     def _let_go_of(self, *parties: tuple[list[Segment], str, str]) -> bool:
         """Make messages that neither wait nor are acquired dead letters, or settle them without such a queue.
 
@@ -529,9 +535,7 @@ class Holding(Intake):
         if self.settings.dead_letter is None:
             for segments, _, counter in parties:
                 if segments:
-                    if self._log is not None and not self._log.failed:
-                        self._log.flush(self._log.settle_all(self.settled_parts(segments)))
-                    self._forget(segments, counter)
+                    self._settle_away(segments, counter)
             return True
         leavings: dict[Leaving, str] = {}
         for segments, reason, counter in parties:
@@ -593,9 +597,7 @@ class Holding(Intake):
                 dropped += sum(len(records) for _, records, _ in segments[before:])
                 size += sum(sum(map(len, records)) for _, records, _ in segments[before:])
             if segments:
-                if self._log is not None and not self._log.failed:
-                    self._log.flush(self._log.settle_all(self.settled_parts(segments)))
-                self._forget(segments, "_dropped")
+                self._settle_away(segments, "_dropped")
                 return True
         for number, schedule in self._schedules.items():
             segments = []
@@ -603,9 +605,7 @@ class Holding(Intake):
                 self._restore_delayed(number, FOREVER_MS)
                 if not self._take_due(schedule, 1, FOREVER_MS, segments):
                     continue
-            if self._log is not None and not self._log.failed:
-                self._log.flush(self._log.settle_all(self.settled_parts(segments)))
-            self._forget(segments, "_dropped")
+            self._settle_away(segments, "_dropped")
             return True
         return False
 

@@ -125,7 +125,7 @@ class Outlet(Holding):
 
     def collect(self, most: int, timeout: float | None, stopped: Callable[[], bool] | None = None) -> Deliveries:
         """`get_many` that also ends when `stopped` says so; it is asked each time something wakes the caller."""
-        deadline = None if timeout is None else self._monotonic() + timeout
+        deadline = self._deadline(timeout)
         batch = Deliveries(self, [])
         with self._lock:
             self._batches[batch] = None
@@ -299,8 +299,7 @@ class Outlet(Holding):
     def begin_get(self, most: int, timeout_s: float | None) -> Getting:
         """Begin a get by a caller who has no thread to wait with: `try_get` until it is done."""
         timeout = config.parse_timeout(timeout_s)
-        deadline = None if timeout is None else self._monotonic() + timeout
-        return Getting(self, most, deadline)
+        return Getting(self, most, self._deadline(timeout))
 
     def try_get(self, getting: Getting, wake: Wake | None, *, may_work: bool) -> float | None:
         """A step of a get: fill `getting.batch`, or see to be woken.

@@ -357,9 +357,7 @@ class Transaction:
         try:
             places = self._together.commit(steps, leavings, timeout=self._timeout)
         except BaseException as error:
-            for leaving in leavings:
-                leaving.give_up()
-            self.end("rolled back" if isinstance(error, Exception) else "interrupted")
+            self._undo(leavings, error)
             raise
         return self.committed(places)
 
@@ -379,9 +377,7 @@ class Transaction:
             self._state = "being committed"
             self._give_back_memory()
         except BaseException as error:
-            for leaving in leavings:
-                leaving.give_up()
-            self.end("rolled back" if isinstance(error, Exception) else "interrupted")
+            self._undo(leavings, error)
             raise
         return steps, leavings
 
@@ -412,9 +408,15 @@ class Transaction:
             return [None] * count if first is None else range(first, first + count)
         return [range(0) if first is None else range(first, first + count)]
 
+    def _undo(self, leavings: list[Leaving], error: BaseException) -> None:
+        """End it after an error in its commit: what was leaving stays."""
+        for leaving in leavings:
+            leaving.give_up()
+        self.end("rolled back" if isinstance(error, Exception) else "interrupted")
+
     def _give_back_memory(self) -> None:
-        self._desk.discharge(self._charged)
-        self._charged = 0
+        charged, self._charged = self._charged, 0  # first of all, so that an interrupt gives nothing back twice
+        self._desk.discharge(charged)
 
     def adopt(self) -> None:
         """The calling thread goes on with it; whoever had it before does not."""
