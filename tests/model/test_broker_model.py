@@ -8,18 +8,14 @@ be. What is acked here is waited for, and what dead letters do is drained: a cra
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import qflow
-from qflow import inspect
+from model.spool_machine import SpoolMachine
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
 from qflow.delivery import Delivery
@@ -27,7 +23,6 @@ from qflow.queues import admission
 from qflow.queues.admission import Admission
 from qflow.queues.dead_letters import COUNT, QUEUE, REASON
 
-MEMORY = Path("/dev/shm")
 LARGEST = 300
 QUEUES = ("work", "copy", "dead")
 POLICIES = [policy for policy in qflow.Overflow if policy is not qflow.Overflow.BLOCK]
@@ -70,15 +65,13 @@ class Sent:
         return (-self.priority, not self.is_delayed, self.due if self.is_delayed else 0, self.sequence)
 
 
-class BrokerMachine(RuleBasedStateMachine):
+class BrokerMachine(SpoolMachine):
     """The model: for each queue what waits, and what is held."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
         self.never_stuck()
-        self.directory = Path(tempfile.mkdtemp(prefix="qflow-model-", dir=MEMORY if MEMORY.is_dir() else None))
-        self.number = self.bodies = self.waits = 0
+        self.bodies = self.waits = 0
         self.clock, self.monotonic = Clock(), Clock()
         self.waiting: dict[str, dict[int, Sent]] = {name: {} for name in QUEUES}
         self.perhaps_dead: list[Sent] = []
@@ -119,15 +112,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.patch.setattr(Admission, "_wait_for_room", checked)
         self.patch.setattr(admission, "RETRY_S", 0.005)
 
-    @property
-    def path(self) -> Path:
-        return self.directory / str(self.number)
-
     def open(self) -> None:
-        self.broker = Broker(self.path, self.broker_settings, clock=self.clock, monotonic=self.monotonic)
-        self.broker._stop.set()  # maintenance is a step of the model
-        self.broker._maintenance.join()
-        self.patch.setattr(self.broker._log, "flush", lambda batch: None)  # no commit comes by itself, either
+        self.still(Broker(self.path, self.broker_settings, clock=self.clock, monotonic=self.monotonic))
         self.broker.declare_queue("work", durable=self.durable, **self.settings)
         self.broker.declare_queue("copy", durable=self.durable, priorities=2)
         self.broker.declare_queue("dead", durable=self.durable)
@@ -437,14 +423,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def restart(self, dirty: bool) -> None:
         self.broker._log.drain()
         if dirty and self.durable:
-            after = self.directory / str(self.number + 1)
-            after.mkdir()
-            (after / "log").mkdir()
-            shutil.copytree(self.path / "spill", after / "spill")
-            self.broker._log._env.copy_to(str(after / "log"))
-            assert inspect.check_spool(after) == []
-            self.broker.close()
-            self.number += 1
+            self.crash_broker()
         else:
             dirty = False
             self.broker.close()
@@ -490,12 +469,6 @@ class BrokerMachine(RuleBasedStateMachine):
                 own = sum(map(self.is_late, self.waiting[name].values()))
                 assert self.depth(name) - own <= stats.messages <= self.depth(name)
             assert stats.lost_total == stats.quarantined_total == 0
-
-    def teardown(self) -> None:
-        if hasattr(self, "broker"):
-            self.broker.close()
-        shutil.rmtree(self.directory)
-        self.patch.undo()
 
 
 BrokerMachine.TestCase.settings = settings(

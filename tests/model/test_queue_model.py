@@ -6,25 +6,18 @@ unconfirmed; memory is within its bounds; ledger, runs, files, rows and blocks a
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import hypothesis.strategies as st
-import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import qflow
-from qflow import inspect
+from model.spool_machine import SpoolMachine
 from qflow.delivery import Delivery
 from qflow.message import OVERHEAD_BYTES
 from qflow.storage import block_log
 
 CAPACITIES = [0, 1, 200, 1_000, 5_000]
 LARGEST = 700
-MEMORY = Path("/dev/shm")
-"""Crashes of the model keep what the kernel has; a file system in memory takes no time to sync."""
 bodies = st.integers(0, LARGEST).map(lambda size: bytes([size % 251]) * size)
 
 
@@ -38,16 +31,13 @@ class Sent:
         self.doubtful = False
 
 
-class QueueMachine(RuleBasedStateMachine):
+class QueueMachine(SpoolMachine):
     """The model: messages by sequence, and which of them wait, are held, or may or may not come again."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()  # small blocks, and many of them: a pass has something to do
-        self.patch.setattr(block_log, "TAIL_BYTES", 1_500)
+        self.patch.setattr(block_log, "TAIL_BYTES", 1_500)  # small blocks, and many of them: a pass has work
         self.patch.setattr(block_log, "LEAST_GIVEN_BACK", 1)
-        self.directory = Path(tempfile.mkdtemp(prefix="qflow-model-", dir=MEMORY if MEMORY.is_dir() else None))
-        self.number = 0
         self.sent: dict[int, Sent] = {}
         self.waiting: set[int] = set()
         self.held: dict[int, Delivery] = {}
@@ -68,15 +58,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.spill["max_mapped_segments"] = 2 if spill.startswith("mapped") else 0
         self.open()
 
-    @property
-    def path(self) -> Path:
-        return self.directory / str(self.number)
-
     def open(self) -> None:
-        self.broker = qflow.open(self.path, capacity_bytes=self.broker_capacity, **self.spill)
-        self.broker._stop.set()  # maintenance is a step of the model, so that an example always runs the same
-        self.broker._maintenance.join()
-        self.patch.setattr(self.broker._log, "flush", lambda batch: None)  # no commit comes by itself, either
+        self.still(qflow.open(self.path, capacity_bytes=self.broker_capacity, **self.spill))
         assert not list((self.path / "spill").iterdir())  # I8
         self.queue = self.broker.declare_queue(
             "q", durable=self.durable, capacity_bytes=self.capacity, limit_messages=self.limit
@@ -254,14 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """What a kill would leave: the log as it is at its last commit, and whatever else lies around."""
         held = list(self.held)
-        after = self.directory / str(self.number + 1)
-        after.mkdir()
-        (after / "log").mkdir()
-        shutil.copytree(self.path / "spill", after / "spill")
-        self.broker._log._env.copy_to(str(after / "log"))
-        assert inspect.check_spool(after) == []
-        self.broker.close()
-        self.number += 1
+        self.crash_broker()
         self.after_restart(held)
         self.uncertain |= {sequence for sequence in self.unconfirmed if self.sent[sequence].durable}
         self.unconfirmed.clear()
@@ -289,12 +265,6 @@ class QueueMachine(RuleBasedStateMachine):
         assert stats.acquired_messages == len(self.held)
         slack = LARGEST * 12 + OVERHEAD_BYTES * 12
         assert stats.resident_bytes <= min(self.capacity, self.broker_capacity) + slack
-
-    def teardown(self) -> None:
-        if hasattr(self, "broker"):
-            self.broker.close()
-        shutil.rmtree(self.directory)
-        self.patch.undo()
 
 
 QueueMachine.TestCase.settings = settings(

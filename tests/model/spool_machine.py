@@ -1,0 +1,56 @@
+"""What models of a broker share: a spool in memory, a broker that does nothing by itself, and its crash."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine
+
+import qflow
+from qflow import inspect
+
+MEMORY = Path("/dev/shm")
+"""Crashes of a model keep what the kernel has; a file system in memory takes no time to sync."""
+
+
+class SpoolMachine(RuleBasedStateMachine):
+    """A model with a spool of its own; `patch` is undone and the spool removed at its end."""
+
+    broker: qflow.Broker
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.directory = Path(tempfile.mkdtemp(prefix="qflow-model-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.number = 0
+
+    @property
+    def path(self) -> Path:
+        return self.directory / str(self.number)
+
+    def still(self, broker: qflow.Broker) -> None:
+        """Go on with a broker in which nothing happens by itself, so that an example always runs the same."""
+        self.broker = broker
+        broker._stop.set()  # maintenance is a step of the model
+        broker._maintenance.join()
+        self.patch.setattr(broker._log, "flush", lambda batch: None)  # no commit comes by itself, either
+
+    def crash_broker(self) -> None:
+        """Leave what a kill would: the log as it is at its last commit, and whatever else lies around."""
+        after = self.directory / str(self.number + 1)
+        after.mkdir()
+        (after / "log").mkdir()
+        shutil.copytree(self.path / "spill", after / "spill")
+        self.broker._log._env.copy_to(str(after / "log"))
+        assert inspect.check_spool(after) == []
+        self.broker.close()
+        self.number += 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "broker"):
+            self.broker.close()
+        shutil.rmtree(self.directory)
+        self.patch.undo()
