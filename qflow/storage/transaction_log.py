@@ -29,7 +29,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
@@ -60,6 +60,9 @@ class Publisher(Protocol):
     def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
         """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
 
+    def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
+        """`publish` of a stream's messages, with their topics and the time they have in the log."""
+
     def publish_transient(self, put: Put) -> None:
         """Assign sequences to a unit's put that is not logged (`put.first`), make it visible; twice is a no-op."""
 
@@ -88,7 +91,7 @@ class Lane:
 
     __slots__ = (
         "border", "hollow_at", "hollow_from", "hollow_steps", "is_logged", "lane", "leaves_gaps", "next", "owner",
-        "publisher", "remove_at", "removing", "row", "settled_bytes", "settled_messages",
+        "publisher", "remove_at", "removing", "row", "settled_bytes", "settled_messages", "time_ms",
     )  # fmt: skip
 
     def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
@@ -102,6 +105,8 @@ class Lane:
         self.publisher = publisher
         self.leaves_gaps = False
         """Messages that are not logged pass through it, so `row.next` must run ahead."""
+        self.time_ms = 0
+        """Of a stream's last message: the time of the next is not earlier, whatever the clock says."""
         self.border = -1
         """Where the last purge ended: settled ranges on its two sides are counted apart."""
         self.remove_at = 0
@@ -139,10 +144,18 @@ class Put:
 
     __slots__ = (
         "charged", "error", "first", "future", "joined", "lane", "plain", "records", "refused", "size", "sizes",
+        "topics",
     )  # fmt: skip
 
     def __init__(
-        self, lane: Lane, records: list[Record], sizes: list[int], plain: bool, size: int, charged: int
+        self,
+        lane: Lane,
+        records: list[Record],
+        sizes: list[int],
+        plain: bool,
+        size: int,
+        charged: int,
+        topics: Sequence[str] | None = None,
     ) -> None:
         self.lane = lane
         self.records = records
@@ -151,6 +164,8 @@ class Put:
         self.plain = plain
         self.size = size
         self.charged = charged
+        self.topics = topics
+        """Of each record, where the lane is a stream's."""
         self.first = -1
         self.joined = False
         self.error: BaseException | None = None
@@ -165,14 +180,17 @@ class Unit:
     puts hold, the same object, is stored once.
     """
 
-    __slots__ = ("done", "error", "future", "joined", "parties", "puts", "result", "settles")
+    __slots__ = ("done", "error", "future", "joined", "parties", "puts", "result", "settles", "writes")
 
     def __init__(
         self,
         puts: Iterable[Put] = (),
         settles: Iterable[tuple[Lane, list[Settled]]] = (),
         parties: Iterable[Party] = (),
+        writes: Iterable[Callable[[Any], None]] = (),
     ) -> None:
+        self.writes = list(writes)
+        """Functions that are run inside its transaction, perhaps twice; see `TransactionLog.write`."""
         self.puts = list(puts)
         self.settles = list(settles)
         self.parties = list(parties)
@@ -203,6 +221,8 @@ class Step(NamedTuple):
     purged_to: int | None
     remove_at: int
     removing: bool
+    topics: Sequence[str] | None
+    time_ms: int
 
 
 class Batch:
@@ -533,7 +553,7 @@ class TransactionLog:
             parts = [ranges for unit in batch.units for _, ranges in unit.settles]
             lanes += len(parts)
             marks += sum(map(len, parts))
-            marks += 4 * len(batch.shared or ())
+            marks += 4 * len(batch.shared or ()) + 4 * sum(len(unit.writes) for unit in batch.units)
         if batch.attempts:
             marks += 2 * sum(map(len, batch.attempts.values()))
         size = batch.size - batch.saved
@@ -569,6 +589,9 @@ class TransactionLog:
     def _write(self, txn: Any, batch: Batch, releases: Releases) -> list[Step]:
         for write in batch.writes:
             write(txn)
+        for unit in batch.units or ():
+            for write in unit.writes:
+                write(txn)
         for key in batch.damaged:
             value = txn.get(key)
             if value is not None:
@@ -613,10 +636,15 @@ class TransactionLog:
             row = block_log.purge(row, first)
         puts = batch.puts.get(lane, [])
         records: list[Record] = []
+        topics: Sequence[str] | None = None
         size = 0
         if puts:
-            records, sizes, plain = puts[0].records, puts[0].sizes, puts[0].plain
+            records, sizes, plain, topics = puts[0].records, puts[0].sizes, puts[0].plain, puts[0].topics
+            if topics is not None:
+                now_ms = max(now_ms, lane.time_ms)
             if len(puts) > 1:
+                if topics is not None:
+                    topics = [topic for put in puts for topic in put.topics or ()]
                 records = [record for put in puts for record in put.records]
                 sizes = [size for put in puts for size in put.sizes]
                 plain = all(put.plain for put in puts)
@@ -625,17 +653,22 @@ class TransactionLog:
                 following += len(put.records)
                 size += put.size
             if sharing is None:
-                row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms, len(batch.puts))
+                lanes = len(batch.puts)
+                row = block_log.append(
+                    txn, owner, number, row, first, records, sizes, plain, now_ms, lanes, topics
+                )
             else:
                 stand_ins = sharing.stand_ins(records)
-                row = block_log.append_stand_ins(txn, owner, number, row, first, stand_ins, now_ms)
+                row = block_log.append_stand_ins(txn, owner, number, row, first, stand_ins, now_ms, topics)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
         row = tuple.__new__(Row, (max(row.next, following + ahead), *row[1:]))  # as in `append`
         remove_at, removing = lane.remove_at, False
         if row.floor >= remove_at:
             remove_at, removing = block_log.remove_settled(txn, owner, number, row, releases=releases)
         block_log.write_row(txn, owner, number, row)
-        return Step(lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing)
+        return Step(
+            lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing, topics, now_ms
+        )
 
     def _publish(self, batch: Batch) -> None:
         if batch.committed:
@@ -643,12 +676,17 @@ class TransactionLog:
             if not batch.published:  # before anything that came later is visible
                 _tell_purged(plan)
             while batch.published < len(plan):
-                lane, row, following, first, records, size, puts, _, remove_at, removing = plan[batch.published]
+                lane, row, following, first, records, size, puts, _, remove_at, removing, topics, time_ms = plan[
+                    batch.published
+                ]
                 lane.row, lane.remove_at, lane.removing = row, remove_at, removing
                 if puts:
                     lane.next = following
-                if puts:
-                    lane.publisher.publish(first, records, size, puts)
+                    if topics is None:
+                        lane.publisher.publish(first, records, size, puts)
+                    else:
+                        lane.time_ms = time_ms
+                        lane.publisher.publish_topics(first, records, topics, size, time_ms)
                 batch.published += 1
             for lane, hollowed in batch.hollowed.items():
                 _note_hollowed(lane, hollowed)
