@@ -37,7 +37,7 @@ from qflow.message import (
     lane_of,
 )
 from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Unlocked
-from qflow.queues.line import FOREVER, WORK, Wake, Watcher
+from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
 from qflow.storage.transaction_log import Lane, Put
 

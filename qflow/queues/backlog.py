@@ -45,7 +45,7 @@ from qflow.message import (
     is_plain,
     lane_of,
 )
-from qflow.queues.line import Line
+from qflow.memory.line import Line
 from qflow.storage import block_log
 from qflow.storage.block_log import Row, Settled
 from qflow.storage.spill import Slots, SpillArea

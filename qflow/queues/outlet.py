@@ -20,7 +20,7 @@ from qflow.memory.run_list import RunList
 from qflow.message import DELAYED, Message, Record, is_plain
 from qflow.queues.backlog import RETRY_S
 from qflow.queues.holding import Holding
-from qflow.queues.line import FOREVER, WORK, Wake, Watcher
+from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 
 LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
