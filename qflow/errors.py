@@ -2,7 +2,7 @@
 
 The caller's mistake: `InvalidArgument`, `NotFound`, `SettingsConflict`, `MessageTooLarge`, `AlreadySettled`.
 Nothing wrong, only full or empty: `QueueFull`, `QueueEmpty` (they are the standard library's, too).
-The object is gone: `BrokerClosed`, `QueueDeleted`, `ForkedProcess`, `SpoolInUse`.
+The object is gone: `BrokerClosed`, `QueueDeleted`, `StreamDeleted`, `ForkedProcess`, `SpoolInUse`.
 The disk: `StorageError` and below. Bytes that are not what was written: `CorruptionError`.
 """
 
@@ -51,6 +51,10 @@ class QueueDeleted(QflowError):
     """The queue was deleted; declare it again."""
 
 
+class StreamDeleted(QflowError):
+    """The stream was deleted, or its subscription was; declare it again, or subscribe anew."""
+
+
 class AlreadySettled(QflowError):
     """The delivery was acked or nacked before, or was held for too long and went back; the first one counts."""
 
@@ -88,4 +92,20 @@ class CorruptionError(QflowError):
 
 
 class GapError(QflowError):
-    """A reader asked for messages that retention has already removed."""
+    """Messages a subscriber was to get are gone: retention took them, or their block is damaged.
+
+    The subscription goes on behind them: the next call returns what is there.
+    """
+
+    def __init__(self, text: str, *, partition: int, first: int, end: int) -> None:
+        super().__init__(text)
+        self.partition = partition
+        self.first = first
+        """The first offset that is gone."""
+        self.end = end
+        """The offset behind the last one."""
+
+    @property
+    def messages(self) -> int:
+        """How many offsets that are, of all topics."""
+        return self.end - self.first

@@ -51,6 +51,8 @@ Held = Delivery | Deliveries
 class Leaving:
     """Messages on their way out of a queue, in a commit with something else. They are charged until that holds."""
 
+    writes: tuple[Any, ...] = ()
+
     __slots__ = ("counter", "held", "parts", "queue", "segments", "unit")
 
     def __init__(self, queue: Holding, segments: list[Segment], counter: str, held: dict[Held, float | None]) -> None:

@@ -409,6 +409,11 @@ def _mark_end(key: bytes, value: bytes) -> int:
         return int.from_bytes(key[-8:], "big")
 
 
+def clear_marks(txn: Any, owner: int, lane: int) -> None:
+    """Forget what was settled above a lane's floor."""
+    _delete_below(txn, MARKS, owner, lane, _LAST, limit=2**62)
+
+
 def purge(row: Row, end: int) -> Row:
     """Settle everything below `end`, the next sequence. Marks and blocks below it are removed later."""
     return row._replace(floor=end, messages=0, bytes=0, marks=0)

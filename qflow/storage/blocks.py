@@ -524,6 +524,14 @@ def outline(data: bytes, key: BlockKey, *, where: str) -> tuple[Header, Sequence
     return header, lengths, _values(data[position : position + width])
 
 
+def times(data: bytes, header: Header) -> Sequence[int]:
+    """Return when each message of a block was written, in ms since the epoch; of all that, nothing is checked."""
+    if not header.columns & TIMES:
+        return [header.time_ms] * header.count
+    position = HEADER_BYTES + 4 * header.count * (1 + (header.columns & (TIMES - 1)).bit_count())
+    return [header.time_ms + delta for delta in _values(data[position : position + 4 * header.count])]
+
+
 def references(data: bytes, key: BlockKey, *, where: str) -> list[Reference]:
     """Return the references in a block. Cost: one that holds none is not decoded.
 

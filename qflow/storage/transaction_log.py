@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from qflow.errors import BrokerFailed, DiskFull, InDoubt, StorageError
 from qflow.message import LANE_SHIFT, Record, is_logged
@@ -60,9 +60,6 @@ class Publisher(Protocol):
     def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
         """Make confirmed messages of `size` bytes together visible; a second time is a no-op."""
 
-    def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
-        """`publish` of a stream's messages, with their topics and the time they have in the log."""
-
     def publish_transient(self, put: Put) -> None:
         """Assign sequences to a unit's put that is not logged (`put.first`), make it visible; twice is a no-op."""
 
@@ -71,6 +68,13 @@ class Publisher(Protocol):
 
     def refused(self, put: Put) -> None:
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
+
+
+class TopicPublisher(Publisher, Protocol):
+    """The partition of a stream behind a lane."""
+
+    def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
+        """`publish` of a stream's messages, with their topics and the time they have in the log."""
 
 
 class Party(Protocol):
@@ -382,11 +386,16 @@ class TransactionLog:
             batch.purges |= wanted
             return batch
 
-    def write(self, write: Callable[[Any], None]) -> Batch:
-        """Run a function inside the open batch's transaction; it may run twice, if the first one fails."""
+    def write(self, write: Callable[[Any], None], lanes: Iterable[Lane] = ()) -> Batch:
+        """Run a function inside the open batch's transaction; it may run twice, if the first one fails.
+
+        The rows of `lanes` are written after it, as the function left them.
+        """
         with self._lock:
             batch = self._batch(0)
             batch.writes.append(write)
+            for lane in lanes:
+                batch.settled.setdefault(lane, [])
             return batch
 
     def quarantine(self, keys: list[bytes]) -> Batch:
@@ -654,9 +663,7 @@ class TransactionLog:
                 size += put.size
             if sharing is None:
                 lanes = len(batch.puts)
-                row = block_log.append(
-                    txn, owner, number, row, first, records, sizes, plain, now_ms, lanes, topics
-                )
+                row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms, lanes, topics)
             else:
                 stand_ins = sharing.stand_ins(records)
                 row = block_log.append_stand_ins(txn, owner, number, row, first, stand_ins, now_ms, topics)
@@ -686,7 +693,7 @@ class TransactionLog:
                         lane.publisher.publish(first, records, size, puts)
                     else:
                         lane.time_ms = time_ms
-                        lane.publisher.publish_topics(first, records, topics, size, time_ms)
+                        cast(TopicPublisher, lane.publisher).publish_topics(first, records, topics, size, time_ms)
                 batch.published += 1
             for lane, hollowed in batch.hollowed.items():
                 _note_hollowed(lane, hollowed)
