@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from datetime import datetime
@@ -584,7 +584,7 @@ class Broker:
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
-    ) -> list[PublishResult]:
+    ) -> Sequence[PublishResult]:
         """Publish (topic, body) pairs, or (topic, body, key), in one commit: all of them or none; see `publish`.
 
         Cost: 1 µs a message that goes to one stream.
@@ -624,7 +624,7 @@ class Broker:
 
     def _publish(
         self, messages: list[Any], headers: Headers | None, producer: str | None, number: int | None
-    ) -> list[PublishResult]:
+    ) -> Sequence[PublishResult]:
         return self._begin_publish(messages, headers, producer, number, None)()
 
     def _begin_publish(
@@ -634,7 +634,7 @@ class Broker:
         producer: str | None,
         number: int | None,
         done: Future[Any] | None,
-    ) -> Callable[[], list[PublishResult]]:
+    ) -> Callable[[], Sequence[PublishResult]]:
         """Publish, or let the flusher do that and resolve `done`; return what gives the results when it is done."""
         self._check_open()
         lots = self._lots(messages, headers)
@@ -663,7 +663,7 @@ class Broker:
 
     def _begin_publish_with_queues(
         self, messages: list[Any], headers: Headers | None, done: Future[Any] | None
-    ) -> Callable[[], list[PublishResult]]:
+    ) -> Callable[[], Sequence[PublishResult]]:
         while True:
             groups = [self.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
             steps = [step for group in groups for step in group]

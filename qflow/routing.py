@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from qflow.errors import InvalidArgument, NotFound
 from qflow.message import Headers, Message, Record, body_bytes, encode_headers, is_plain, topic_prefix, with_prefix
@@ -20,7 +20,6 @@ from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic
 ROUTES_KEPT = 4096
 MAX_KEY_BYTES = 65_535
 _NONE: Mapping[str, int] = MappingProxyType({})
-_new_result = tuple.__new__
 
 
 class PublishResult(NamedTuple):
@@ -141,15 +140,8 @@ class Routing:
         Cost: 0.15 µs a message where all go to one partition, else 1 µs.
         """
         lots = Lots()
-        if headers is None and set(map(type, messages)) == {tuple} and set(map(len, messages)) == {2}:
-            topics, bodies = map(list, zip(*messages, strict=True))
-            routes = [self.route(topic) for topic in dict.fromkeys(topics)]
-            streams = {route.streams for route in routes}
-            if len(streams) == 1 and is_plain(bodies) and not any(route.queues for route in routes):
-                found = streams.pop()
-                if len(found) == 1 and len(found[0].partitions) == 1:
-                    lots.add_all(found[0].partitions[0], topics, bodies)
-                    return lots
+        if headers is None and len(messages) > 1 and lots.add_all(messages, self.route):
+            return lots
         unrouted = 0
         prefixes: dict[bytes | None, bytes] = {}
         for message in messages:
@@ -197,21 +189,31 @@ class Lots:
             lot.topics.append(topic)
         self._places.append(places)
 
-    def add_all(self, partition: Partition, topics: list[str], bodies: list[bytes]) -> None:
-        """Add all there is, for one partition."""
-        lot = self.lots[partition] = Lot()
-        lot.records, lot.topics = bodies, topics
-        self._places = partition
+    def add_all(self, messages: list[Any], route_of: Callable[[str], Route]) -> bool:
+        """Add messages, if they are pairs of a topic and bytes that all go to one partition; else nothing is done."""
+        try:
+            columns = list(zip(*messages, strict=True))
+        except (TypeError, ValueError):  # of different lengths, or not even sequences
+            return False
+        if len(columns) != 2 or not is_plain(columns[1]):
+            return False
+        topics = columns[0]
+        routes = list(map(route_of, dict.fromkeys(topics)))
+        streams = routes[0].streams
+        if len(streams) != 1 or len(streams[0].partitions) != 1:
+            return False
+        if any(route.streams != streams or route.queues for route in routes):
+            return False
+        lot = self.lots[streams[0].partitions[0]] = Lot()
+        lot.records, lot.topics = list(columns[1]), topics
+        self._places = streams[0].partitions[0]
+        return True
 
-    def results(self, sent: Sent) -> list[PublishResult]:
-        """Return what became of each message, once it is confirmed. Cost: 0.2 µs a message in one partition."""
+    def results(self, sent: Sent) -> Sequence[PublishResult]:
+        """Return what became of each message, once it is confirmed."""
         places = self._places
         if isinstance(places, Partition):
-            name, first = places.name, offset_of(sent.puts[0].first)
-            return [
-                _new_result(PublishResult, ({name: offset}, {}, _NONE, False))
-                for offset in range(first, first + len(sent.puts[0].records))
-            ]
+            return PublishResults(places.name, offset_of(sent.puts[0].first), len(sent.puts[0].records))
         firsts = {put.lane: offset_of(put.first) for put in sent.puts}
         return [
             PublishResult(
@@ -221,6 +223,36 @@ class Lots:
             )
             for one in places
         ]
+
+
+class PublishResults(Sequence[PublishResult]):
+    """Where many messages went, all of them into one stream; each result is made on access."""
+
+    __slots__ = ("_name", "_offsets")
+
+    def __init__(self, name: str, first: int, count: int) -> None:
+        self._name = name
+        self._offsets = range(first, first + count)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> PublishResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PublishResult]: ...
+    def __getitem__(self, index: int | slice) -> PublishResult | list[PublishResult]:
+        if isinstance(index, slice):
+            return [PublishResult({self._name: offset}, {}) for offset in self._offsets[index]]
+        return PublishResult({self._name: self._offsets[index]}, {})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 def check_key(key: object) -> bytes | None:

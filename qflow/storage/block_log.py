@@ -252,10 +252,13 @@ def append(
 def _split_with_topics(sizes: Sequence[int], topics: Sequence[str]) -> list[slice]:
     """Cut messages with topics into blocks, as `blocks.split`. Cost: 0.02 µs a message, 0.1 where topics are many."""
     distinct = set(topics)
-    room = sum(map(len, distinct)) + len(distinct)
-    if "".join(distinct).isascii() and room <= blocks.MAX_BYTES // 8:
-        return blocks.split(sizes, blocks.MAX_BYTES - room)
-    return blocks.split([size + len(topic.encode()) + 1 for size, topic in zip(sizes, topics, strict=True)])
+    text = "".join(distinct)
+    room = len(text) + len(distinct)
+    if not text.isascii():
+        return blocks.split([size + len(topic.encode()) + 1 for size, topic in zip(sizes, topics, strict=True)])
+    if room > blocks.MAX_BYTES // 8:
+        return blocks.split([size + length + 1 for size, length in zip(sizes, map(len, topics), strict=True)])
+    return blocks.split(sizes, blocks.MAX_BYTES - room)
 
 
 def append_stand_ins(

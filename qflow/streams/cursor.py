@@ -29,7 +29,7 @@ from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Partition, offset_of
-from qflow.streams.room import Room, charge_of
+from qflow.streams.room import Room
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -270,7 +270,7 @@ class Cursor:
         """Forget everything in memory, and read on from here. Under the lock."""
         freed = sum(part.buffered for part in self.parts)
         freed += sum(batch.charged for batch in self._held)
-        freed += sum(charge_of(share.piece.records) for _, _, share in (*self._again, *self._later))
+        freed += sum(share.charged for _, _, share in (*self._again, *self._later))
         for batch in self._held:
             batch.settled = None
         self._held, self._again, self._later, self._unsettled = {}, [], [], 0
@@ -450,8 +450,9 @@ class Cursor:
             left = _without_settled(piece, part.skips) if part.skips else piece
             if left is not None:
                 marks = MAY_BE_REPEATED if left.start < part.doubtful else 0
-                part.buffer.append(Share(part, left, marks))
-                charged += charge_of(left.records)
+                share = Share(part, left, marks)
+                part.buffer.append(share)
+                charged += share.charged
         part.buffered += charged
         part.position = max(part.position, found.position)
         for hole in found.holes:
@@ -487,7 +488,7 @@ class Cursor:
                 insort(self._again, (rest.piece.start, self._next_number(), rest))
             shares.append(taken)
             count += len(taken.piece.records)
-            charged += charge_of(taken.piece.records)
+            charged += taken.charged
         for index in range(len(self.parts)):
             part = self.parts[(self._turn + index) % len(self.parts)]
             while part.buffer and count < most:
@@ -496,7 +497,7 @@ class Cursor:
                     part.buffer.appendleft(rest)
                 shares.append(taken)
                 count += len(taken.piece.records)
-                size = charge_of(taken.piece.records)
+                size = taken.charged
                 part.buffered -= size
                 charged += size
                 part.seen = max(part.seen, taken.piece.end)
@@ -567,7 +568,7 @@ class Cursor:
             batch.check_unsettled(index)
             share = batch.share_at(index)
             self._put_back([share], delay_s, repeated=True)
-            batch.charged -= charge_of(share.piece.records)
+            batch.charged -= share.charged
             self._unsettled -= 1
             batch.settled.add(index)
             if len(batch.settled) == len(batch):
@@ -672,7 +673,7 @@ class Cursor:
         shares = batch.left_shares()
         self._put_back(shares, delay_s, repeated=repeated)
         count = sum(len(share.piece.records) for share in shares)
-        batch.charged -= sum(charge_of(share.piece.records) for share in shares)
+        batch.charged -= sum(share.charged for share in shares)
         self._unsettled -= count
         if not repeated:
             self.totals = self.totals._replace(delivered=self.totals.delivered - count)

@@ -11,6 +11,7 @@ from qflow.errors import AlreadySettled
 from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of
 from qflow.storage.partitions import Piece
 from qflow.streams.partition import offset_of
+from qflow.streams.room import charge_for
 
 
 class StreamMessage:
@@ -94,6 +95,11 @@ class Share(NamedTuple):
     part: Any
     piece: Piece
     marks: int
+
+    @property
+    def charged(self) -> int:
+        """What it takes of memory, as the ledger counts."""
+        return charge_for(len(self.piece.records), self.piece.size)
 
 
 class StreamDeliveries(Deliveries):

@@ -15,7 +15,7 @@ from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record
 from qflow.storage.block_log import Row
 from qflow.storage.bodies import SHARED_BYTES
 from qflow.storage.transaction_log import Lane, Put
-from qflow.streams.room import SLAB_BYTES, TOPIC_BYTES, Room, Slab, Tail, charge_of
+from qflow.streams.room import SLAB_BYTES, Room, Slab, Tail, charge_for
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -81,11 +81,11 @@ class Partition:
             return
         if end > self._arrived:
             self._arrived = end
-            self._room.arrived(charge_of(records))
+            self._room.arrived(charge_for(len(records), size))
         trie = self.stream.readers
         readers: dict[Reader, None] = {}
         if len(trie):
-            charged = size + (OVERHEAD_BYTES + TOPIC_BYTES) * len(records) + SLAB_BYTES
+            charged = charge_for(len(records), size) + SLAB_BYTES
             self._room.keep(self.tail, Slab(first, records, topics, time_ms, charged))
         with self.lock:  # who becomes live does so under it, and is among the readers before
             if len(trie):
@@ -106,7 +106,7 @@ class Partition:
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
         if not put.refused:
             put.refused = True
-            self._room.arrived(charge_of(put.records))
+            self._room.arrived(charge_for(len(put.records), put.size))
 
     # Called by who publishes -----------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Partition:
         puts = [self.draft(records, False, number) for number, records in lots]
         for index, put in enumerate(puts):
             try:
-                self._room.reserve(charge_of(put.records))
+                self._room.reserve(charge_for(len(put.records), put.size))
             except BaseException:
                 for reserved in puts[:index]:
                     self.refused(reserved)
@@ -129,7 +129,7 @@ class Partition:
         topics = [record.topic for record in records]  # type: ignore[union-attr]
         return self.put_of(list(map(_without_topic, records)), topics, False)
 
-    def put_of(self, records: list[Record], topics: list[str], plain: bool) -> Put:
+    def put_of(self, records: list[Record], topics: Sequence[str], plain: bool) -> Put:
         """Return a put, which has reserved nothing yet.
 
         Raises:
@@ -153,7 +153,7 @@ class Partition:
 
     def reserve(self, put: Put) -> None:
         """Take room for a put, waiting for it."""
-        self._room.reserve(charge_of(put.records))
+        self._room.reserve(charge_for(len(put.records), put.size))
 
     def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Any = None, dead: bool = False) -> list[bool]:
         """Begin to reserve for a put by a caller who has no thread to wait with; returns what `try_put` notes in."""
@@ -163,7 +163,7 @@ class Partition:
         self, put: Put, asked: list[bool], wake: Callable[[], object] | None, *, may_work: bool
     ) -> float | None:
         """Reserve for a put; None when that is done, else how long to wait before it is tried again."""
-        if not asked and not self._room.try_reserve(charge_of(put.records)):
+        if not asked and not self._room.try_reserve(charge_for(len(put.records), put.size)):
             return 0.01
         asked.append(True)
         return None

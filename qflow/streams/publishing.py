@@ -22,7 +22,7 @@ class Lot:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
-        self.topics: list[str] = []
+        self.topics: Any = []
         self.plain = True
 
 

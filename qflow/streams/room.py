@@ -208,6 +208,6 @@ class Room:
             self.ledger.give_back(self._account, spare)
 
 
-def charge_of(records: Sequence[Record]) -> int:
+def charge_for(messages: int, size: int) -> int:
     """Return what messages on their way, or held, are charged, in bytes."""
-    return sum(map(len, records)) + (OVERHEAD_BYTES + TOPIC_BYTES) * len(records)
+    return size + (OVERHEAD_BYTES + TOPIC_BYTES) * messages
