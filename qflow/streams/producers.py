@@ -223,9 +223,10 @@ class Producers:
                 window = table.read(txn, name)
             with self._lock:
                 known = self._idle[name] = _Known(name, window)
-                answer = self._answer(known, claim, wake)
-                self._evict()
-                return answer
+                try:
+                    return self._answer(known, claim, wake)
+                finally:
+                    self._evict()
 
     def _find(self, name: str) -> _Known | None:
         """Return what is in memory of a producer, and remember that it was asked for. Under the lock."""
@@ -238,7 +239,8 @@ class Producers:
 
     def _answer(self, known: _Known, claim: Claim, wake: Callable[[], None] | None) -> Answer:
         """Under the lock. An interrupt leaves a claim that `end` takes back, or none."""
-        assert claim._state is _State.OPEN and claim._known is None, "a claim is for one attempt: make a new one"
+        assert claim._state is _State.OPEN, "a claim that has ended is of no use: make a new one"
+        assert claim._known is None, "it has taken its number already"
         number, window = claim.number, known.window
         was, claim._blocker = claim._blocker, None
         if was is not None and was._state is _State.COMMITTED:  # also where the window has left it behind since
@@ -256,8 +258,8 @@ class Producers:
         if window is not None and window.is_below(number):
             raise InvalidArgument(
                 f"number {number} of producer {_quote.repr(claim.producer)} is more than {WINDOW:,} below its highest, "
-                f"{window.highest}: nobody knows any more whether it is stored, and it was not stored now. Look whether "
-                f"it arrived; if it did not, publish it under a number above {window.highest}"
+                f"{window.highest}: nobody knows any more whether it is stored, and it was not stored now. Look whether"
+                f" it arrived; if it did not, publish it under a number above {window.highest}"
             )
         claim._known = known
         known.claims[number] = claim
