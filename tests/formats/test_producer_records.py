@@ -18,6 +18,8 @@ from qflow.storage.producers import PRODUCER_EXPIRY_S, PRODUCERS, WINDOW, Forgot
 
 NOW_MS = 1_700_000_000_000
 WEEK_MS = PRODUCER_EXPIRY_S * 1000
+FOREIGN = seal(bytes(144))
+"""A value of another table that would be an old record in this one."""
 
 numbers = st.one_of(st.integers(0, 3_000), st.integers(2**63 - 1_100, 2**63 - 1))
 
@@ -33,8 +35,8 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def txn(env: Any) -> Iterator[Any]:
     """A transaction that leaves nothing behind, over tables on both sides."""
     with env.begin(write=True) as txn:
-        txn.put(bytes((PRODUCERS - 1,)) + b"x" * 200, b"before")
-        txn.put(bytes((PRODUCERS + 1,)), b"behind")
+        txn.put(bytes((PRODUCERS - 1,)) + b"x" * 200, FOREIGN)
+        txn.put(bytes((PRODUCERS + 1,)), FOREIGN)
         yield txn
         txn.abort()
 
@@ -103,8 +105,8 @@ def test_a_damaged_record_is_named_and_stays(damage, txn):
 
 def names(txn: Any) -> list[str]:
     """Return the producers that have a record, and see that the tables on both sides are whole."""
-    assert txn.get(bytes((PRODUCERS - 1,)) + b"x" * 200) == b"before"
-    assert txn.get(bytes((PRODUCERS + 1,))) == b"behind"
+    assert txn.get(bytes((PRODUCERS - 1,)) + b"x" * 200) == FOREIGN
+    assert txn.get(bytes((PRODUCERS + 1,))) == FOREIGN
     with txn.cursor() as cursor:
         return [key[1:].decode() for key, _ in cursor if key[0] == PRODUCERS]
 
@@ -131,7 +133,16 @@ def test_a_record_is_forgotten_at_a_week_and_not_before(txn):
     producers.write(txn, "one", Window(1, 0, NOW_MS))
     assert producers.forget(txn, NOW_MS + WEEK_MS - 1).removed == 0
     assert producers.forget(txn, NOW_MS - 10 * WEEK_MS).removed == 0
-    assert producers.forget(txn, NOW_MS + WEEK_MS).removed == 1
+    assert producers.forget(txn, NOW_MS + WEEK_MS, b"", 1) == Forgotten(1, b"")
+    assert producers.forget(txn, NOW_MS + WEEK_MS) == Forgotten(0, b"")
+    assert names(txn) == []
+
+
+def test_any_new_number_puts_off_the_end(txn):
+    """Above the others, among them or below the window: the producer lives."""
+    for number in (5_000, 4_999, 0, 5_001, 9_000):
+        window = with_number(Window(5_000, 0, 0), number, NOW_MS)
+        assert window.seen_ms == NOW_MS
 
 
 def test_nothing_to_forget_in_an_empty_table(env):

@@ -222,7 +222,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestHistories.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 def test_a_number_is_stored_once(log):
