@@ -14,8 +14,10 @@ most 1,024 outstanding: else a number that is refused may lie below the window b
 The claim's `write` runs in the transaction of the message, so a crash takes both or none. It adds the number to what
 that transaction reads: all that is committed is in there, and what this batch has added before, and nothing that was
 refused. Windows in memory are told by the leader, after the commit, and hold the same. Those of 10,000 producers are
-kept, 5.5 MB; the others are read again. A claim that nobody ends would hold its number for good, so it is made first and
-taken then, and an interrupt finds it in the hands of whoever gives it up:
+kept, 5.5 MB; the others are read again.
+
+A claim that nobody ends would hold its number for good. So it is made first and taken then, and an interrupt finds it
+in the hands of whoever gives it up:
 
     claim = producers.claim("sensor-7", 41)
     try:
