@@ -167,7 +167,7 @@ class Claim:
         Twice is fine, and so is giving up what was never taken.
         """
         self._producers.leave(self)
-        if (self.unit is None or not self.unit.joined) and self._state is not _State.COMMITTED:
+        if self.unit is None or not self.unit.joined:
             self._producers.end(self, _State.REFUSED)
 
 
@@ -296,12 +296,13 @@ class Producers:
         """Tell what became of a claim, and wake who waits for that. Each step may be repeated after an interrupt."""
         with self._lock:
             known = claim._known
-            if known is not None and claim._state is _State.OPEN:
+            if known is not None:
                 if state is _State.COMMITTED:
                     known.window = with_number(known.window, claim.number, int(self._clock() * 1000))
                 if known.claims.get(claim.number) is claim:
                     del known.claims[claim.number]
-                if not known.claims:
+                # When it is told again there may be another entry of the producer, which is not this one's to move.
+                if not known.claims and self._busy.get(known.name) is known:
                     self._idle[known.name] = known
                     self._busy.pop(known.name, None)
                     self._evict()

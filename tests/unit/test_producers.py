@@ -264,6 +264,7 @@ def test_who_waits_for_a_committed_number_has_a_duplicate_also_below_the_window(
     again = log.producers.claim("p", 0)
     assert again.try_take() is PENDING
     log.commit(high, low)
+    low.give_up()  # too late
     assert again.try_take() is DUPLICATE
     assert log.stored() == {("p", 0): 1, ("p", 5_000): 1}
 
@@ -373,6 +374,21 @@ def test_being_told_twice_is_once(log):
     other.committed(None)
     claim.refused(None)
     assert log.claim("p", 1)[0] is DUPLICATE
+
+
+def test_being_told_again_does_not_bring_back_what_was_evicted(log):
+    """An entry that has left memory knows less than the one that was read since, and must not take its place."""
+    _, old = log.claim("p", 1)
+    log.commit(old)
+    for name in "ab":
+        log.commit(log.claim(name, 1)[1])
+    log.commit(log.claim("p", 2)[1])
+    _, third = log.claim("p", 3)
+    old.committed(None)
+    assert [log.claim("p", number)[0] for number in (1, 2, 3)] == [DUPLICATE, DUPLICATE, PENDING]
+    log.commit(third)
+    old.committed(None)
+    assert [log.claim("p", number)[0] for number in (1, 2, 3)] == [DUPLICATE] * 3
 
 
 # Threads -------------------------------------------------------------------------------------------------------------
@@ -570,8 +586,13 @@ def test_a_leader_interrupted_while_it_tells_the_outcome_tells_it_again(outcome,
         if outcome == "committed":
             log.write([claim])
         interrupted = Calls(count).run(lambda: getattr(claim, outcome)(None))  # noqa: B023
+        between = log.producers.claim("p", count)
+        answer = between.try_take()  # by somebody who came before it was told again
         getattr(claim, outcome)(None)
         assert set(woken) == {0, 1, 2}
+        if answer is NEW:
+            assert log.claim("p", count)[0] is PENDING
+        between.give_up()
         assert others[0].try_take() is (DUPLICATE if outcome == "committed" else NEW)
         others[0].give_up()
         assert not log.producers._busy
