@@ -362,6 +362,18 @@ def test_one_that_has_joined_a_batch_is_not_given_up(log):
     assert log.claim("p", 1)[0] is DUPLICATE
 
 
+def test_who_gives_up_waiting_is_not_woken(log):
+    """An event loop that has gone hears nothing more; the others do."""
+    _, claim = log.claim("p", 1)
+    woken: list[str] = []
+    gone, stays = log.producers.claim("p", 1), log.producers.claim("p", 1)
+    assert gone.try_take(lambda: woken.append("gone")) is PENDING
+    assert stays.try_take(lambda: woken.append("stays")) is PENDING
+    gone.give_up()
+    log.commit(claim)
+    assert woken == ["stays"]
+
+
 def test_being_told_twice_is_once(log):
     """A leader that was interrupted tells it again, when others may have the number."""
     _, claim = log.claim("p", 1)
