@@ -58,7 +58,7 @@ from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
-from qflow.routing import Lots, PublishResult, Routing, check_key, result_of
+from qflow.routing import Claimed, PublishResult, Routing, check_key, result_of
 from qflow.stats import BrokerStats, QueueStats, RecoveryReport
 from qflow.storage import block_log, recovery
 from qflow.storage.block_log import Row
@@ -70,6 +70,7 @@ from qflow.storage.spill_files import SpillFiles
 from qflow.storage.spill_segments import SpillSegments
 from qflow.storage.transaction_log import Batch, TransactionLog
 from qflow.streams import publishing
+from qflow.streams.producers import Claim
 from qflow.streams.registry import Streams
 from qflow.streams.room import Room
 from qflow.streams.stream import Stream
@@ -637,40 +638,47 @@ class Broker:
     ) -> Callable[[], Sequence[PublishResult]]:
         """Publish, or let the flusher do that and resolve `done`; return what gives the results when it is done."""
         self._check_open()
-        lots = self._lots(messages, headers)
-        if lots is None:
-            return self._begin_publish_with_queues(messages, headers, done)
-        while True:
-            try:
-                sent = publishing.send(self._log, lots.lots, future=done)
-            except StreamDeleted:
-                lots = self._lots(messages, headers)
-                if lots is None:
-                    return self._begin_publish_with_queues(messages, headers, done)
-                continue
-            break
-        if done is None:
-            self._log.wait(sent.batch)
-            if sent.error is not None:
-                raise again(sent.error)
-        else:
-            self._log.flush(sent.batch)
-        return partial(lots.results, sent)
+        if producer is None:
+            if number is not None:
+                raise InvalidArgument("number= is that of a producer: say which with producer=")
+            return self._begin_claimed(messages, headers, None, done)
+        claim = self._streams.producers.claim(producer, number)
+        try:
+            if not claim.take():
+                if done is not None:
+                    done.set_result(None)
+                return lambda: [PublishResult({}, {}, duplicate=True) for _ in messages]
+            return self._begin_claimed(messages, headers, claim, done)
+        except BaseException:
+            claim.give_up()
+            raise
 
-    def _lots(self, messages: list[Any], headers: Headers | None) -> Lots | None:
-        """Return what goes to streams alone; None if some of it does not."""
-        return self._routing.lots(messages, headers)
-
-    def _begin_publish_with_queues(
-        self, messages: list[Any], headers: Headers | None, done: Future[Any] | None
+    def _begin_claimed(
+        self, messages: list[Any], headers: Headers | None, claim: Claim | None, done: Future[Any] | None
     ) -> Callable[[], Sequence[PublishResult]]:
+        """`_begin_publish`, with a claim that has its number."""
+        while (lots := self._routing.lots(messages, headers)) is not None:
+            try:
+                sent = publishing.send(self._log, lots.lots, claim=claim, future=done)
+            except StreamDeleted:
+                continue  # it was deleted since, and is not reached any more
+            if sent is not None and done is None:
+                self._log.wait(sent.batch)
+                if sent.error is not None:
+                    raise again(sent.error)
+            elif sent is not None:
+                self._log.flush(sent.batch)
+            elif done is not None:
+                done.set_result(None)
+            return partial(lots.results, sent)
         while True:
             groups = [self.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
             steps = [step for group in groups for step in group]
+            leavings: list[Any] = [] if claim is None else [Claimed(claim)]
             try:
-                places = iter(self._together.commit(steps, wait=done is None, future=done))
+                places = iter(self._together.commit(steps, leavings, wait=done is None, future=done))
             except (QueueDeleted, StreamDeleted):
-                continue  # it was deleted since, and is not reached any more
+                continue
             found = [[next(places) for _ in group] for group in groups]
             return lambda: [result_of(group) for group in found]
 
@@ -1021,7 +1029,7 @@ class Broker:
             unrouted_total=self._routing.unrouted,
             queues=queues,
             streams={stream.name: stream.stats() for stream in self._streams.all()},
-            duplicates_total=0,
+            duplicates_total=self._streams.producers.duplicates_total,
         )
 
     def check(self) -> list[str]:

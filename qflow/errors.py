@@ -3,6 +3,8 @@
 The caller's mistake: `InvalidArgument`, `NotFound`, `SettingsConflict`, `MessageTooLarge`, `AlreadySettled`.
 Nothing wrong, only full or empty: `QueueFull`, `QueueEmpty` (they are the standard library's, too).
 The object is gone: `BrokerClosed`, `QueueDeleted`, `StreamDeleted`, `ForkedProcess`, `SpoolInUse`.
+Nothing wrong, only full or empty: `QueueFull`, `QueueEmpty` (they are the standard library's, too); `ProducerBusy`.
+The object is gone: `BrokerClosed`, `QueueDeleted`, `ForkedProcess`, `SpoolInUse`.
 The disk: `StorageError` and below. Bytes that are not what was written: `CorruptionError`.
 """
 
@@ -41,6 +43,10 @@ class QueueFull(QflowError, queue.Full):
 
 class QueueEmpty(QflowError, queue.Empty):
     """No message came up in time."""
+
+
+class ProducerBusy(QflowError, TimeoutError):
+    """The same number of a producer is on its way, and what became of it was not known in time; nothing was done."""
 
 
 class BrokerClosed(QflowError):

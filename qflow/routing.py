@@ -13,6 +13,7 @@ from qflow.queues.intake import Form, put_into_all
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step
 from qflow.streams.partition import Partition, offset_of
+from qflow.streams.producers import Claim
 from qflow.streams.publishing import Lot, Sent, prefix_of
 from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic
@@ -209,9 +210,11 @@ class Lots:
         self._places = streams[0].partitions[0]
         return True
 
-    def results(self, sent: Sent) -> Sequence[PublishResult]:
+    def results(self, sent: Sent | None) -> Sequence[PublishResult]:
         """Return what became of each message, once it is confirmed."""
         places = self._places
+        if sent is None:
+            return [PublishResult({}, {}) for _ in places]  # type: ignore[union-attr]
         if isinstance(places, Partition):
             return PublishResults(places.name, offset_of(sent.puts[0].first), len(sent.puts[0].records))
         firsts = {put.lane: offset_of(put.first) for put in sent.puts}
@@ -223,6 +226,29 @@ class Lots:
             )
             for one in places
         ]
+
+
+class Claimed:
+    """A producer's claim, as `Together` takes what goes into its unit."""
+
+    depth = None
+
+    def __init__(self, claim: Claim) -> None:
+        self.queue = self._claim = claim
+        self.writes = (claim.write,)
+        self.committed, self.refused, self.give_up = claim.committed, claim.refused, claim.give_up
+
+    @property
+    def unit(self) -> Any:
+        return self._claim.unit
+
+    @unit.setter
+    def unit(self, unit: Any) -> None:
+        self._claim.unit = unit
+
+    def settles(self) -> list[Any]:
+        """Nothing leaves a queue."""
+        return []
 
 
 class PublishResults(Sequence[PublishResult]):

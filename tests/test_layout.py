@@ -82,6 +82,7 @@ def test_the_byte_layout_is_known_to_few() -> None:
         "qflow.message",
         "qflow.storage.blocks",
         "qflow.storage.block_log",
+        "qflow.storage.producers",
         "qflow.storage.recovery",
     }
 

@@ -5,14 +5,14 @@ What goes to queues, too, takes the way of `queues.together`, for which a partit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
 from qflow.errors import StreamDeleted
 from qflow.message import Headers, Message, Record, encode_headers
-from qflow.storage.transaction_log import Batch, Party, Put, TransactionLog, Unit
+from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
 from qflow.streams.partition import Partition
+from qflow.streams.producers import Claim
 
 
 class Lot:
@@ -51,12 +51,10 @@ def send(
     log: TransactionLog,
     lots: dict[Partition, Lot],
     *,
-    parties: Iterable[Party] = (),
-    writes: Iterable[Callable[[Any], None]] = (),
+    claim: Claim | None = None,
     future: Future[Any] | None = None,
-    reserved: bool = False,
-) -> Sent:
-    """Reserve room for lots, waiting for it, and have them join one batch.
+) -> Sent | None:
+    """Reserve room for lots, waiting for it, and have them join one batch, with a producer's claim; None for nothing.
 
     Raises:
         MessageTooLarge, TransactionTooLarge, StreamDeleted, BrokerClosed: nothing was done.
@@ -71,11 +69,15 @@ def send(
             if partition.stream.ended is not None:
                 partition.stream.check_open()
                 raise StreamDeleted(f"stream {partition.name!r} was deleted")
-        parties, writes = list(parties), list(writes)
-        if len(puts) == 1 and not parties and not writes:
-            puts[0].future = future
-            return Sent(log.put(puts[0]), puts, None)
-        unit = Unit(puts, (), parties, writes)
+        if claim is None:
+            if not puts:
+                return None
+            if len(puts) == 1:
+                puts[0].future = future
+                return Sent(log.put(puts[0]), puts, None)
+            unit = Unit(puts)
+        else:
+            unit = claim.unit = Unit(puts, (), [claim], [claim.write])
         unit.future = future
         return Sent(log.join(unit), puts, unit)
     except BaseException:

@@ -19,11 +19,13 @@ import attrs
 from qflow.config import StreamSettings, check_name, parse_span
 from qflow.errors import CorruptionError, ForkedProcess, InvalidArgument, NotFound, SettingsConflict, StreamDeleted
 from qflow.storage import block_log, recovery
+from qflow.storage import producers as table
 from qflow.storage.block_log import Row
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.recovery import CURSOR, STREAM, QueueRecord
 from qflow.storage.transaction_log import Lane, TransactionLog
 from qflow.streams.cursor import Cursor, commit
+from qflow.streams.producers import Producers
 from qflow.streams.room import Room
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription, position_for
@@ -33,6 +35,8 @@ _logger = logging.getLogger("qflow")
 
 GROUP_ACK_TIMEOUT_S = 60.0
 """A member of a group holds a message so long at most, unless it says otherwise."""
+FORGET_S = 3600.0
+"""How often those producers are looked for that were not seen for long."""
 STARTS = ("latest", "earliest", "committed")
 
 Start = str | int | datetime
@@ -81,6 +85,9 @@ class Streams:
         self._report = report
         self._clock = clock
         self._monotonic = monotonic
+        self.producers = Producers(log.read, clock)
+        self._forgotten_to = b""
+        self._forget_at = 0.0
         self._streams: dict[str, Stream] = {}
         self._facts: dict[Cursor, _CursorFacts] = {}
         self._broken: dict[str, QueueRecord] = {}
@@ -446,8 +453,25 @@ class Streams:
             for _, cursor in list(stream.readers):
                 cursor.tick()
         self._expire_sessions()
+        self._forget_producers()
         more = [stream.retain() for stream in self.all()]
         return any(more)
+
+    def _forget_producers(self) -> None:
+        """Forget producers that were not seen for long, some of them each time; all once in a while."""
+        now = self._monotonic()
+        if now < self._forget_at or self._log.failed:
+            return
+        with self._log.read() as txn:
+            if not table.any_stored(txn):
+                self._forget_at = now + FORGET_S
+                return
+        found: list[table.Forgotten] = []
+        now_ms, start = int(self._clock() * 1000), self._forgotten_to
+        commit(self._log, self._log.write(lambda txn: found.append(table.forget(txn, now_ms, start))))
+        self._forgotten_to = found[-1].position
+        if not self._forgotten_to:
+            self._forget_at = now + FORGET_S
 
     def _expire_sessions(self) -> None:
         now = self._clock()
@@ -473,6 +497,8 @@ class Streams:
         """Return what does not agree, in words."""
         found = [f"stream {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
         found += self.room.problems()
+        with self._log.read() as txn:
+            found += table.problems(txn)
         for stream in self.all():
             found += stream.problems()
         return found
