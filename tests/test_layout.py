@@ -77,12 +77,14 @@ def test_one_room_touches_lmdb() -> None:
 
 
 def test_the_byte_layout_is_known_to_few() -> None:
-    """Messages and blocks are packed in one room each; keys and small records in the two that own them."""
+    """Messages and blocks are packed in one room each; keys and small records in those that own them."""
     assert {name for name in users_of({"struct"}) if not name.startswith("qflow.cli")} == {
         "qflow.message",
         "qflow.storage.blocks",
         "qflow.storage.block_log",
+        "qflow.storage.postings",
         "qflow.storage.recovery",
+        "qflow.storage.topic_records",
     }
 
 
