@@ -37,7 +37,7 @@ from qflow.storage.topic_records import (
 SEGMENT_BLOCKS = postings.MOST_BLOCKS
 SEGMENT_TOPICS = 16_384
 """A segment ends with the block that brings it to so many topics: they are in memory while it is made."""
-NEW_TOPICS = 4_096
+NEW_TOPICS = 2_048
 """Or to so many that are not listed: each may dirty a page in the commit that lists it."""
 _SEGMENT_NAME_BYTES = 2**21
 
@@ -211,8 +211,7 @@ class TopicIndex:
                     if not key.startswith(prefix):
                         break
                     firsts.append(int.from_bytes(key[-8:], "big"))
-        ends = [*firsts[1:], progress.indexed_to]
-        gone = [(first, end) for first, end in zip(firsts, ends, strict=True) if end <= floor][:limit]
+        gone = [(first, end) for first, end in pairwise([*firsts, progress.indexed_to]) if end <= floor][:limit]
         for first, _ in gone:
             txn.delete(key_of(POSTINGS, owner, lane, first))
         if gone:

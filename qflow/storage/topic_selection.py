@@ -100,6 +100,8 @@ class Selection:
         at = max(position, progress.begin)
         found: list[int] = []
         for _ in range(SEGMENTS_AT_ONCE):
+            if at >= progress.indexed_to:
+                break
             try:
                 segment = self._segment_at(txn, lane, at)
                 stop = min(segment.end, progress.indexed_to)
@@ -117,8 +119,6 @@ class Selection:
                     return Candidates(found, first, problems)
                 found.append(first)
             at = stop
-            if at >= progress.indexed_to:
-                break
         return Candidates(found, at, problems)
 
     def _resolve(self, txn: Any, row: NamesRow, problems: list[str]) -> array[int] | None:
