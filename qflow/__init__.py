@@ -34,6 +34,7 @@ from qflow.errors import (
     SettingsConflict,
     SpoolInUse,
     StorageError,
+    StreamDeleted,
     TransactionTooLarge,
 )
 from qflow.events import Event, EventKind
@@ -41,7 +42,10 @@ from qflow.queues.consumer import Consumer
 from qflow.queues.queue import Queue
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
-from qflow.stats import BrokerStats, QueueStats, RecoveryReport
+from qflow.stats import BrokerStats, QueueStats, RecoveryReport, StreamStats, SubscriptionStats
+from qflow.streams.deliveries import StreamDeliveries, StreamDelivery, StreamMessage
+from qflow.streams.stream import Stream
+from qflow.streams.subscription import Subscription
 
 __version__ = "0.1.0"
 
@@ -80,6 +84,14 @@ __all__ = [
     "SlowConsumer",
     "SpoolInUse",
     "StorageError",
+    "Stream",
+    "StreamDeleted",
+    "StreamDeliveries",
+    "StreamDelivery",
+    "StreamMessage",
+    "StreamStats",
+    "Subscription",
+    "SubscriptionStats",
     "Transaction",
     "TransactionTooLarge",
     "open",

@@ -48,11 +48,11 @@ from qflow.errors import (
     SettingsConflict,
     StorageError,
     StreamDeleted,
+    again,
 )
 from qflow.events import Event, EventKind
 from qflow.memory.ledger import Account, Ledger
 from qflow.message import LANE_SHIFT, Headers
-from qflow.queues.admission import again
 from qflow.queues.dead_letters import check_no_cycle, dead_letters
 from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
@@ -68,7 +68,7 @@ from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
 from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
 from qflow.storage.spill_segments import SpillSegments
-from qflow.storage.transaction_log import Batch, TransactionLog
+from qflow.storage.transaction_log import TransactionLog
 from qflow.streams import publishing
 from qflow.streams.producers import Claim
 from qflow.streams.registry import Streams
@@ -449,7 +449,7 @@ class Broker:
             txn.put(block_log.queue_key(owner), value)
             block_log.write_row(txn, owner, 0, Row())
 
-        self._commit(self._log.write(write))
+        self._log.commit(self._log.write(write))
         return self._make_queue(name, settings, owner, incarnation, {0: Row()})
 
     def _check_dead_letters(self, name: str, settings: QueueSettings) -> None:
@@ -508,7 +508,7 @@ class Broker:
         if settings.durable:
             values = settings.to_dict() | ({BINDINGS: filters} if filters else {})
             value = recovery.queue_value(queue.name, self._incarnations[queue.owner], values)
-            self._commit(self._log.write(lambda txn: txn.put(block_log.queue_key(queue.owner), value)))
+            self._log.commit(self._log.write(lambda txn: txn.put(block_log.queue_key(queue.owner), value)))
 
     # Topics ------------------------------------------------------------------------------------------------------
 
@@ -647,7 +647,7 @@ class Broker:
             if not claim.take():
                 if done is not None:
                     done.set_result(None)
-                return lambda: [PublishResult({}, {}, duplicate=True) for _ in messages]
+                return lambda: [PublishResult.of_duplicate() for _ in messages]
             return self._begin_claimed(messages, headers, claim, done)
         except BaseException:
             claim.give_up()
@@ -1001,12 +1001,7 @@ class Broker:
 
     def _write_deleted(self, name: str, owner: int, settings: dict[str, Any]) -> None:
         value = recovery.queue_value(name, 0, settings, deleted=True)
-        self._commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
-
-    def _commit(self, batch: Batch) -> None:
-        self._log.wait(batch)
-        if batch.error is not None:
-            raise batch.error
+        self._log.commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -1135,7 +1130,7 @@ class Broker:
             return False
         for lane in lanes:
             batch = self._log.settle(lane, [])
-        self._commit(batch)
+        self._log.commit(batch)
         return not batch.short
 
     def _hollow(self) -> bool:
@@ -1146,7 +1141,7 @@ class Broker:
             return False
         for lane in lanes[:HOLLOWED_AT_ONCE]:
             batch = self._log.hollow(lane)
-        self._commit(batch)
+        self._log.commit(batch)
         return bool(batch.hollowed)
 
     def _remove_deleted(self) -> bool:
@@ -1157,7 +1152,7 @@ class Broker:
             return False
         owner = self._deleted[0]
         batch = self._log.delete(owner)
-        self._commit(batch)
+        self._log.commit(batch)
         if owner in batch.deleted:
             self._deleted.remove(owner)
         return not batch.short
@@ -1218,7 +1213,7 @@ class Broker:
                 queue.settle_down(self._log.drain, QUIET_S)
             self._log.drain()
             if not self._log.failed:
-                self._commit(self._log.write(partial(_write_ending, queues, self._streams)))
+                self._log.commit(self._log.write(partial(_write_ending, queues, self._streams)))
 
     def __enter__(self) -> Broker:
         return self

@@ -115,3 +115,10 @@ class GapError(QflowError):
     def messages(self) -> int:
         """How many offsets that are, of all topics."""
         return self.end - self.first
+
+
+def again(error: BaseException) -> BaseException:
+    """Return an error of a batch for one more caller to raise."""
+    fresh = type(error)(*error.args)
+    fresh.__cause__ = error.__cause__
+    return fresh

@@ -20,20 +20,41 @@ from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic
 
 ROUTES_KEPT = 4096
 MAX_KEY_BYTES = 65_535
-_NONE: Mapping[str, int] = MappingProxyType({})
 
 
-class PublishResult(NamedTuple):
-    """Where a published message went."""
-
+class _Places(NamedTuple):
     offsets: dict[str, int]
-    """By stream; of one with several partitions, in the partition that `partitions` tells."""
     sequences: dict[str, int | None]
-    """By queue; None where its overflow policy dropped it, or made it a dead letter."""
-    partitions: Mapping[str, int] = _NONE
-    """By stream, where there are several."""
-    duplicate: bool = False
+
+
+class PublishResult(_Places):
+    """Where a published message went: a pair.
+
+    offsets: by stream; of one with several partitions, in the partition that `partitions` tells.
+    sequences: by queue; None where its overflow policy dropped it, or made it a dead letter.
+    """
+
+    partitions: Mapping[str, int] = MappingProxyType({})
+    """By stream, where it has several."""
+    duplicate = False
     """Its producer had published it before: nothing was stored."""
+
+    @classmethod
+    def of_duplicate(cls) -> PublishResult:
+        """Return what is told of a message that was published before."""
+        result = cls({}, {})
+        result.duplicate = True
+        return result
+
+    @classmethod
+    def in_partitions(
+        cls, offsets: dict[str, int], sequences: dict[str, int | None], partitions: dict[str, int]
+    ) -> PublishResult:
+        """Return where a message went, and in which partitions."""
+        result = cls(offsets, sequences)
+        if partitions:
+            result.partitions = partitions
+        return result
 
 
 class Route(NamedTuple):
@@ -219,7 +240,7 @@ class Lots:
             return PublishResults(places.name, offset_of(sent.puts[0].first), len(sent.puts[0].records))
         firsts = {put.lane: offset_of(put.first) for put in sent.puts}
         return [
-            PublishResult(
+            PublishResult.in_partitions(
                 {partition.name: firsts[partition.lane] + index for partition, index in one},
                 {},
                 {partition.name: partition.number for partition, _ in one if len(partition.stream.partitions) > 1},
@@ -312,4 +333,4 @@ def result_of(places: list[Place]) -> PublishResult:
                 partitions[owner.name] = owner.number
         else:
             sequences[owner.name] = place.first
-    return PublishResult(offsets, sequences, partitions)
+    return PublishResult.in_partitions(offsets, sequences, partitions)

@@ -18,9 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from qflow.errors import BrokerClosed
+from qflow.errors import BrokerClosed, again
 from qflow.memory.line import FOREVER, WORK, Wake
-from qflow.queues.admission import again
 
 THREADS = 2
 """For the disk: one may wait for a commit, or move much, while the other brings what a get waits for."""

@@ -634,10 +634,3 @@ class Admission(Backlog):
 def _for_groups(puts: int, messages: int) -> int:
     """Return what puts of delayed messages reserve for their groups in the schedule, which take that or less."""
     return GROUP_BYTES * puts + messages
-
-
-def again(error: BaseException) -> BaseException:
-    """Return an error of a batch for one more caller to raise."""
-    fresh = type(error)(*error.args)
-    fresh.__cause__ = error.__cause__
-    return fresh

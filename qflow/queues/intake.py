@@ -12,6 +12,7 @@ from qflow.delivery import Segment
 from qflow.errors import (
     InvalidArgument,
     QueueDeleted,
+    again,
 )
 from qflow.memory.run_list import RunList
 from qflow.message import (
@@ -25,7 +26,7 @@ from qflow.message import (
     is_plain,
     with_prefix,
 )
-from qflow.queues.admission import Admission, TurnedAway, again
+from qflow.queues.admission import Admission, TurnedAway
 from qflow.queues.backlog import NOWHERE
 from qflow.queues.overflow import Decision
 from qflow.storage.transaction_log import Batch, Put, TransactionLog

@@ -13,8 +13,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
+from qflow.errors import again
 from qflow.message import Record
-from qflow.queues.admission import NOTHING, TurnedAway, again
+from qflow.queues.admission import NOTHING, TurnedAway
 from qflow.queues.dead_letters import dead_letters
 from qflow.queues.holding import Holding, Leaving
 from qflow.queues.overflow import Decision, Depth

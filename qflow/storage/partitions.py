@@ -22,15 +22,20 @@ BLOCKS_AT_ONCE = 256
 """Looked at in one read, at most: it holds a transaction open."""
 
 
+class Candidates(Protocol):
+    """Blocks that may hold wanted topics; see `topic_selection`."""
+
+    @property
+    def blocks(self) -> list[int]: ...
+    @property
+    def end(self) -> int: ...
+
+
 class Wanted(Protocol):
     """Which topics a reader wants."""
 
-    def indexed_to(self, lane: int) -> int:
-        """Return up to which sequence an index knows the blocks of a lane."""
-
-    def blocks(self, txn: Any, lane: int, position: int, limit: int) -> tuple[list[int], int]:
-        """Return the first sequences of up to `limit` indexed blocks that may hold a wanted topic, in order, that end
-        above `position`; and up to where these are all."""
+    def blocks(self, txn: Any, lane: int, position: int, limit: int) -> Candidates:
+        """Return blocks that may hold a wanted topic; where their `end` is `position`, nothing is known of them."""
 
     def choose(self, names: Sequence[str]) -> Sequence[bool] | None:
         """Tell which of these topics are wanted; None for all of them."""
@@ -105,7 +110,7 @@ def read(
     holes: list[Hole] = []
     size = messages = looked = decoded = 0
     start = position
-    for first, value in _blocks(txn, owner, lane, position, end, wanted):
+    for first, value, in_line in _blocks(txn, owner, lane, position, end, wanted):
         if looked >= BLOCKS_AT_ONCE or size >= most_bytes or messages >= most_messages:
             return Found(pieces, holes, position, decoded)
         looked += 1
@@ -113,7 +118,7 @@ def read(
             position = max(position, first)
             continue
         where = f"block {first} of stream {owner}"
-        if first > position and (wanted is None or wanted.indexed_to(lane) <= position):
+        if first > position and in_line:
             holes.append(Hole(position, first, f"{where}: what came before it, from {position} on, has vanished"))
             start = first
         try:
@@ -142,24 +147,28 @@ def read(
             size += piece.size
             messages += len(piece.records)
             start = piece.end
-    if position < end and (wanted is None or wanted.indexed_to(lane) < end):
+    if position < end:
         holes.append(Hole(position, end, f"the last block of stream {owner}, from {position} on, has vanished"))
     return Found(pieces, holes, end, decoded)
 
 
 def _blocks(
     txn: Any, owner: int, lane: int, position: int, end: int, wanted: Wanted | None
-) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (first sequence, bytes) of each block that may matter, and (sequence, None) where all below is done."""
-    if wanted is not None:
-        while position < (indexed := min(end, wanted.indexed_to(lane))):
-            firsts, complete = wanted.blocks(txn, lane, position, BLOCKS_AT_ONCE)
-            for first in firsts:
-                value = txn.get(key_of(BLOCKS, owner, lane, first))
-                if value is not None:  # else retention took it: the reader finds that out by the floor
-                    yield first, value
-            position = min(max(complete, position + 1), indexed)
-            yield position, None
+) -> Iterator[tuple[int, bytes | None, bool]]:
+    """Yield (first sequence, bytes, whether none is left out before it) of each block that may matter.
+
+    In place of the bytes stands None where all below the sequence is done.
+    """
+    while wanted is not None and position < end:
+        candidates = wanted.blocks(txn, lane, position, BLOCKS_AT_ONCE)
+        if candidates.end <= position:
+            break
+        for first in candidates.blocks:
+            value = txn.get(key_of(BLOCKS, owner, lane, first)) if first < end else None
+            if value is not None:  # else it lay below the floor, and is gone
+                yield first, value, False
+        position = min(candidates.end, end)
+        yield position, None, False
     for key, value in scan(txn, owner, lane, position, end):
         first = int.from_bytes(key[-8:], "big")
         if first < position and len(value) >= blocks.HEADER_BYTES:
@@ -168,7 +177,7 @@ def _blocks(
                     continue
             except CorruptionError:
                 pass  # the reader will name it
-        yield first, value
+        yield first, value, True
 
 
 def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:

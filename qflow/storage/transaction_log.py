@@ -40,6 +40,7 @@ from qflow.storage import block_log, bodies
 from qflow.storage.block_log import HOLLOWING_BYTES, RESERVED_SEQUENCES, TAIL_BYTES, Hollowed, Row, Settled
 from qflow.storage.bodies import RELEASED_AT_ONCE, RELEASING_BYTES, SHARED_BYTES, Releases, Sharing
 from qflow.storage.environment import Environment, LmdbError, MapFull
+from qflow.storage.topic_records import delete_index
 
 _logger = logging.getLogger("qflow")
 
@@ -184,15 +185,18 @@ class Unit:
     puts hold, the same object, is stored once.
     """
 
-    __slots__ = ("done", "error", "future", "joined", "parties", "puts", "result", "settles", "writes")
+    __slots__ = ("done", "error", "future", "joined", "parties", "puts", "result", "settles", "size", "writes")
 
     def __init__(
         self,
         puts: Iterable[Put] = (),
         settles: Iterable[tuple[Lane, list[Settled]]] = (),
         parties: Iterable[Party] = (),
-        writes: Iterable[Callable[[Any], None]] = (),
+        writes: Iterable[Callable[[Any], Any]] = (),
+        size: int = 0,
     ) -> None:
+        self.size = size
+        """About how many bytes `writes` write, if that is much: they are refused where the disk has no room for it."""
         self.writes = list(writes)
         """Functions that are run inside its transaction, perhaps twice; see `TransactionLog.write`."""
         self.puts = list(puts)
@@ -209,7 +213,7 @@ class Unit:
     @property
     def is_logging(self) -> bool:
         """It writes messages, and so is refused where the disk has no room for any."""
-        return any(put.lane.is_logged for put in self.puts)
+        return self.size > 0 or any(put.lane.is_logged for put in self.puts)
 
 
 class Step(NamedTuple):
@@ -325,7 +329,7 @@ class TransactionLog:
 
     def join(self, unit: Unit) -> Batch:
         """Add a unit to the open batch, all of it to the same. Look at its `error` when the batch is done."""
-        size = sum(put.charged for put in unit.puts)
+        size = unit.size + sum(put.charged for put in unit.puts)
         shared, saved = _shared_records(unit.puts) if len(unit.puts) > 1 else ({}, 0)
         with self._lock:
             batch = self._batch(size)
@@ -386,10 +390,11 @@ class TransactionLog:
             batch.purges |= wanted
             return batch
 
-    def write(self, write: Callable[[Any], None], lanes: Iterable[Lane] = ()) -> Batch:
+    def write(self, write: Callable[[Any], Any], lanes: Iterable[Lane] = ()) -> Batch:
         """Run a function inside the open batch's transaction; it may run twice, if the first one fails.
 
-        The rows of `lanes` are written after it, as the function left them.
+        The rows of `lanes` are written after it, as the function left them. It writes a few small records: for more,
+        see `Unit.size`.
         """
         with self._lock:
             batch = self._batch(0)
@@ -476,6 +481,12 @@ class TransactionLog:
             elif batch.gate.acquire(timeout=LOOK_S):
                 batch.gate.release()
 
+    def commit(self, batch: Batch) -> None:
+        """Wait for a batch that is the caller's own work, and raise what became of it."""
+        self.wait(batch)
+        if batch.error is not None:
+            raise batch.error
+
     def drain(self) -> None:
         """Return when every batch so far is done."""
         batch = self._last
@@ -523,7 +534,7 @@ class TransactionLog:
                     self._env.grow_map()
                 batch.committing = False
             except DiskFull as error:
-                if not batch.puts:
+                if not _is_writing(batch):
                     batch.error = error
                     self._settle_later(batch)
                     return
@@ -580,7 +591,7 @@ class TransactionLog:
                 hollows = []
                 if self._shares:
                     releases.left, batch.short = 0, True
-        env.make_room(value_bytes, values + 4 * len(batch.deletes), settles_only=not batch.puts)
+        env.make_room(value_bytes, values + 4 * len(batch.deletes), settles_only=not _is_writing(batch))
         batch.committing = False
         txn = env.begin(write=True)
         try:
@@ -825,6 +836,11 @@ def _add_settled(batch: Batch, lane: Lane, ranges: Iterable[Settled]) -> None:
             parts.append([first, end, messages, size])
 
 
+def _is_writing(batch: Batch) -> bool:
+    """Tell whether a batch holds what may be refused for lack of room on the disk."""
+    return bool(batch.puts) or any(unit.size for unit in batch.units or ())
+
+
 def _leave_half_joined(batch: Batch, unit: Unit) -> None:
     """Take out the puts of a unit that was interrupted on its way in. Under the log's lock."""
     theirs = set(map(id, unit.puts))
@@ -879,7 +895,11 @@ def _tell_purged(plan: list[Step]) -> None:
 
 def _write_deletes(txn: Any, owners: Iterable[int], releases: Releases) -> tuple[int, ...]:
     """Remove a part of what deleted queues left; return those of which nothing is left, their names included."""
-    gone = tuple(owner for owner in owners if not block_log.delete_lanes(txn, owner, releases=releases))
+    gone = tuple(
+        owner
+        for owner in owners
+        if not block_log.delete_lanes(txn, owner, releases=releases) and not delete_index(txn, owner)
+    )
     for owner in gone:
         txn.delete(block_log.queue_key(owner))
     return gone

@@ -25,7 +25,7 @@ from qflow.memory.line import WORK, Line, Wake
 from qflow.stats import SubscriptionStats
 from qflow.storage.block_log import Row, Settled, clear_marks
 from qflow.storage.partitions import Found, Hole, Piece
-from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
+from qflow.storage.transaction_log import Lane, TransactionLog, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Partition, offset_of
@@ -664,7 +664,7 @@ class Cursor:
         if settles:
             batch = self._log.settle_all(settles)
             if wait:
-                commit(self._log, batch)
+                self._log.commit(batch)
             else:
                 self._log.flush(batch)
 
@@ -788,7 +788,7 @@ class Cursor:
                 clear_marks(txn, lane.owner, lane.lane)
 
         try:
-            commit(self._log, self._log.write(write, [lane for lane, _ in moved]))
+            self._log.commit(self._log.write(write, [lane for lane, _ in moved]))
         except BaseException:
             for (lane, _), row in zip(moved, before, strict=True):
                 lane.row = row
@@ -801,13 +801,6 @@ class Cursor:
 def topic_filter_is_all(interest: Interest, stream: Stream) -> bool:
     """Tell whether a filter takes everything the stream may hold: `#`, where no topic begins with `$`."""
     return interest.filter == "#" and not any(one.startswith("$") for one in stream.settings.topics)
-
-
-def commit(log: TransactionLog, batch: Batch) -> None:
-    """Wait for a batch, and raise what became of it."""
-    log.wait(batch)
-    if batch.error is not None:
-        raise batch.error
 
 
 def _settles(shares: Iterable[Share]) -> list[tuple[Lane, list[Settled]]]:

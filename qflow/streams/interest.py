@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from qflow.storage.topic_selection import Candidates, Selection
 from qflow.streams.topic_filter import check_filter, compile_filter
 
 
 class Interest:
-    """What a reader wants of a stream: a `Wanted` of `storage.partitions`."""
+    """What a reader wants of a stream: a `Wanted` of `storage.partitions`.
 
-    def __init__(self, topic_filter: str, selection: Any = None) -> None:
-        """`selection` finds blocks in the stream's index; without one, each block's names are looked at."""
+    Used in transactions of the log's `read`, which are one at a time.
+    """
+
+    def __init__(self, topic_filter: str, owner: int, report: Callable[[str], None]) -> None:
+        """`owner` is the stream's number; `report` is told of damage to its index."""
         self.filter = check_filter(topic_filter)
         self._matches = compile_filter(topic_filter)
-        self._selection = selection
+        self._selection = Selection(owner, topic_filter)
+        self._report = report
 
-    def indexed_to(self, lane: int) -> int:
-        """Return up to which sequence the index knows the blocks of a lane."""
-        return 0 if self._selection is None else int(self._selection.indexed_to(lane))
-
-    def blocks(self, txn: Any, lane: int, position: int, limit: int) -> tuple[list[int], int]:
-        """Return the first sequences of blocks that may hold a wanted topic, and up to where these are all."""
-        found: tuple[list[int], int] = self._selection.blocks(txn, lane, position, limit)
+    def blocks(self, txn: Any, lane: int, position: int, limit: int) -> Candidates:
+        """Return blocks that may hold a wanted topic."""
+        found = self._selection.blocks(txn, lane, position, limit)
+        for problem in found.problems:
+            self._report(problem)
         return found
 
     def choose(self, names: Sequence[str]) -> Sequence[bool] | None:

@@ -24,7 +24,7 @@ from qflow.storage.block_log import Row
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.recovery import CURSOR, STREAM, QueueRecord
 from qflow.storage.transaction_log import Lane, TransactionLog
-from qflow.streams.cursor import Cursor, commit
+from qflow.streams.cursor import Cursor
 from qflow.streams.producers import Producers
 from qflow.streams.room import Room
 from qflow.streams.stream import Stream
@@ -170,7 +170,7 @@ class Streams:
             for number, row in rows.items():
                 block_log.write_row(txn, owner, number, row)
 
-        commit(self._log, self._log.write(write))
+        self._log.commit(self._log.write(write))
 
     def _make(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row]) -> Stream:
         stream = Stream(
@@ -211,7 +211,7 @@ class Streams:
         return stream
 
     def _write_record(self, owner: int, value: bytes) -> None:
-        commit(self._log, self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
+        self._log.commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
 
     def get(self, name: str) -> Stream:
         """Return a stream that exists.
@@ -265,7 +265,7 @@ class Streams:
                 value = recovery.queue_value(record["name"], 0, record["settings"], deleted=True, kind=record["kind"])
                 txn.put(block_log.queue_key(owner), value)
 
-        commit(self._log, self._log.write(write))
+        self._log.commit(self._log.write(write))
         self.deleted += owners
 
     # Subscriptions ---------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ class Streams:
                 cursor.tick()
         self._expire_sessions()
         self._forget_producers()
-        more = [stream.retain() for stream in self.all()]
+        more = [stream.retain() | stream.index() for stream in self.all()]
         return any(more)
 
     def _forget_producers(self) -> None:
@@ -468,7 +468,7 @@ class Streams:
                 return
         found: list[table.Forgotten] = []
         now_ms, start = int(self._clock() * 1000), self._forgotten_to
-        commit(self._log, self._log.write(lambda txn: found.append(table.forget(txn, now_ms, start))))
+        self._log.commit(self._log.write(lambda txn: found.append(table.forget(txn, now_ms, start))))
         self._forgotten_to = found[-1].position
         if not self._forgotten_to:
             self._forget_at = now + FORGET_S

@@ -13,14 +13,16 @@ from itertools import islice
 from xxhash import xxh3_64_intdigest
 
 from qflow.config import StreamSettings, parse_count, parse_moment
-from qflow.errors import BrokerClosed, InvalidArgument, QflowError, StreamDeleted
+from qflow.errors import BrokerClosed, CorruptionError, InvalidArgument, QflowError, StreamDeleted, again
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
 from qflow.storage import partitions
 from qflow.storage.block_log import Row, Settled, read_row
 from qflow.storage.partitions import Found, Hole, Piece
-from qflow.storage.transaction_log import Batch, Lane, TransactionLog
-from qflow.streams.cursor import Cursor, commit
+from qflow.storage.topic_index import TopicIndex
+from qflow.storage.topic_records import delete_index
+from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
+from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Partition, offset_of
@@ -70,6 +72,10 @@ class Stream:
         self._clock = clock
         self._dropped = self._damaged = 0
         self._reported: set[int] = set()
+        self._index = TopicIndex(owner)
+        self._index_problems: set[str] = set()
+        self._index_is_loaded = self._index_is_broken = False
+        self._forgotten_to: dict[int, int] = {}
         with log.read() as txn:
             for partition in self.partitions:
                 lane = partition.lane
@@ -95,7 +101,13 @@ class Stream:
 
     def interest(self, topic_filter: str) -> Interest:
         """Return a filter, ready to be used on this stream."""
-        return Interest(topic_filter)
+        return Interest(topic_filter, self.owner, self._index_is_damaged)
+
+    def _index_is_damaged(self, problem: str) -> None:
+        """Report damage of the index once: it costs time, not messages."""
+        if problem not in self._index_problems:
+            self._index_problems.add(problem)
+            self._report(f"stream {self.name!r}: {problem}", 0)
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
@@ -243,7 +255,7 @@ class Stream:
                 self._dropped += found.messages
                 more |= found.more
         if batch is not None:
-            commit(self._log, batch)
+            self._log.commit(batch)
         return more
 
     def _surplus(self, partition: Partition) -> partitions.Retained | None:
@@ -288,6 +300,60 @@ class Stream:
         lane = cursor.parts[number].lane
         assert lane is not None
         return lane.row.floor
+
+    # The index -------------------------------------------------------------------------------------------------------
+
+    def index(self, least: int | None = None) -> bool:
+        """Index closed blocks, a bounded part; return whether there is more to do at once. By one thread at a time.
+
+        Args:
+            least: so many must wait; None = a whole segment.
+        """
+        if self.ended is not None:
+            return False
+        if self._index_is_broken:
+            return self._remove_index()
+        try:
+            if not self._index_is_loaded:
+                with self._log.read() as txn:
+                    self._index.load(txn)
+                self._index_is_loaded = True
+            return any([self._index_partition(partition, least) for partition in self.partitions])  # noqa: C419
+        except CorruptionError as error:
+            self._index_is_damaged(str(error))
+            self._index_is_broken = True
+            return True
+
+    def _index_partition(self, partition: Partition, least: int | None) -> bool:
+        number, index = partition.number, self._index
+        with self._log.read() as txn:
+            row = read_row(txn, self.owner, number)
+            segment = index.plan(txn, number, row, *(() if least is None else (least,)))
+        if segment is not None:
+            for problem in segment.problems:
+                self._index_is_damaged(problem)
+            planned, wrote = segment, []
+            unit = Unit(writes=[lambda txn: wrote.append(index.write(txn, planned))], size=segment.value_bytes)
+            self._log.wait(self._log.join(unit))
+            if unit.error is not None:
+                raise again(unit.error)
+            if wrote[-1]:
+                index.written(segment)
+        if row.floor <= self._forgotten_to.get(number, number << LANE_SHIFT):
+            return segment is not None
+        removed: list[int] = []
+        self._log.commit(self._log.write(lambda txn: removed.append(index.forget_below(txn, number, row.floor))))
+        if not removed[-1]:
+            self._forgotten_to[number] = row.floor
+        return segment is not None or removed[-1] > 0
+
+    def _remove_index(self) -> bool:
+        """Remove a damaged index, a part each time; then it is made anew."""
+        left: list[bool] = []
+        self._log.commit(self._log.write(lambda txn: left.append(delete_index(txn, self.owner))))
+        if not left[-1]:
+            self._index_is_broken = self._index_is_loaded = False
+        return True
 
     # Looking ---------------------------------------------------------------------------------------------------------
 
