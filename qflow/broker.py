@@ -796,7 +796,8 @@ class Broker:
         """Return messages of a stream that a filter matches, each once and in order: replayed, then as they come.
 
         With a name it is *durable*: where it is, and what it has settled, is in the log, and it goes on there when it
-        is opened again, whatever `start` says. Members of a *group* share one such place: each message goes to one.
+        is opened again, whatever `start` says. Without one there is nothing to ack: asking for more settles what the
+        same thread got before. Members of a *group* share one such place: each message goes to one.
 
         Args:
             filter: as in MQTT: `flights/+/UA`, `plant/#`; `#` is all but topics that begin with `$`.

@@ -81,7 +81,8 @@ class Found(NamedTuple):
     """What a read came upon."""
 
     pieces: list[Piece]
-    holes: list[Hole]
+    hole: Hole | None
+    """What cannot be read; there are no pieces then."""
     position: int
     """Everything below it has been looked at."""
     decoded: int
@@ -107,20 +108,20 @@ def read(
     Cost: 0.15 µs a message; 10 µs for a block of 64 KiB that is passed over by its names.
     """
     pieces: list[Piece] = []
-    holes: list[Hole] = []
     size = messages = looked = decoded = 0
     start = position
+    hole: Hole | None = None
     for first, value, in_line in _blocks(txn, owner, lane, position, end, wanted):
         if looked >= BLOCKS_AT_ONCE or size >= most_bytes or messages >= most_messages:
-            return Found(pieces, holes, position, decoded)
+            return Found(pieces, None, position, decoded)
         looked += 1
         if value is None:  # the index has looked at everything below
             position = max(position, first)
             continue
         where = f"block {first} of stream {owner}"
         if first > position and in_line:
-            holes.append(Hole(position, first, f"{where}: what came before it, from {position} on, has vanished"))
-            start = first
+            hole = Hole(position, first, f"what came before {where}, from {position} on, has vanished")
+            break
         try:
             header = blocks.read_header(value, where=where)
             if header.key != BlockKey(BLOCKS, owner, lane, first):
@@ -132,24 +133,27 @@ def read(
                 if chosen is not None and not any(chosen):
                     position = max(position, stop)
                     continue
-            block = blocks.decode(value, header.key, where=where)
             decoded += 1
+            block = blocks.decode(value, header.key, where=where)
             piece = _piece(txn, block, start, max(position, first), stop, chosen)
         except CorruptionError as error:
-            hole = max(position, first)
-            position = max(hole + 1, min(end, _next_block(txn, owner, lane, first)))
-            holes.append(Hole(hole, position, str(error)))
-            start = position
-            continue
+            low = max(position, first)
+            hole = Hole(low, max(low + 1, min(end, _next_block(txn, owner, lane, first))), str(error))
+            break
         position = max(position, stop)
         if piece is not None:
             pieces.append(piece)
             size += piece.size
             messages += len(piece.records)
             start = piece.end
-    if position < end:
-        holes.append(Hole(position, end, f"the last block of stream {owner}, from {position} on, has vanished"))
-    return Found(pieces, holes, end, decoded)
+    else:
+        if position < end:
+            hole = Hole(position, end, f"the last block of stream {owner}, from {position} on, has vanished")
+    if hole is None:
+        return Found(pieces, None, end, decoded)
+    if pieces:
+        return Found(pieces, None, hole.start, decoded)  # the next read begins with the hole
+    return Found([], hole, hole.end, decoded)
 
 
 def _blocks(
@@ -295,6 +299,8 @@ def surplus(
         stop = _next_block(txn, owner, lane, first) if header is None else header.end
         if stop <= floor:
             continue
+        if header is not None and first < row.referring and header.columns & blocks.KINDS:
+            lengths = _full_lengths(value, header)
         low = floor - first
         high = min(stop, ceiling) - first
         if not all_below:
@@ -309,6 +315,12 @@ def surplus(
         if floor < min(stop, ceiling):
             break
     return Retained(floor, dropped, dropped_bytes, False)
+
+
+def _full_lengths(value: bytes, header: blocks.Header) -> Sequence[int]:
+    """Return the lengths of messages, also of those that references stand for."""
+    records = blocks.decode(value, header.key, where="a block").records
+    return [one.size if type(one) is Reference else len(one) for one in records]
 
 
 def _exceeding(

@@ -345,6 +345,8 @@ class Cursor:
                 raise InvalidArgument("the subscription is closed: subscribe again")
             now = self._monotonic()
             self._expire(now)
+            if not self.owner:
+                self._settle_previous()
             self._tell_gap(skip_gaps)
             room = MOST_UNSETTLED - self._unsettled
             ready = sum(len(share.piece.records) for _, _, share in self._again)
@@ -374,6 +376,12 @@ class Cursor:
             ):
                 return None
             return self._patience(now, LOOK_S if reading is not None else None)
+
+    def _settle_previous(self) -> None:
+        """Without a name nothing is logged, and who asks for more has done with what he got before. Under the lock."""
+        thread = threading.get_ident()
+        for batch in [batch for batch in self._held if batch.thread == thread]:
+            self._drop(batch, len(batch) - len(batch.settled or ()))
 
     def _part_to_read(self) -> Part | None:
         """Return a part with something to read that nobody reads yet, in turn."""
@@ -439,7 +447,7 @@ class Cursor:
                     list(compress(column, picked)) for column in (records, topics, times, sequences)
                 )
         pieces = [Piece(slab.first, slab.end, sequences, records, topics, times)] if records else []
-        return Found(pieces, [], slab.end, 0)
+        return Found(pieces, None, slab.end, 0)
 
     def _install(self, part: Part, found: Found) -> int:
         """Keep what was read; return what it is charged. Under the lock."""
@@ -455,8 +463,8 @@ class Cursor:
                 charged += share.charged
         part.buffered += charged
         part.position = max(part.position, found.position)
-        for hole in found.holes:
-            part.behind = Hole(hole.start if part.behind is None else part.behind.start, hole.end, hole.problem)
+        if found.hole is not None:
+            part.behind = found.hole
         return charged
 
     def _tell_gap(self, skip: bool) -> None:

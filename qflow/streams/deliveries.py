@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ class Share(NamedTuple):
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
-    __slots__ = ("charged", "epoch", "member", "shares")
+    __slots__ = ("charged", "epoch", "member", "shares", "thread")
 
     def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int) -> None:
         super().__init__(settler, [])
@@ -114,6 +115,8 @@ class StreamDeliveries(Deliveries):
         self.member = member
         self.charged = charged
         self.epoch = settler.epoch
+        self.thread = threading.get_ident()
+        """Who got it."""
 
     @property
     def bodies(self) -> list[bytes]:

@@ -114,21 +114,19 @@ class Stream:
     def read(
         self, number: int, position: int, end: int, most_bytes: int, wanted: Interest | None, most: int = 2**62
     ) -> Found:
-        """Read on in a partition, in a short transaction; what retention took, or is damaged, is in `holes`."""
+        """Read on in a partition, in a short transaction; what retention took, or is damaged, is a hole."""
         with self._log.read() as txn:
             floor = read_row(txn, self.owner, number).floor
-            holes = []
             if position < floor:
                 border = min(floor, max(end, position))
-                holes.append(Hole(position, border, "retention took them"))
-                position = border
+                return Found([], Hole(position, border, "retention took them"), border, 0)
             found = partitions.read(txn, self.owner, number, position, end, most_bytes, wanted, most)
-        for hole in found.holes:
-            if hole.start not in self._reported:
-                self._reported.add(hole.start)
-                self._damaged += hole.end - hole.start
-                self._report(f"stream {self.name!r}: {hole.problem}", 1)
-        return found._replace(holes=holes + found.holes)
+        hole = found.hole
+        if hole is not None and hole.start not in self._reported:
+            self._reported.add(hole.start)
+            self._damaged += hole.end - hole.start
+            self._report(f"stream {self.name!r}: {hole.problem}", 1)
+        return found
 
     def sequence_at(self, number: int, bound: Bound, *, default: int) -> int:
         """Return the sequence in a partition that an offset or a moment stands for."""
@@ -386,7 +384,8 @@ class Stream:
             position, end = row.floor, min(row.next, partition.next)
             while position < end:
                 read = self.read(partition.number, position, end, 2**24, None)
-                found += [f"stream {self.name!r}: {hole.problem}" for hole in read.holes]
+                if read.hole is not None:
+                    found.append(f"stream {self.name!r}: {read.hole.problem}")
                 messages += sum(len(piece.records) for piece in read.pieces)
                 size += sum(piece.size for piece in read.pieces)
                 position = read.position
