@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from qflow.errors import MessageTooLarge, QflowError, StreamDeleted, TransactionTooLarge
+from qflow.errors import MessageTooLarge, TransactionTooLarge
 from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record
 from qflow.storage.block_log import Row
 from qflow.storage.bodies import SHARED_BYTES
@@ -52,6 +52,8 @@ class Partition:
         """The sequence behind the last one that subscribers may see."""
         self._room = room
         self._arrived = row.next
+        self.incoming = 0
+        """What has reserved room and is not in the log yet, in bytes. Who ends a stream waits for that."""
         self._max_transaction_bytes = max_transaction_bytes
         self.published = 0
 
@@ -81,7 +83,7 @@ class Partition:
             return
         if end > self._arrived:
             self._arrived = end
-            self._room.arrived(charge_for(len(records), size))
+            self._arrive(charge_for(len(records), size))
         trie = self.stream.readers
         readers: dict[Reader, None] = {}
         if len(trie):
@@ -106,7 +108,7 @@ class Partition:
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
         if not put.refused:
             put.refused = True
-            self._room.arrived(charge_for(len(put.records), put.size))
+            self._arrive(charge_for(len(put.records), put.size))
 
     # Called by who publishes -----------------------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class Partition:
         puts = [self.draft(records, False, number) for number, records in lots]
         for index, put in enumerate(puts):
             try:
-                self._room.reserve(charge_for(len(put.records), put.size))
+                self.reserve(put)
             except BaseException:
                 for reserved in puts[:index]:
                     self.refused(reserved)
@@ -153,7 +155,16 @@ class Partition:
 
     def reserve(self, put: Put) -> None:
         """Take room for a put, waiting for it."""
-        self._room.reserve(charge_for(len(put.records), put.size))
+        amount = charge_for(len(put.records), put.size)
+        self._room.reserve(amount)
+        with self.lock:
+            self.incoming += amount
+
+    def _arrive(self, amount: int) -> None:
+        """What took room is in the log, or refused."""
+        with self.lock:
+            self.incoming -= amount
+        self._room.arrived(amount)
 
     def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Any = None, dead: bool = False) -> list[bool]:
         """Begin to reserve for a put by a caller who has no thread to wait with; returns what `try_put` notes in."""
@@ -163,8 +174,12 @@ class Partition:
         self, put: Put, asked: list[bool], wake: Callable[[], object] | None, *, may_work: bool
     ) -> float | None:
         """Reserve for a put; None when that is done, else how long to wait before it is tried again."""
-        if not asked and not self._room.try_reserve(charge_for(len(put.records), put.size)):
-            return 0.01
+        if not asked:
+            amount = charge_for(len(put.records), put.size)
+            if not self._room.try_reserve(amount):
+                return 0.01
+            with self.lock:
+                self.incoming += amount
         asked.append(True)
         return None
 
@@ -175,9 +190,8 @@ class Partition:
 
     def check_not_deleted(self) -> None:
         """Refuse what comes too late."""
-        ended: type[QflowError] | None = self.stream.ended
-        if ended is StreamDeleted:
-            raise StreamDeleted(f"stream {self.name!r} was deleted: declare it again")
+        if self.stream.ended is not None:
+            self.stream.check_open()
 
     def keep_within_bounds(self) -> None:
         """Nothing to do: see `exceeds`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from qflow.errors import StreamDeleted
 from qflow.message import Headers, Message, Record, encode_headers
 from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
 from qflow.streams.partition import Partition
@@ -66,9 +65,7 @@ def send(
             partition.reserve(put)
             taken.append((partition, put))
         for partition in lots:
-            if partition.stream.ended is not None:
-                partition.stream.check_open()
-                raise StreamDeleted(f"stream {partition.name!r} was deleted")
+            partition.check_not_deleted()  # after it has reserved: who ends the stream waits for that
         if claim is None:
             if not puts:
                 return None

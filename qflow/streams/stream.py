@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from itertools import islice
 from xxhash import xxh3_64_intdigest
 
 from qflow.config import StreamSettings, parse_count, parse_moment
-from qflow.errors import BrokerClosed, CorruptionError, InvalidArgument, QflowError, StreamDeleted, again
+from qflow.errors import BrokerClosed, CorruptionError, ForkedProcess, InvalidArgument, QflowError, StreamDeleted, again
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
 from qflow.storage import partitions
@@ -33,6 +34,8 @@ _logger = logging.getLogger("qflow")
 
 QUERY_BYTES = 256 * 1024
 """Read at once by a query."""
+QUIET_S = 10.0
+"""How long an end waits for what has reserved room and not joined a batch yet."""
 NEWEST_AT_ONCE = 1024
 """A query of the newest messages looks at so many first, then at twice as many, and so on."""
 
@@ -96,6 +99,8 @@ class Stream:
     def check_open(self) -> None:
         if self.ended is BrokerClosed:
             raise BrokerClosed(f"the broker of stream {self.name!r} is closed: open the spool again")
+        if self.ended is ForkedProcess:
+            raise ForkedProcess(f"stream {self.name!r} belongs to the parent process: open a spool of your own")
         if self.ended is not None:
             raise StreamDeleted(f"stream {self.name!r} was deleted: declare it again")
 
@@ -260,11 +265,10 @@ class Stream:
         settings = self.settings
         ceiling = partition.next
         if settings.retain_until_consumed:
-            if not self.cursors:
-                return None
-            ceiling = min(
-                ceiling, *(self._committed(cursor, partition.number) for cursor in list(self.cursors.values()))
-            )
+            cursors = list(self.cursors.values())
+            if not (cursors or settings.has_limit):
+                return None  # nobody has had anything
+            ceiling = min([ceiling, *(self._committed(cursor, partition.number) for cursor in cursors)])
         messages, size = settings.retention_messages, settings.retention_bytes
         if len(self.partitions) > 1:
             messages = None if messages is None else self._share(partition, messages, "messages")
@@ -405,6 +409,14 @@ class Stream:
             cursor.end(error)
         for cursor in list(self.cursors.values()):
             cursor.end(error)
+
+    def settle_down(self) -> None:
+        """After `end`: return when every message that was on its way is in the log, or refused."""
+        deadline = time.monotonic() + QUIET_S
+        while any(partition.incoming for partition in self.partitions) and time.monotonic() < deadline:
+            self._log.drain()
+            threading.Event().wait(0.001)
+        self._log.drain()
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}, {len(self.partitions)} partitions>"
