@@ -58,7 +58,7 @@ from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
-from qflow.routing import Claimed, PublishResult, Routing, check_key, result_of
+from qflow.routing import Claimed, Lots, PublishResult, Routing, check_key, result_of
 from qflow.stats import BrokerStats, QueueStats, RecoveryReport
 from qflow.storage import block_log, recovery
 from qflow.storage.block_log import Row
@@ -288,6 +288,7 @@ class Broker:
             max_transaction_bytes=self.settings.max_transaction_bytes,
             new_owner=self._new_owner,
             report=self._report,
+            reroute=self._routing.forget,
             clock=self._clock,
             monotonic=self._monotonic,
         )
@@ -637,12 +638,9 @@ class Broker:
         done: Future[Any] | None,
     ) -> Callable[[], Sequence[PublishResult]]:
         """Publish, or let the flusher do that and resolve `done`; return what gives the results when it is done."""
-        self._check_open()
-        if producer is None:
-            if number is not None:
-                raise InvalidArgument("number= is that of a producer: say which with producer=")
+        claim = self.claim_of(producer, number)
+        if claim is None:
             return self._begin_claimed(messages, headers, None, done)
-        claim = self._streams.producers.claim(producer, number)
         try:
             if not claim.take():
                 if done is not None:
@@ -681,6 +679,20 @@ class Broker:
                 continue
             found = [[next(places) for _ in group] for group in groups]
             return lambda: [result_of(group) for group in found]
+
+    def claim_of(self, producer: str | None, number: int | None) -> Claim | None:
+        """Return the claim of a publish, which has not taken its number yet; None without a producer."""
+        self._check_open()
+        if producer is None:
+            if number is not None:
+                raise InvalidArgument("number= is that of a producer: say which with producer=")
+            return None
+        return self._streams.producers.claim(producer, number)
+
+    def lots_of(self, messages: list[Any], headers: Headers | None) -> Lots | None:
+        """Return what is published to streams alone; None if some of it goes to queues, which takes `steps_of`."""
+        self._check_open()
+        return self._routing.lots(messages, headers)
 
     def steps_of(self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None) -> list[Step]:
         """Return what a publish puts where."""
