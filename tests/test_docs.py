@@ -14,6 +14,7 @@ HOWTOS = (
     "spill-stores",
     "overflow-policies",
     "publish",
+    "streams",
     "exactly-once",
     "sizing-memory",
     "retries-and-dead-letters",
