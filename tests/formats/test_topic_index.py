@@ -172,16 +172,16 @@ def test_a_lane_whose_row_vanished_is_indexed_again(stream):
     stream.txn.delete(lane_key(OWNER, 0))
     stream.index.load(stream.txn)
     assert stream.index.indexed_to(0) == 0
-    for number in (3, 5, 8, 14):
-        segment = stream.index.plan(stream.txn, 0, stream.row(0)._replace(tail=stream.lanes[0][number - 1][0]), 1)
-        if segment is None:
-            continue
+    for tail, reached in ((2, 6), (7, 18), (13, 30), (13, end)):
+        segment = stream.index.plan(stream.txn, 0, stream.row(0)._replace(tail=stream.lanes[0][tail][0]), 1)
+        assert segment is not None
         assert stream.index.write(stream.txn, segment)
         stream.index.written(segment)
+        assert segment.end == reached
         for one in FILTERS:
-            found, stop, problems = stream.found(Selection(OWNER, one), 0, 0)
-            assert (found, stop, problems) == (stream.expected(one, 0, 0), segment.end, [])
-    assert 0 < stream.index.indexed_to(0) <= end
+            for position in (0, 5, reached - 4):  # there is an old segment that reaches further
+                found = stream.found(Selection(OWNER, one), 0, position)
+                assert found == (stream.expected(one, 0, position), reached, [])
 
 
 @pytest.mark.parametrize("table", [INDEX, TOPIC_NAMES, POSTINGS])
