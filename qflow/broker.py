@@ -83,6 +83,8 @@ MAINTENANCE_S = 1.0
 REST = 4
 """Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
 WIPED_AT_ONCE = 256
+REMOVING_S = 0.05
+"""How long settled blocks are removed at once, a bounded number each commit."""
 ALLOCATOR_HINT_BYTES = 4 * 2**20
 """Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
 
@@ -752,6 +754,8 @@ class Broker:
             self._check_open()
             stream = self._streams.alter(name, **changes)
             self._routing.forget()
+            self._ticked = -math.inf
+            self._stop.bell.set()
             return stream
 
     def stream(self, name: str) -> Stream:
@@ -1127,12 +1131,17 @@ class Broker:
         with self._lock:
             lanes = [lane for queue in self._queues.values() for lane in queue.lanes if lane.removing]
         lanes += [lane for lane in self._streams.lanes if lane.removing]
-        if not lanes or self._log.failed:
+        if self._log.failed:
             return False
-        for lane in lanes:
-            batch = self._log.settle(lane, [])
-        self._log.commit(batch)
-        return not batch.short
+        ends = time.perf_counter() + REMOVING_S
+        batch = None
+        while lanes and time.perf_counter() < ends:
+            for lane in lanes:
+                batch = self._log.settle(lane, [])
+            assert batch is not None
+            self._log.commit(batch)
+            lanes = [] if batch.short else [lane for lane in lanes if lane.removing]
+        return batch is not None and not batch.short
 
     def _hollow(self) -> bool:
         """Give back what is settled above floors, a bounded part at a time; False if there is nothing, or no room."""

@@ -121,9 +121,9 @@ class Environment:
         files.rename(staged, path)
         files.sync_directory(spool)
 
-    def begin(self, *, write: bool = False) -> Any:
+    def begin(self, *, write: bool = False, buffers: bool = False) -> Any:
         """Begin a transaction; reads are of one moment and must be short, for they pin pages."""
-        return self._env.begin(write=write, buffers=False)
+        return self._env.begin(write=write, buffers=True) if buffers else self._env.begin(write=write)
 
     def commit(self, txn: Any) -> None:
         """Commit and sync."""

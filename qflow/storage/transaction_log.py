@@ -780,11 +780,11 @@ class TransactionLog:
     # Reading -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def read(self) -> Iterator[Any]:
-        """A short read transaction."""
+    def read(self, *, buffers: bool = False) -> Iterator[Any]:
+        """A short read transaction; with `buffers`, its values are views of the map that end with it."""
         with self._reading:
             try:
-                txn = self._env.begin()
+                txn = self._env.begin(buffers=buffers)
                 try:
                     yield txn
                 finally:
