@@ -40,7 +40,7 @@ from qflow.queues.consumer import Consumer
 from qflow.queues.queue import Queue
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
-from qflow.stats import BrokerStats, QueueStats, RecoveryReport
+from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, SnapshotReport
 
 __version__ = "0.1.0"
 
@@ -50,6 +50,7 @@ __all__ = [
     "BrokerClosed",
     "BrokerFailed",
     "BrokerStats",
+    "CompactionReport",
     "Consumer",
     "CorruptionError",
     "Deliveries",
@@ -76,6 +77,7 @@ __all__ = [
     "RecoveryReport",
     "SettingsConflict",
     "SlowConsumer",
+    "SnapshotReport",
     "SpoolInUse",
     "StorageError",
     "Transaction",
