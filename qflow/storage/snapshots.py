@@ -240,22 +240,22 @@ def _exchange(env: Environment, copy: Environment, spool: str, files: Files) -> 
 
 def open_to_read(spool: str, files: Files) -> Environment | None:
     """Open the log of a spool beside its owner, who may compact it at this moment; None if there is no log."""
+    log, old = os.path.join(spool, LOG), os.path.join(spool, OLD)
     while True:
-        path = os.path.join(spool, LOG)
-        if not files.exists(path) and files.exists(os.path.join(spool, OLD)):
-            path = os.path.join(spool, OLD)  # between two renames
+        path = log if files.exists(log) or not files.exists(old) else old  # between two renames there is no `log`
         lay = _place(path, files)
         try:
-            if lay is None or not check_log_directory(path):
+            if check_log_directory(path):
+                env = Environment(path, files, read_only=True)
+                if _place(path, files) == lay:
+                    return env
+                env.close()  # of two moments: the lock of one log, perhaps, and the data of another
+            elif lay is None and not (files.exists(log) or files.exists(old)):
                 return None
-            env = Environment(path, files, read_only=True)
         except (QflowError, FileNotFoundError):
-            if _place(path, files) != lay:
-                continue  # what was found was half one log and half the other
-            raise
-        if _place(path, files) == lay:
-            return env
-        env.close()
+            still_there = not files.exists(log) if path == old else _place(path, files) == lay
+            if still_there:
+                raise
 
 
 def _place(path: str, files: Files) -> tuple[int, int] | None:

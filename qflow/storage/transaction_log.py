@@ -553,12 +553,13 @@ class TransactionLog:
                 raise
 
     def _work_alone(self, batch: Batch, work: Work) -> None:
-        if not self._copying.acquire(blocking=False):
+        if self._copying.locked():
             batch.error = _BeingCopied(f"the log {self._env.path} is being copied: try again after that")
             return
         try:
-            self._check_usable()
-            work(self._env, self._reading)
+            with self._copying:
+                self._check_usable()
+                work(self._env, self._reading)
         except BaseException as error:
             if not self._env.in_place:
                 self._failure = error
@@ -567,8 +568,6 @@ class TransactionLog:
                 raise
         else:
             batch.committed = True
-        finally:
-            self._copying.release()
 
     def _check_usable(self) -> None:
         if self._closing:
