@@ -82,6 +82,10 @@ def make_snapshot(
         lock = acquire_lock(target)
     except OSError as error:
         raise storage_error(error, "make the directory of a snapshot", target) from error
+    except StorageError:
+        if not existed:
+            _forget(target, files)
+        raise
     try:
         _check_empty(target, files)  # nobody else writes there from here on
         try:
@@ -89,8 +93,8 @@ def make_snapshot(
         except BaseException:
             with suppress(OSError):
                 _remove_begun(target, files)
-                if not existed:
-                    files.remove_directory(target)
+            if not existed:
+                _forget(target, files)
             raise
     except OSError as error:
         raise storage_error(error, "make a snapshot", target) from error
@@ -154,12 +158,19 @@ def _read(log: str, files: Files) -> Recovery:
 
 
 def _remove_begun(target: str, files: Files) -> None:
-    """Remove what a snapshot that failed has made; its directory is locked, so nobody has opened it."""
+    """Remove what a snapshot that failed has made of a log; its directory is locked, so nobody has opened it."""
     staged, path = os.path.join(target, STAGED), os.path.join(target, LOG)
     if files.exists(path):
         files.rename(path, staged)
     _remove(staged, files)
-    files.unlink(os.path.join(target, LOCK_NAME))
+
+
+def _forget(target: str, files: Files) -> None:
+    """Remove the directory of a snapshot, if nothing but the lock is in it."""
+    with suppress(OSError):
+        if files.list(target) == [LOCK_NAME]:
+            files.unlink(os.path.join(target, LOCK_NAME))
+        files.remove_directory(target)
 
 
 def _remove(directory: str, files: Files) -> None:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -232,9 +231,8 @@ def test_a_bad_place_for_a_snapshot_is_refused_and_stays_as_it_is(open_spool, sp
 def test_a_snapshot_does_not_touch_a_spool_that_is_open(open_spool, tmp_path):
     """Nor one that is being made, whose directory is locked."""
     broker = open_spool()
-    with qflow.open(tmp_path / "other") as other:
-        with pytest.raises(qflow.StorageError, match="is a spool already"):
-            broker.snapshot(other.path)
+    with qflow.open(tmp_path / "other") as other, pytest.raises(qflow.StorageError, match="is a spool already"):
+        broker.snapshot(other.path)
     (tmp_path / "new").mkdir()
     lock = acquire_lock(tmp_path / "new")
     with pytest.raises(qflow.SpoolInUse):
