@@ -117,12 +117,12 @@ class Environment:
         number: int = self._env.info()["last_txnid"]
         return number
 
-    def make_room(self, value_bytes: int, values: int, *, settles_only: bool) -> None:
+    def make_room(self, value_bytes: int, values: int, *, settles_only: bool, step_bytes: int = STEP_BYTES) -> None:
         """Make sure that a transaction writing so much finds the disk it needs.
 
         Raises:
             DiskFull: it would not; nothing was begun. Transactions that only settle may use a reserve.
-        Cost: one system call for each 4 MiB the file grows.
+        Cost: one system call for each `step_bytes` the file grows.
         """
         last_page: int = self._env.info()["last_pgno"]
         page = self._page_bytes
@@ -130,7 +130,7 @@ class Environment:
         if needed + (0 if settles_only else RESERVE_BYTES) <= self._allocated:
             return
         wanted = needed if settles_only else needed + RESERVE_BYTES
-        for size in (wanted + STEP_BYTES, wanted):
+        for size in (wanted + step_bytes, wanted):
             try:
                 self._files.allocate(self._data_fd, size)
             except OSError as error:

@@ -208,7 +208,7 @@ def compact(
             env.copy_to(staged)
             copy = Environment(staged, files)
             try:
-                copy.make_room(0, 0, settles_only=False)  # the reserve for settling; the disk may be full afterwards
+                copy.make_room(0, 0, settles_only=False, step_bytes=0)  # the reserve: the disk may be full afterwards
                 after = copy.size_bytes()
                 sync_staged(spool, files)
                 with still:
