@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, 
 from faults.test_full_disk import fill, small_disk  # noqa: F401  (a fixture)
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
-from qflow.storage import environment
+from qflow.storage import environment, snapshots
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.transaction_log import Batch
@@ -89,6 +90,7 @@ def test_a_compaction_that_fails_at_any_step_loses_nothing(error, spool):
         except qflow.BrokerFailed:
             assert outcome == "refused"
             outcome = "failed"
+        assert (spool / "log").is_dir()
         broker.close()
         with qflow.open(spool) as again:
             assert sorted(name for name in os.listdir(spool) if name.startswith("log")) == ["log"]
@@ -136,6 +138,23 @@ def test_a_snapshot_that_fails_at_any_step_leaves_no_spool(error, spool, tmp_pat
     raise AssertionError("the snapshot never ended")
 
 
+def test_each_step_is_on_the_disk_before_the_next(spool, tmp_path):
+    """A copy before it gets its name; its name before anything is committed to it."""
+    make_spool(spool)
+    steps = Striking(KeyboardInterrupt)
+    broker = open_striking(spool, steps)
+
+    def synced(work: Callable[[], object]) -> list[str]:
+        before = len(steps.taken)
+        work()
+        return [name for name in steps.taken[before:] if name in ("sync_file", "sync_directory", "rename")]
+
+    assert synced(broker.compact) == ["sync_file", "sync_directory", "rename", "rename", "sync_directory"]
+    made = synced(lambda: broker.snapshot(tmp_path / "copy"))
+    assert made == ["sync_directory", "sync_file", "sync_directory", "rename", "sync_directory"]
+    broker.close()
+
+
 def test_no_room_for_a_copy_is_a_full_disk_and_nothing_else(spool, tmp_path):
     """LMDB's own writes find no room: DiskFull, nothing left behind, and the log goes on."""
 
@@ -174,7 +193,22 @@ def test_a_disk_that_is_really_full_refuses_copies(small_disk):  # noqa: F811
         queue.get().ack(wait=True)
         ballast.unlink()
         assert broker.snapshot(small_disk / "copy").messages == 59
-        broker.check()
+        assert broker.check() == []
+
+
+def test_acks_find_their_reserve_in_a_compacted_log(small_disk):  # noqa: F811
+    """What the log of before had set aside for them, the new one has, too: the disk may be full at once."""
+    with qflow.open(small_disk / "spool") as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"x" * 1_000] * 60)
+        broker.compact()
+        ballast = fill(small_disk)
+        for _ in range(20):
+            queue.get(0).ack(wait=True)
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(b"x" * 1_000)
+        ballast.unlink()
 
 
 def test_commits_wait_for_a_compaction_and_gets_do_not(spool):
@@ -243,6 +277,57 @@ def test_nobody_waits_for_a_snapshot_but_who_must(spool, tmp_path):
         assert [type(report).__name__ for report in taken] == ["SnapshotReport", "CompactionReport"]
         assert len(queue) == 22
         assert broker.check() == []
+
+
+def test_the_log_is_exchanged_while_nobody_reads(spool):
+    """The copy is written beside readers; what they have open is only closed when they are gone."""
+    make_spool(spool)
+    with qflow.open(spool) as broker:
+        seen: list[list[str]] = []
+
+        @contextmanager
+        def still() -> Iterator[None]:
+            seen.append(sorted(name for name in os.listdir(spool) if name.startswith("log")))
+            yield
+            seen.append(sorted(name for name in os.listdir(spool) if name.startswith("log")))
+
+        def work(env: Environment, reading: object) -> None:
+            assert reading is broker.log._reading
+            snapshots.compact(env, str(spool), Files(), broker.uuid, still())
+
+        broker.log.alone(work)
+        assert seen == [["log", "log.new"], ["log", "log.old"]]
+        assert drained(broker.queue("q")) == KEPT
+
+
+def test_close_waits_for_a_snapshot(spool, tmp_path):
+    """It is whole, and the log is closed after it; a later one is refused."""
+    faults = Faults()
+    copying = threading.Event()
+    order: list[str] = []
+
+    def pause() -> None:
+        copying.set()
+        while not broker.log._closing:
+            pass
+
+    faults.before["copy_to"] = pause
+    make_spool(spool)
+    broker = open_faulty(spool, faults)
+    env = broker.log._env
+    copy_to, close = env.copy_to, env.close
+    env.copy_to = lambda directory: (copy_to(directory), order.append("copied"))
+    env.close = lambda: (order.append("closed"), close())
+    taking = threading.Thread(target=broker.snapshot, args=[tmp_path / "copy"])
+    taking.start()
+    assert copying.wait(PATIENCE_S)
+    in_thread(broker.close)
+    taking.join(PATIENCE_S)
+    assert order == ["copied", "closed"]
+    with pytest.raises(qflow.BrokerClosed):
+        broker.log.alone(lambda env, still: None)
+    with qflow.open(tmp_path / "copy") as copy:
+        assert drained(copy.queue("q")) == KEPT
 
 
 def test_a_failed_log_is_not_copied(spool, tmp_path):
