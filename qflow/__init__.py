@@ -26,6 +26,7 @@ from qflow.errors import (
     InvalidArgument,
     MessageTooLarge,
     NotFound,
+    ProducerBusy,
     QflowError,
     QueueDeleted,
     QueueEmpty,
@@ -33,6 +34,7 @@ from qflow.errors import (
     SettingsConflict,
     SpoolInUse,
     StorageError,
+    StreamDeleted,
     TransactionTooLarge,
 )
 from qflow.events import Event, EventKind
@@ -40,7 +42,18 @@ from qflow.queues.consumer import Consumer
 from qflow.queues.queue import Queue
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
-from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, SnapshotReport
+from qflow.stats import (
+    BrokerStats,
+    CompactionReport,
+    QueueStats,
+    RecoveryReport,
+    SnapshotReport,
+    StreamStats,
+    SubscriptionStats,
+)
+from qflow.streams.deliveries import StreamDeliveries, StreamDelivery, StreamMessage
+from qflow.streams.stream import Stream
+from qflow.streams.subscription import Subscription
 
 __version__ = "0.1.0"
 
@@ -67,6 +80,7 @@ __all__ = [
     "MessageTooLarge",
     "NotFound",
     "Overflow",
+    "ProducerBusy",
     "PublishResult",
     "QflowError",
     "Queue",
@@ -80,6 +94,14 @@ __all__ = [
     "SnapshotReport",
     "SpoolInUse",
     "StorageError",
+    "Stream",
+    "StreamDeleted",
+    "StreamDeliveries",
+    "StreamDelivery",
+    "StreamMessage",
+    "StreamStats",
+    "Subscription",
+    "SubscriptionStats",
     "Transaction",
     "TransactionTooLarge",
     "open",

@@ -23,9 +23,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -34,7 +35,7 @@ from uuid import uuid4
 import attrs
 
 from qflow import config
-from qflow.config import BrokerSettings, Overflow, QueueSettings, check_name
+from qflow.config import BrokerSettings, Overflow, QueueSettings, StreamSettings, check_name
 from qflow.delivery import Segment
 from qflow.errors import (
     BrokerClosed,
@@ -46,6 +47,8 @@ from qflow.errors import (
     QueueDeleted,
     SettingsConflict,
     StorageError,
+    StreamDeleted,
+    again,
 )
 from qflow.events import Event, EventKind
 from qflow.memory.ledger import Account, Ledger
@@ -55,7 +58,7 @@ from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
-from qflow.routing import PublishResult, Routing
+from qflow.routing import Claimed, PublishResult, Routing, check_key, result_of
 from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, SnapshotReport
 from qflow.storage import block_log, recovery, snapshots
 from qflow.storage.block_log import Row
@@ -65,7 +68,13 @@ from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
 from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
 from qflow.storage.spill_segments import SpillSegments
-from qflow.storage.transaction_log import Batch, TransactionLog
+from qflow.storage.transaction_log import TransactionLog
+from qflow.streams import publishing
+from qflow.streams.producers import Claim
+from qflow.streams.registry import Streams
+from qflow.streams.room import Room
+from qflow.streams.stream import Stream
+from qflow.streams.subscription import Subscription
 
 BINDINGS = "bindings"
 """Beside the settings in a queue's record: the filters it is bound with."""
@@ -84,6 +93,8 @@ of 16 KiB came from segments 2.5 times as slowly, those of 1 KiB hardly so.
 HOLLOWED_AT_ONCE = 4
 TRANSIENT_OWNERS = 2**31
 """Queues that are not durable have numbers from here on; the log never sees them."""
+STREAMS = 2**32 - 2
+"""The number under which streams borrow memory."""
 TRANSACTIONS = 2**32 - 1
 """The number under which bodies of open transactions are spilled."""
 EVENTS_KEPT = 10_000
@@ -164,6 +175,7 @@ class Broker:
         self._listeners: list[Callable[[Event], object]] = []
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._routing = Routing()
+        self._numbering = threading.Lock()
         self._ticked = -math.inf
         self._spool_lock = self._own(settings.unsafe_filesystem)
         with ExitStack() as undo:
@@ -264,12 +276,31 @@ class Broker:
             self._relieve,
             self._store.area("transactions", TRANSACTIONS, uuid4().int >> 64),
         )
+        room = Room(self._ledger.open(STREAMS, "streams", None), self._ledger, self._relieve)
+        self._streams = Streams(
+            self._log,
+            room,
+            max_transaction_bytes=self.settings.max_transaction_bytes,
+            new_owner=self._new_owner,
+            report=self._report,
+            clock=self._clock,
+            monotonic=self._monotonic,
+        )
+        self._routing.streams = self._streams.routes
         self._broken = {record.name: record for record in found.queues if record.rows is None and not record.deleted}
         for record in found.queues:
             if record.deleted:
                 self._deleted.append(record.owner)
             elif record.rows is not None:
                 self._recover(record, record.rows)
+        self._streams.recover(found.streams, found.cursors, clean=self._clean)
+
+    def _new_owner(self) -> int:
+        """Return a number that nobody has."""
+        with self._numbering:
+            owner = self._next_owner
+            self._next_owner += 1
+            return owner
 
     def _spill_store(self) -> SpillStore:
         settings = self.settings
@@ -406,15 +437,14 @@ class Broker:
         if not settings.durable:
             self._next_transient += 1
             return self._make_queue(name, settings, self._next_transient, incarnation, None)
-        owner = self._next_owner
+        owner = self._new_owner()
         value = recovery.queue_value(name, incarnation, settings.to_dict())
 
         def write(txn: Any) -> None:
             txn.put(block_log.queue_key(owner), value)
             block_log.write_row(txn, owner, 0, Row())
 
-        self._commit(self._log.write(write))
-        self._next_owner += 1
+        self._log.commit(self._log.write(write))
         return self._make_queue(name, settings, owner, incarnation, {0: Row()})
 
     def _check_dead_letters(self, name: str, settings: QueueSettings) -> None:
@@ -473,7 +503,7 @@ class Broker:
         if settings.durable:
             values = settings.to_dict() | ({BINDINGS: filters} if filters else {})
             value = recovery.queue_value(queue.name, self._incarnations[queue.owner], values)
-            self._commit(self._log.write(lambda txn: txn.put(block_log.queue_key(queue.owner), value)))
+            self._log.commit(self._log.write(lambda txn: txn.put(block_log.queue_key(queue.owner), value)))
 
     # Topics ------------------------------------------------------------------------------------------------------
 
@@ -510,81 +540,301 @@ class Broker:
                 raise
 
     def publish(
-        self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        producer: str | None = None,
+        number: int | None = None,
     ) -> PublishResult:
-        """Put a message into every queue that is bound to its topic, in one commit: all of them or none.
+        """Put a message into every stream that takes its topic and every queue bound to it, in one commit.
 
-        Each queue's own settings hold: one that drops at its limit does so, one that blocks holds all of it back, one
-        that refuses refuses all of it. A body of 4 KiB or more is logged once.
+        Returns once it is synced. Each queue's own settings hold: one that drops at its limit does so, one that blocks
+        holds all of it back, one that refuses refuses all of it. A body of 4 KiB or more is logged once.
+
+        Args:
+            key: messages of one key are in one partition of a stream, in order; without one, those of a topic are.
+            producer, number: whoever publishes, and his number for this message: one he published before is not
+                stored again. See `docs/howto/streams.md`.
 
         Returns:
-            The sequence in each queue; None where its policy dropped it. Nothing where no queue is bound, which is
-            counted in `stats().unrouted_total`.
+            The offset in each stream, and the sequence in each queue; None where its policy dropped it. Nothing where
+            nobody wants it, which is counted in `stats().unrouted_total`.
 
         Raises:
             InvalidArgument: the topic is not valid, or has wildcards. All that `Queue.put` raises.
         Cost: transient 0.3 µs for each queue; durable a share of one commit.
         """
-        quick = self._routing.publish_quickly(topic, body) if headers is None else None
-        if quick is not None:
-            return quick
-        (places,) = self._commit_published([(topic, body)], headers)
-        return self.result_of(places)
+        if headers is None and key is None and producer is None:
+            quick = self._routing.publish_quickly(topic, body)
+            if quick is not None:
+                return quick
+        return self._publish([(topic, body, key)], headers, producer, number)[0]
 
     def publish_many(
-        self, messages: Iterable[tuple[str, bytes | bytearray | memoryview]], *, headers: Headers | None = None
-    ) -> list[PublishResult]:
-        """Publish (topic, body) pairs in one commit: all of them or none; see `publish`."""
+        self,
+        messages: Iterable[tuple[Any, ...]],
+        *,
+        headers: Headers | None = None,
+        producer: str | None = None,
+        number: int | None = None,
+    ) -> Sequence[PublishResult]:
+        """Publish (topic, body) pairs, or (topic, body, key), in one commit: all of them or none; see `publish`.
+
+        Cost: 1 µs a message that goes to one stream.
+        """
         try:
-            pairs = list(messages)
+            given = list(messages)
         except TypeError as error:
             raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {messages!r}") from error
-        for pair in pairs:
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {pair!r}")
-        return [self.result_of(places) for places in self._commit_published(pairs, headers)]
-
-    def _commit_published(
-        self, messages: list[tuple[str, Any]], headers: Headers | None, done: Future[Any] | None = None
-    ) -> list[list[Place]]:
-        """Commit messages, or let the flusher do that and resolve `done`; return the places of each."""
-        while True:
-            groups = [self.steps_of(topic, body, headers) for topic, body in messages]
-            steps = [step for group in groups for step in group]
-            try:
-                places = iter(self._together.commit(steps, wait=done is None, future=done))
-            except QueueDeleted:
-                continue  # it was deleted since, and is not bound any more
-            return [[next(places) for _ in group] for group in groups]
+        return self._publish(given, headers, producer, number)
 
     def submit_publish(
-        self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        producer: str | None = None,
+        number: int | None = None,
     ) -> Future[PublishResult]:
         """`publish` that waits for room but not for the sync: the future has the result once it is confirmed."""
-        done: Future[Any] = Future()
-        done.set_running_or_notify_cancel()
-        (places,) = self._commit_published([(topic, body)], headers, done)
         result: Future[PublishResult] = Future()
         result.set_running_or_notify_cancel()
+        done: Future[Any] = Future()
+        done.set_running_or_notify_cancel()
+        results = self._begin_publish([(topic, body, key)], headers, producer, number, done)
 
         def finish(finished: Future[Any]) -> None:
             error = finished.exception()
             if error is not None:
                 result.set_exception(error)
             else:
-                result.set_result(self.result_of(places))
+                result.set_result(results()[0])
 
         done.add_done_callback(finish)
         return result
 
-    def steps_of(self, topic: str, body: Any, headers: Headers | None) -> list[Step]:
+    def _publish(
+        self, messages: list[Any], headers: Headers | None, producer: str | None, number: int | None
+    ) -> Sequence[PublishResult]:
+        return self._begin_publish(messages, headers, producer, number, None)()
+
+    def _begin_publish(
+        self,
+        messages: list[Any],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        done: Future[Any] | None,
+    ) -> Callable[[], Sequence[PublishResult]]:
+        """Publish, or let the flusher do that and resolve `done`; return what gives the results when it is done."""
+        self._check_open()
+        if producer is None:
+            if number is not None:
+                raise InvalidArgument("number= is that of a producer: say which with producer=")
+            return self._begin_claimed(messages, headers, None, done)
+        claim = self._streams.producers.claim(producer, number)
+        try:
+            if not claim.take():
+                if done is not None:
+                    done.set_result(None)
+                return lambda: [PublishResult.of_duplicate() for _ in messages]
+            return self._begin_claimed(messages, headers, claim, done)
+        except BaseException:
+            claim.give_up()
+            raise
+
+    def _begin_claimed(
+        self, messages: list[Any], headers: Headers | None, claim: Claim | None, done: Future[Any] | None
+    ) -> Callable[[], Sequence[PublishResult]]:
+        """`_begin_publish`, with a claim that has its number."""
+        while (lots := self._routing.lots(messages, headers)) is not None:
+            try:
+                sent = publishing.send(self._log, lots.lots, claim=claim, future=done)
+            except StreamDeleted:
+                continue  # it was deleted since, and is not reached any more
+            if sent is not None and done is None:
+                self._log.wait(sent.batch)
+                if sent.error is not None:
+                    raise again(sent.error)
+            elif sent is not None:
+                self._log.flush(sent.batch)
+            elif done is not None:
+                done.set_result(None)
+            return partial(lots.results, sent)
+        while True:
+            groups = [self.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
+            steps = [step for group in groups for step in group]
+            leavings: list[Any] = [] if claim is None else [Claimed(claim)]
+            try:
+                places = iter(self._together.commit(steps, leavings, wait=done is None, future=done))
+            except (QueueDeleted, StreamDeleted):
+                continue
+            found = [[next(places) for _ in group] for group in groups]
+            return lambda: [result_of(group) for group in found]
+
+    def steps_of(self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None) -> list[Step]:
         """Return what a publish puts where."""
         self._check_open()
-        return self._routing.steps(topic, body, headers)
+        return self._routing.steps(topic, body, headers, check_key(key))
 
     def result_of(self, places: list[Place]) -> PublishResult:
         """Return what a publish returns."""
-        return PublishResult({}, {place.step.queue.name: place.first for place in places})
+        return result_of(places)
+
+    # Streams -----------------------------------------------------------------------------------------------------
+
+    def declare_stream(
+        self,
+        name: str,
+        *,
+        topics: Iterable[str],
+        partitions: int = 1,
+        retention_s: float | None = None,
+        retention_bytes: int | str | None = None,
+        retention_messages: int | None = None,
+        retain_until_consumed: bool = False,
+        max_message_bytes: int | str = "64MiB",
+    ) -> Stream:
+        """Return the stream of this name, making it if there is none: a log of all that is published to some topics.
+
+        Args:
+            name: any text of 1 to 1,024 bytes in UTF-8.
+            topics: filters as in MQTT; a message is in the stream if one of them matches its topic.
+            partitions: how many lines there are, 1 to 64; each is in order, all together are not.
+            retention_s: messages are dropped when they are older; None = never for that.
+            retention_bytes, retention_messages: how much is kept of the newest, of all partitions together.
+            retain_until_consumed: no message is dropped that a durable subscription is still to get. With no other
+                limit, a message is dropped when all of them have it.
+            max_message_bytes: the largest message, headers and key included.
+
+        Retention works once a second. Bytes are those of messages, not of the disk.
+
+        Raises:
+            InvalidArgument: a setting or a filter makes no sense.
+            SettingsConflict: the stream exists with other settings. CorruptionError: its record is damaged.
+        Cost: one commit for a new stream.
+        """
+        if not isinstance(topics, str):
+            topics = list(topics)
+        values: dict[str, Any] = {
+            "topics": topics,
+            "partitions": partitions,
+            "retention_s": retention_s,
+            "retention_bytes": retention_bytes,
+            "retention_messages": retention_messages,
+            "retain_until_consumed": retain_until_consumed,
+            "max_message_bytes": max_message_bytes,
+        }
+        settings = StreamSettings(**values)
+        with self._declaring:
+            self._check_open()
+            stream = self._streams.declare(name, settings)
+            self._routing.forget()
+            return stream
+
+    def alter_stream(self, name: str, **changes: Any) -> Stream:
+        """Change settings of a stream: any of the arguments of `declare_stream` but `partitions`. Cost: one commit.
+
+        Raises:
+            NotFound: there is no such stream. InvalidArgument: a setting cannot be changed, or makes no sense.
+        """
+        with self._declaring:
+            self._check_open()
+            stream = self._streams.alter(name, **changes)
+            self._routing.forget()
+            return stream
+
+    def stream(self, name: str) -> Stream:
+        """Return a stream that exists.
+
+        Raises:
+            NotFound: none of this name does. CorruptionError: its record in the log is damaged.
+        """
+        self._check_open()
+        return self._streams.get(name)
+
+    def streams(self) -> list[str]:
+        """Return the names of all streams, sorted."""
+        self._check_open()
+        return self._streams.names()
+
+    def delete_stream(self, name: str) -> None:
+        """Delete a stream with its messages and subscriptions; who waits gets `StreamDeleted`.
+
+        Raises:
+            NotFound: there is none of this name.
+        Cost: one commit; disk is given back in the background.
+        """
+        with self._declaring:
+            self._check_open()
+            self._streams.delete(name)
+            self._routing.forget()
+
+    def subscribe(
+        self,
+        stream: Stream | str,
+        filter: str = "#",
+        *,
+        name: str | None = None,
+        start: str | int | datetime = "latest",
+        group: str | None = None,
+        session_expiry_s: float | None = None,
+        follow: bool = True,
+        ack_timeout_s: float | None = None,
+        on_gap: str = "raise",
+    ) -> Subscription:
+        """Return messages of a stream that a filter matches, each once and in order: replayed, then as they come.
+
+        With a name it is *durable*: where it is, and what it has settled, is in the log, and it goes on there when it
+        is opened again, whatever `start` says. Without one there is nothing to ack: asking for more settles what the
+        same thread got before. Members of a *group* share one such place: each message goes to one.
+
+        Args:
+            filter: as in MQTT: `flights/+/UA`, `plant/#`; `#` is all but topics that begin with `$`.
+            name: of a durable subscription; nobody else may have it open at the same time.
+            start: where a new one begins: `"latest"` = with what is published from now on, `"earliest"` = with what is
+                retained; an offset, or a datetime with a time zone = the first message not earlier. `"committed"` =
+                where the name or group is, which must be known.
+            group: share the work; the first to join sets filter and start.
+            session_expiry_s: a durable one that nobody has open for so long is deleted; None = never.
+            follow: False = end where the stream ends, instead of waiting for more.
+            ack_timeout_s: a message held for longer goes to somebody else; None = 60 s in a group, else without end.
+            on_gap: when messages that were to come are gone: `"raise"` a `GapError`, or `"skip"` and count them.
+
+        Raises:
+            NotFound: there is no such stream, or no such subscription where `start="committed"`.
+            InvalidArgument: the filter is not valid, an offset is past the end, or arguments do not go together.
+            SettingsConflict: the name is open already, or has another filter.
+        Cost: a new durable one, one commit.
+        """
+        with self._declaring:
+            self._check_open()
+            return self._streams.subscribe(
+                stream,
+                filter,
+                name=name,
+                start=start,
+                group=group,
+                session_expiry_s=session_expiry_s,
+                follow=follow,
+                ack_timeout_s=ack_timeout_s,
+                on_gap=on_gap,
+            )
+
+    def delete_subscription(self, stream: Stream | str, name: str) -> None:
+        """Delete a durable subscription, or a group: it pins nothing any more. Who has it open gets `StreamDeleted`.
+
+        Raises:
+            NotFound: there is none. Cost: one commit.
+        """
+        with self._declaring:
+            self._check_open()
+            self._streams.delete_subscription(stream, name)
 
     # Transactions and dead letters -------------------------------------------------------------------------------
 
@@ -747,12 +997,7 @@ class Broker:
 
     def _write_deleted(self, name: str, owner: int, settings: dict[str, Any]) -> None:
         value = recovery.queue_value(name, 0, settings, deleted=True)
-        self._commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
-
-    def _commit(self, batch: Batch) -> None:
-        self._log.wait(batch)
-        if batch.error is not None:
-            raise batch.error
+        self._log.commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -766,12 +1011,16 @@ class Broker:
     def _stats(self, queues: dict[str, QueueStats]) -> BrokerStats:
         return BrokerStats(
             capacity_bytes=self.settings.capacity_bytes,
-            resident_bytes=sum(stats.resident_bytes for stats in queues.values()) + self._desk.borrowed,
+            resident_bytes=sum(stats.resident_bytes for stats in queues.values())
+            + self._desk.borrowed
+            + self._streams.room.used,
             spilled_bytes=sum(stats.spilled_bytes for stats in queues.values()),
             messages=sum(stats.messages for stats in queues.values()),
             commits_total=self._log.commits,
             unrouted_total=self._routing.unrouted,
             queues=queues,
+            streams={stream.name: stream.stats() for stream in self._streams.all()},
+            duplicates_total=self._streams.producers.duplicates_total,
         )
 
     def check(self) -> list[str]:
@@ -787,6 +1036,7 @@ class Broker:
         with self._upkeep:
             for queue in queues:
                 found += queue.problems()
+            found += self._streams.problems()
             found += self._log.problems()
         return found
 
@@ -856,9 +1106,11 @@ class Broker:
 
     def _relieve(self, account: Account, missing: int) -> bool:
         """Make other queues give memory back: what they do not use, else what the heaviest of them can spill."""
+        gave = account.number != STREAMS and self._streams.room.give_way(missing)
+        if gave and self._ledger.free() >= missing:
+            return True
         with self._lock:
             queues = {queue.account.number: queue for queue in self._queues.values()}
-        gave = False
         for other in self._ledger.others(account):
             queue = queues.get(other.number)
             if queue is not None and queue.give_way(missing, spill=False):
@@ -905,6 +1157,7 @@ class Broker:
         with self._lock:
             queues = list(self._queues.values())
         more = [queue.tick() for queue in queues]
+        more.append(self._streams.tick())
         self._ticked = -math.inf if any(more) else now
         return any(more)
 
@@ -922,11 +1175,12 @@ class Broker:
         """Remove blocks below floors that one commit was not enough for."""
         with self._lock:
             lanes = [lane for queue in self._queues.values() for lane in queue.lanes if lane.removing]
+        lanes += [lane for lane in self._streams.lanes if lane.removing]
         if not lanes or self._log.failed:
             return False
         for lane in lanes:
             batch = self._log.settle(lane, [])
-        self._commit(batch)
+        self._log.commit(batch)
         return not batch.short
 
     def _hollow(self) -> bool:
@@ -937,16 +1191,18 @@ class Broker:
             return False
         for lane in lanes[:HOLLOWED_AT_ONCE]:
             batch = self._log.hollow(lane)
-        self._commit(batch)
+        self._log.commit(batch)
         return bool(batch.hollowed)
 
     def _remove_deleted(self) -> bool:
         """Remove what deleted queues left in the log, a bounded number of records at a time."""
+        while self._streams.deleted:
+            self._deleted.append(self._streams.deleted.pop())
         if not self._deleted or self._log.failed:
             return False
         owner = self._deleted[0]
         batch = self._log.delete(owner)
-        self._commit(batch)
+        self._log.commit(batch)
         if owner in batch.deleted:
             self._deleted.remove(owner)
         return not batch.short
@@ -984,6 +1240,7 @@ class Broker:
         try:
             for queue in queues:
                 queue.refuse_calls(BrokerClosed)
+            self._streams.end(BrokerClosed)
             self._stop.set()
             if self._closer is not self._maintenance:
                 self._maintenance.join()
@@ -1006,7 +1263,7 @@ class Broker:
                 queue.settle_down(self._log.drain, QUIET_S)
             self._log.drain()
             if not self._log.failed:
-                self._commit(self._log.write(partial(_write_ending, queues)))
+                self._log.commit(self._log.write(partial(_write_ending, queues, self._streams)))
 
     def __enter__(self) -> Broker:
         return self
@@ -1025,9 +1282,10 @@ class Broker:
         self._lock = self._declaring = _Dead()  # type: ignore[assignment]
         for queue in self._queues.values():
             queue.die(_Dead())
+        self._streams.die(_Dead())
 
 
-def _write_ending(queues: list[Queue], txn: Any) -> None:
+def _write_ending(queues: list[Queue], streams: Streams, txn: Any) -> None:
     """Write what a clean end leaves: counts of deliveries, and the mark."""
     for queue in queues:
         known = queue.attempts()
@@ -1040,6 +1298,7 @@ def _write_ending(queues: list[Queue], txn: Any) -> None:
                 else:
                     block_log.write_attempts(txn, lane.owner, lane.lane, below, ranges)
                 block_log.write_row(txn, lane.owner, lane.lane, lane.row)
+    streams.write_ending(txn)
     recovery.set_state(txn, CLEAN)
 
 

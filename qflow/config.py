@@ -25,6 +25,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 MAX_NAME_BYTES = 1024
 MAX_MESSAGE_BYTES = 2**31
 MAX_PRIORITIES = 10
+MAX_PARTITIONS = 64
 LONGEST_S = 100 * 366 * 86_400.0
 """No time span is longer, so that a moment in milliseconds always fits."""
 SPILL_STORES = ("files", "segments")
@@ -107,16 +108,16 @@ def parse_count(value: Any, what: str, *, least: int = 1) -> int:
     return value
 
 
-def check_name(name: object) -> str:
-    """Return a valid queue name: any text that UTF-8 can encode, 1 to 1,024 bytes of it."""
+def check_name(name: object, what: str = "queue") -> str:
+    """Return a valid name of a queue, or of something else: any text that UTF-8 can encode, 1 to 1,024 bytes of it."""
     if not isinstance(name, str):
-        raise InvalidArgument(f"a queue name must be str, not {type(name).__name__}")
+        raise InvalidArgument(f"a {what} name must be str, not {type(name).__name__}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise InvalidArgument(f"queue name {name!r} cannot be encoded as UTF-8: {error.reason}") from error
+        raise InvalidArgument(f"{what} name {name!r} cannot be encoded as UTF-8: {error.reason}") from error
     if not 0 < size <= MAX_NAME_BYTES:
-        raise InvalidArgument(f"a queue name takes 1 to {MAX_NAME_BYTES} bytes of UTF-8; this one takes {size}")
+        raise InvalidArgument(f"a {what} name takes 1 to {MAX_NAME_BYTES} bytes of UTF-8; this one takes {size}")
     return name
 
 
@@ -226,6 +227,87 @@ class QueueSettings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> QueueSettings:
+        """Return settings the log kept; names of a later version are ignored."""
+        known = {field.name for field in attrs.fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+
+def _topics(value: Any, what: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple) or not value:
+        raise InvalidArgument(f"{what} must be a list of topic filters, at least one, got {value!r}")
+    return tuple(value)
+
+
+def _partitions(value: Any, what: str) -> int:
+    if parse_count(value, what) > MAX_PARTITIONS:
+        raise InvalidArgument(f"{what} must be at most {MAX_PARTITIONS}, got {value!r}")
+    return int(value)
+
+
+def _retained_bytes(value: Any, what: str) -> int:
+    if not parse_size(value, what) > 0:
+        raise InvalidArgument(f"{what} must be more than 0: a stream that keeps nothing is none; None keeps all")
+    return parse_size(value, what)
+
+
+def _retained_s(value: Any, what: str) -> float:
+    if not parse_span(value, what) > 0:
+        raise InvalidArgument(
+            f"{what} must be more than 0 seconds: a stream that keeps nothing is none; None keeps all"
+        )
+    return float(value)
+
+
+@attrs.frozen(kw_only=True)
+class StreamSettings:
+    """What one stream takes and how long it keeps that.
+
+    Args:
+        topics: filters; what is published to a topic that one of them matches is in the stream.
+        partitions: how many lines of messages there are, each in order, 1 to 64.
+        retention_s: messages go when they are older.
+        retention_bytes, retention_messages: how much is kept, the newest, of all partitions together.
+        retain_until_consumed: no message goes that a durable subscription is still to get. Where nothing else limits
+            what is kept, a message goes when all have it.
+        max_message_bytes: the largest message admitted.
+    """
+
+    topics: tuple[str, ...] = _setting(_topics, None)
+    partitions: int = _setting(_partitions, 1)
+    retention_s: float | None = _setting(_retained_s, None)
+    retention_bytes: int | None = _setting(_retained_bytes, None)
+    retention_messages: int | None = _setting(parse_count, None)
+    retain_until_consumed: bool = _setting(_flag, False)
+    max_message_bytes: int = _setting(parse_size, "64MiB")
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("topics", "partitions", "retain_until_consumed", "max_message_bytes"):
+            if getattr(self, name) is None:
+                raise InvalidArgument(f"{name} of a stream must not be None")
+        if self.max_message_bytes > MAX_MESSAGE_BYTES:
+            raise InvalidArgument(
+                f"max_message_bytes must be at most {MAX_MESSAGE_BYTES}, got {self.max_message_bytes}"
+            )
+
+    @property
+    def has_limit(self) -> bool:
+        """Something but consumption limits what is kept."""
+        return any(one is not None for one in (self.retention_s, self.retention_bytes, self.retention_messages))
+
+    def conflicts(self, other: StreamSettings) -> list[tuple[str, Any, Any]]:
+        """Return (name, mine, other's) of each setting that differs."""
+        return [
+            (field.name, mine, theirs)
+            for field in attrs.fields(StreamSettings)
+            if (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as the log keeps them."""
+        return attrs.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> StreamSettings:
         """Return settings the log kept; names of a later version are ignored."""
         known = {field.name for field in attrs.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})

@@ -2,6 +2,8 @@
 
 The caller's mistake: `InvalidArgument`, `NotFound`, `SettingsConflict`, `MessageTooLarge`, `AlreadySettled`.
 Nothing wrong, only full or empty: `QueueFull`, `QueueEmpty` (they are the standard library's, too).
+The object is gone: `BrokerClosed`, `QueueDeleted`, `StreamDeleted`, `ForkedProcess`, `SpoolInUse`.
+Nothing wrong, only full or empty: `QueueFull`, `QueueEmpty` (they are the standard library's, too); `ProducerBusy`.
 The object is gone: `BrokerClosed`, `QueueDeleted`, `ForkedProcess`, `SpoolInUse`.
 The disk: `StorageError` and below. Bytes that are not what was written: `CorruptionError`.
 """
@@ -43,12 +45,20 @@ class QueueEmpty(QflowError, queue.Empty):
     """No message came up in time."""
 
 
+class ProducerBusy(QflowError, TimeoutError):
+    """The same number of a producer is on its way, and what became of it was not known in time; nothing was done."""
+
+
 class BrokerClosed(QflowError):
     """The broker was closed; open the spool again."""
 
 
 class QueueDeleted(QflowError):
     """The queue was deleted; declare it again."""
+
+
+class StreamDeleted(QflowError):
+    """The stream was deleted, or its subscription was; declare it again, or subscribe anew."""
 
 
 class AlreadySettled(QflowError):
@@ -88,4 +98,27 @@ class CorruptionError(QflowError):
 
 
 class GapError(QflowError):
-    """A reader asked for messages that retention has already removed."""
+    """Messages a subscriber was to get are gone: retention took them, or their block is damaged.
+
+    The subscription goes on behind them: the next call returns what is there.
+    """
+
+    def __init__(self, text: str, *, partition: int, first: int, end: int) -> None:
+        super().__init__(text)
+        self.partition = partition
+        self.first = first
+        """The first offset that is gone."""
+        self.end = end
+        """The offset behind the last one."""
+
+    @property
+    def messages(self) -> int:
+        """How many offsets that are, of all topics."""
+        return self.end - self.first
+
+
+def again(error: BaseException) -> BaseException:
+    """Return an error of a batch for one more caller to raise."""
+    fresh = type(error)(*error.args)
+    fresh.__cause__ = error.__cause__
+    return fresh

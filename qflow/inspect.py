@@ -250,7 +250,7 @@ def _spilled_file(path: str, name: str | None) -> Iterator[SpilledFacts]:
                     return
                 where = f"{path}, byte {position}" if position else path
                 header = blocks.read_header(head, where=where)
-                data = head + file.read(min(header.total_bytes, size) - len(head))
+                data = head + file.read(min(max(header.total_bytes(head), len(head)), size) - len(head))
                 try:
                     block = blocks.decode(data, None, where=where)
                 except CorruptionError as error:

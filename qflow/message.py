@@ -27,10 +27,10 @@ HeaderValue: TypeAlias = str | int | float | bool | None
 Headers: TypeAlias = Mapping[str, HeaderValue]
 
 
-_UNLOGGED, _EXPIRES, _DUE, _TOPIC = 1, 2, 4, 8
+_UNLOGGED, _EXPIRES, _DUE, _TOPIC, _KEY = 1, 2, 4, 8, 16
 _META = struct.Struct("<BI")
 _MOMENT = struct.Struct("<Q")
-_TOPIC_LENGTH = struct.Struct("<H")
+_TEXT_LENGTH = struct.Struct("<H")
 _new = bytes.__new__
 _first_byte = itemgetter(0)
 _until_due = itemgetter(slice(_META.size + _MOMENT.size))
@@ -41,7 +41,7 @@ class Message(bytes):
     """A record with more than a body, as the bytes it is everywhere: in memory, in a spill file and in the log.
 
         flags (1 byte) · length of all before the body (4) · [expiry (8)] · [due time (8)] · [topic, its length before
-        it (2)] · headers · body
+        it (2)] · [key, likewise] · headers · body
 
     One object of bytes, so that memory is charged what it takes. Its `body` is a copy, made at each access.
     """
@@ -57,14 +57,18 @@ class Message(bytes):
         expires_ms: int = 0,
         due_ms: int = 0,
         topic: str = "",
+        key: bytes = b"",
     ) -> Message:
         """Pack a message; times are milliseconds since the epoch, 0 = none."""
         flags = 0 if logged else _UNLOGGED
         parts = [b"", header_bytes, body]
+        if key:
+            flags |= _KEY
+            parts[1:1] = (_TEXT_LENGTH.pack(len(key)), key)
         if topic:
             flags |= _TOPIC
             name = topic.encode()
-            parts[1:1] = (_TOPIC_LENGTH.pack(len(name)), name)
+            parts[1:1] = (_TEXT_LENGTH.pack(len(name)), name)
         if due_ms:
             flags |= _DUE
             parts.insert(1, _MOMENT.pack(due_ms))
@@ -110,16 +114,31 @@ class Message(bytes):
         if not self[0] & _TOPIC:
             return ""
         start = self._topic_offset()
-        (length,) = _TOPIC_LENGTH.unpack_from(self, start)
-        return str(memoryview(self)[start + 2 : start + 2 + length], "utf-8")
+        return str(memoryview(self)[start + 2 : self._text_end(start)], "utf-8")
+
+    @property
+    def key(self) -> bytes:
+        """What it was published with, to choose its partition; empty for none."""
+        if not self[0] & _KEY:
+            return b""
+        start = self._key_offset()
+        return bytes(memoryview(self)[start + 2 : self._text_end(start)])
 
     @property
     def header_bytes(self) -> bytes:
         """The headers, as `encode_headers` made them."""
-        start = self._topic_offset()
-        if self[0] & _TOPIC:
-            start += 2 + _TOPIC_LENGTH.unpack_from(self, start)[0]
+        start = self._key_offset()
+        if self[0] & _KEY:
+            start = self._text_end(start)
         return bytes(memoryview(self)[start : self.body_offset])
+
+    def _text_end(self, start: int) -> int:
+        """Return where a text ends whose length stands at `start`."""
+        return start + 2 + int(_TEXT_LENGTH.unpack_from(self, start)[0])
+
+    def _key_offset(self) -> int:
+        start = self._topic_offset()
+        return self._text_end(start) if self[0] & _TOPIC else start
 
     def _topic_offset(self) -> int:
         flags = self[0]

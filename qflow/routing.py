@@ -1,33 +1,67 @@
-"""Bindings: which queues get what is published. Queues and topics meet here."""
+"""Where what is published goes: queues bound to its topic, streams that take it. Queues and streams meet here."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, overload
 
-from qflow.errors import NotFound
-from qflow.message import Headers, Record, body_bytes, topic_prefix, with_prefix
+from qflow.errors import InvalidArgument, NotFound
+from qflow.message import Headers, Message, Record, body_bytes, encode_headers, is_plain, topic_prefix, with_prefix
 from qflow.queues.intake import Form, put_into_all
 from qflow.queues.queue import Queue
-from qflow.queues.together import Step
+from qflow.queues.together import Place, Step
+from qflow.streams.partition import Partition, offset_of
+from qflow.streams.producers import Claim
+from qflow.streams.publishing import Lot, Sent, prefix_of
+from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic
 
 ROUTES_KEPT = 4096
+MAX_KEY_BYTES = 65_535
 
 
-class PublishResult(NamedTuple):
-    """Where a published message went."""
-
+class _Places(NamedTuple):
     offsets: dict[str, int]
-    """By stream."""
     sequences: dict[str, int | None]
-    """By queue; None where its overflow policy dropped it, or made it a dead letter."""
 
 
-class _Route(NamedTuple):
-    """Where a topic leads, and what stands before a body that goes there."""
+class PublishResult(_Places):
+    """Where a published message went: a pair.
+
+    offsets: by stream; of one with several partitions, in the partition that `partitions` tells.
+    sequences: by queue; None where its overflow policy dropped it, or made it a dead letter.
+    """
+
+    partitions: Mapping[str, int] = MappingProxyType({})
+    """By stream, where it has several."""
+    duplicate = False
+    """Its producer had published it before: nothing was stored."""
+
+    @classmethod
+    def of_duplicate(cls) -> PublishResult:
+        """Return what is told of a message that was published before."""
+        result = cls({}, {})
+        result.duplicate = True
+        return result
+
+    @classmethod
+    def in_partitions(
+        cls, offsets: dict[str, int], sequences: dict[str, int | None], partitions: dict[str, int]
+    ) -> PublishResult:
+        """Return where a message went, and in which partitions."""
+        result = cls(offsets, sequences)
+        if partitions:
+            result.partitions = partitions
+        return result
+
+
+class Route(NamedTuple):
+    """Where a topic leads, and what stands before a body in a queue."""
 
     queues: tuple[Queue, ...]
+    streams: tuple[Stream, ...]
     prefix: bytes
 
 
@@ -36,7 +70,9 @@ class Routing:
 
     def __init__(self) -> None:
         self._trie: FilterTrie[Queue] = FilterTrie()
-        self._routes: dict[str, _Route] = {}
+        self.streams: FilterTrie[Stream] = FilterTrie()
+        """Changed by who declares streams, who calls `forget` then."""
+        self._routes: dict[str, Route] = {}
         self._lock = threading.Lock()
         self.unrouted = 0
 
@@ -65,46 +101,236 @@ class Routing:
             self._trie.add(topic_filter, queue)
         self._routes = {}
 
+    def forget(self) -> None:
+        """Look topics up anew."""
+        self._routes = {}
+
     def filters_of(self, queue: Queue) -> list[str]:
         """Return a queue's filters, in the order they were bound."""
         return [topic_filter for topic_filter, bound in self._trie if bound is queue]
 
-    def _route(self, topic: str) -> _Route:
+    def route(self, topic: str) -> Route:
         """Return where a topic leads. Cost: a lookup, where it was asked for before."""
         routes = self._routes
         known = routes.get(topic) if type(topic) is str else None
         if known is not None:
             return known
         queues = self._trie.match(check_topic(topic))
-        route = _Route(queues, topic_prefix(topic))
+        route = Route(queues, self.streams.match(topic), topic_prefix(topic))
         if len(routes) < ROUTES_KEPT:
             routes[topic] = route  # of the dictionary that was there before the match: a change has made another
         return route
 
     def publish_quickly(self, topic: str, body: Any) -> PublishResult | None:
         """Publish to queues that are not durable, one by one; None if that cannot be done. Cost: 0.3 µs a queue."""
-        queues, prefix = self._route(topic)
-        if not queues or type(body) is not bytes:
+        queues, streams, prefix = self.route(topic)
+        if not queues or streams or type(body) is not bytes:
             return None
         record = with_prefix(prefix, body)
         sequences = put_into_all(queues, record)
         return None if sequences is None else PublishResult({}, sequences)
 
-    def steps(self, topic: str, body: Any, headers: Headers | None) -> list[Step]:
-        """Return what a publish puts where. Queues that want the same bytes share them."""
-        queues, prefix = self._route(topic)
+    def steps(self, topic: str, body: Any, headers: Headers | None, key: bytes | None = None) -> list[Step]:
+        """Return what a publish puts where. Queues and streams that want the same bytes share them."""
+        queues, streams, prefix = self.route(topic)
         body = body_bytes(body)
-        if not queues:
-            with self._lock:
-                self.unrouted += 1
+        if not queues and not streams:
+            self.count_unrouted()
         records: dict[Form, Record] = {}
         steps: list[Step] = []
         bare = Form(0, prefix)
         for queue in queues:
             form = bare
-            if headers is not None or queue.settings.ttl_s is not None:
-                form = queue.form(headers, None, 0, None, None, None, topic)
+            if headers is not None or key is not None or queue.settings.ttl_s is not None:
+                form = queue.form(headers, None, 0, None, None, None, topic, key)
             if form not in records:
                 records[form] = form.record(body)
             steps.append(Step(queue, form.number, [records[form]]))
+        for stream in streams:
+            form = bare
+            if headers is not None or key is not None:
+                form = Form(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
+            if form not in records:
+                records[form] = form.record(body)
+            place: Any = stream.partition_for(topic, key)
+            steps.append(Step(place, 0, [records[form]]))
         return steps
+
+    def lots(self, messages: list[Any], headers: Headers | None) -> Lots | None:
+        """Return messages, (topic, body) or (topic, body, key), for streams alone; None if some of them go to queues.
+
+        Cost: 0.15 µs a message where all go to one partition, else 1 µs.
+        """
+        lots = Lots()
+        if headers is None and len(messages) > 1 and lots.add_all(messages, self.route):
+            return lots
+        unrouted = 0
+        prefixes: dict[bytes | None, bytes] = {}
+        for message in messages:
+            if not isinstance(message, tuple | list) or not 2 <= len(message) <= 3:
+                raise InvalidArgument(f"publish_many takes (topic, body) or (topic, body, key), not {message!r}")
+            topic, body, key = message if len(message) == 3 else (*message, None)
+            key = check_key(key)
+            route = self.route(topic)
+            if route.queues:
+                return None
+            if key not in prefixes:
+                prefixes[key] = prefix_of(headers, key)
+            lots.add(route.streams, topic, body_bytes(body), key, prefixes[key])
+            unrouted += not route.streams
+        for _ in range(unrouted):
+            self.count_unrouted()
+        return lots
+
+    def count_unrouted(self) -> None:
+        """Count a message that nobody wants."""
+        with self._lock:
+            self.unrouted += 1
+
+
+class Lots:
+    """Messages for streams alone, by partition, and where each of them is in there."""
+
+    def __init__(self) -> None:
+        self.lots: dict[Partition, Lot] = {}
+        self._places: list[list[tuple[Partition, int]]] | Partition = []
+
+    def add(self, streams: tuple[Stream, ...], topic: str, body: bytes, key: bytes | None, prefix: bytes) -> None:
+        """Add a message. Cost: 0.8 µs a stream."""
+        assert isinstance(self._places, list)
+        record: Record = with_prefix(prefix, body) if prefix else body
+        places: list[tuple[Partition, int]] = []
+        for stream in streams:
+            partition = stream.partition_for(topic, key)
+            lot = self.lots.get(partition)
+            if lot is None:
+                lot = self.lots[partition] = Lot()
+            lot.plain &= not prefix
+            places.append((partition, len(lot.records)))
+            lot.records.append(record)
+            lot.topics.append(topic)
+        self._places.append(places)
+
+    def add_all(self, messages: list[Any], route_of: Callable[[str], Route]) -> bool:
+        """Add messages, if they are pairs of a topic and bytes that all go to one partition; else nothing is done."""
+        try:
+            columns = list(zip(*messages, strict=True))
+        except (TypeError, ValueError):  # of different lengths, or not even sequences
+            return False
+        if len(columns) != 2 or not is_plain(columns[1]):
+            return False
+        topics = columns[0]
+        routes = list(map(route_of, dict.fromkeys(topics)))
+        streams = routes[0].streams
+        if len(streams) != 1 or len(streams[0].partitions) != 1:
+            return False
+        if any(route.streams != streams or route.queues for route in routes):
+            return False
+        lot = self.lots[streams[0].partitions[0]] = Lot()
+        lot.records, lot.topics = list(columns[1]), topics
+        self._places = streams[0].partitions[0]
+        return True
+
+    def results(self, sent: Sent | None) -> Sequence[PublishResult]:
+        """Return what became of each message, once it is confirmed."""
+        places = self._places
+        if sent is None:
+            return [PublishResult({}, {}) for _ in places]  # type: ignore[union-attr]
+        if isinstance(places, Partition):
+            return PublishResults(places.name, offset_of(sent.puts[0].first), len(sent.puts[0].records))
+        firsts = {put.lane: offset_of(put.first) for put in sent.puts}
+        return [
+            PublishResult.in_partitions(
+                {partition.name: firsts[partition.lane] + index for partition, index in one},
+                {},
+                {partition.name: partition.number for partition, _ in one if len(partition.stream.partitions) > 1},
+            )
+            for one in places
+        ]
+
+
+class Claimed:
+    """A producer's claim, as `Together` takes what goes into its unit."""
+
+    depth = None
+
+    def __init__(self, claim: Claim) -> None:
+        self.queue = self._claim = claim
+        self.writes = (claim.write,)
+        self.committed, self.refused, self.give_up = claim.committed, claim.refused, claim.give_up
+
+    @property
+    def unit(self) -> Any:
+        return self._claim.unit
+
+    @unit.setter
+    def unit(self, unit: Any) -> None:
+        self._claim.unit = unit
+
+    def settles(self) -> list[Any]:
+        """Nothing leaves a queue."""
+        return []
+
+
+class PublishResults(Sequence[PublishResult]):
+    """Where many messages went, all of them into one stream; each result is made on access."""
+
+    __slots__ = ("_name", "_offsets")
+
+    def __init__(self, name: str, first: int, count: int) -> None:
+        self._name = name
+        self._offsets = range(first, first + count)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> PublishResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PublishResult]: ...
+    def __getitem__(self, index: int | slice) -> PublishResult | list[PublishResult]:
+        if isinstance(index, slice):
+            return [PublishResult({self._name: offset}, {}) for offset in self._offsets[index]]
+        return PublishResult({self._name: self._offsets[index]}, {})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+def check_key(key: object) -> bytes | None:
+    """Return a valid key: None, or up to 65,535 bytes; text is encoded.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if key is None:
+        return None
+    if isinstance(key, str):
+        key = key.encode()
+    if not isinstance(key, bytes) or not 0 < len(key) <= MAX_KEY_BYTES:
+        raise InvalidArgument(
+            f"a key must be 1 to {MAX_KEY_BYTES:,} bytes, or text that takes so many, got {key!r:.60}"
+        )
+    return key
+
+
+def result_of(places: list[Place]) -> PublishResult:
+    """Return what a publish returns, given where its messages went."""
+    offsets: dict[str, int] = {}
+    sequences: dict[str, int | None] = {}
+    partitions: dict[str, int] = {}
+    for place in places:
+        owner: Any = place.step.queue
+        if isinstance(owner, Partition):
+            assert place.first is not None
+            offsets[owner.name] = offset_of(place.first)
+            if len(owner.stream.partitions) > 1:
+                partitions[owner.name] = owner.number
+        else:
+            sequences[owner.name] = place.first
+    return PublishResult.in_partitions(offsets, sequences, partitions)

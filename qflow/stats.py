@@ -59,18 +59,68 @@ class QueueStats:
 
 
 @attrs.frozen(kw_only=True)
+class SubscriptionStats:
+    """One subscription of a stream, or a group of them, at one moment."""
+
+    stream: str
+    name: str | None
+    """None: it is gone when it is closed."""
+    filter: str
+    group: bool
+    members: int
+    """How many have it open now."""
+    positions: list[int]
+    """The next offset to be delivered, by partition."""
+    committed: list[int] | None
+    """Everything below is settled, in the log; None without a name."""
+    lag_messages: int
+    """Confirmed and not delivered, of all topics."""
+    unsettled_messages: int
+    delivered_total: int
+    acked_total: int
+    redelivered_total: int
+    gap_total: int
+    """Messages that were gone before they could be delivered."""
+
+
+@attrs.frozen(kw_only=True)
+class StreamStats:
+    """One stream at one moment."""
+
+    name: str
+    topics: tuple[str, ...]
+    """The filters of what it takes."""
+    partitions: int
+    messages: int
+    """Retained now."""
+    bytes: int
+    first_offsets: list[int]
+    """The lowest that is retained, by partition."""
+    next_offsets: list[int]
+    published_total: int
+    dropped_total: int
+    """By retention, since the spool was opened; likewise above."""
+    damaged_total: int
+    """Messages of blocks that could not be read; `qflow check` names them."""
+    subscriptions: list[SubscriptionStats]
+
+
+@attrs.frozen(kw_only=True)
 class BrokerStats:
     """The whole broker at one moment."""
 
     capacity_bytes: int
     resident_bytes: int
-    """Of all queues together; bodies of open transactions are charged too, and not in here."""
+    """Of all queues, streams and open transactions together."""
     spilled_bytes: int
     messages: int
     commits_total: int
     unrouted_total: int
-    """Published messages that no queue was bound for."""
+    """Published messages that no queue was bound for, and no stream takes."""
     queues: dict[str, QueueStats]
+    streams: dict[str, StreamStats]
+    duplicates_total: int
+    """Published messages of producers who had published them before."""
 
 
 @attrs.frozen(kw_only=True)

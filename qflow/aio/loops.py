@@ -1,6 +1,6 @@
 """What tasks wait with: one wake-up for all of a batch, a watcher in a queue's line, a thread for the disk.
 
-A task never blocks its loop. What would wait goes by *steps* (see `queues.line`): a step is tried in the loop; if it
+A task never blocks its loop. What would wait goes by *steps* (see `memory.line`): a step is tried in the loop; if it
 takes the disk, one of two threads of the broker does it; if it must wait, the queue calls back, in whatever thread.
 Such calls end in the loop of the task: all that come before the loop gets to them share one wake-up.
 
@@ -18,9 +18,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from qflow.errors import BrokerClosed
-from qflow.queues.admission import again
-from qflow.queues.line import FOREVER, WORK, Wake
+from qflow.errors import BrokerClosed, again
+from qflow.memory.line import FOREVER, WORK, Wake
 
 THREADS = 2
 """For the disk: one may wait for a commit, or move much, while the other brings what a get waits for."""

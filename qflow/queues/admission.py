@@ -27,6 +27,7 @@ from qflow.errors import (
 )
 from qflow.events import EventKind
 from qflow.memory.group import GROUP_BYTES, Group, groups_of
+from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.message import (
     DELAYED,
     OVERHEAD_BYTES,
@@ -37,7 +38,6 @@ from qflow.message import (
     lane_of,
 )
 from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Unlocked
-from qflow.queues.line import FOREVER, WORK, Wake, Watcher
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
 from qflow.storage.transaction_log import Lane, Put
 
@@ -634,10 +634,3 @@ class Admission(Backlog):
 def _for_groups(puts: int, messages: int) -> int:
     """Return what puts of delayed messages reserve for their groups in the schedule, which take that or less."""
     return GROUP_BYTES * puts + messages
-
-
-def again(error: BaseException) -> BaseException:
-    """Return an error of a batch for one more caller to raise."""
-    fresh = type(error)(*error.args)
-    fresh.__cause__ = error.__cause__
-    return fresh

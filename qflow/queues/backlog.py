@@ -30,6 +30,7 @@ from qflow.events import EventKind, Teller
 from qflow.memory.chunk import Chunk
 from qflow.memory.group import GROUP_BYTES
 from qflow.memory.ledger import Account, Ledger
+from qflow.memory.line import Line
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule, index_charge
@@ -45,7 +46,6 @@ from qflow.message import (
     is_plain,
     lane_of,
 )
-from qflow.queues.line import Line
 from qflow.storage import block_log
 from qflow.storage.block_log import Row, Settled
 from qflow.storage.spill import Slots, SpillArea

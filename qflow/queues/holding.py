@@ -29,11 +29,10 @@ from typing import Any
 
 from qflow import config
 from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
-from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueDeleted
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueDeleted, again
 from qflow.memory.run import Place
 from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Record, charge, is_logged, is_plain, lane_of
-from qflow.queues.admission import again
 from qflow.queues.backlog import NOWHERE, RETRY_S, Unlocked
 from qflow.queues.intake import Intake
 from qflow.queues.overflow import Depth
@@ -50,6 +49,8 @@ Held = Delivery | Deliveries
 
 class Leaving:
     """Messages on their way out of a queue, in a commit with something else. They are charged until that holds."""
+
+    writes: tuple[Any, ...] = ()
 
     __slots__ = ("counter", "held", "parts", "queue", "segments", "unit")
 

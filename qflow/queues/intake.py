@@ -12,6 +12,7 @@ from qflow.delivery import Segment
 from qflow.errors import (
     InvalidArgument,
     QueueDeleted,
+    again,
 )
 from qflow.memory.run_list import RunList
 from qflow.message import (
@@ -25,7 +26,7 @@ from qflow.message import (
     is_plain,
     with_prefix,
 )
-from qflow.queues.admission import Admission, TurnedAway, again
+from qflow.queues.admission import Admission, TurnedAway
 from qflow.queues.backlog import NOWHERE
 from qflow.queues.overflow import Decision
 from qflow.storage.transaction_log import Batch, Put, TransactionLog
@@ -217,6 +218,7 @@ class Intake(Admission):
         delay_s: float | None,
         not_before: Moment | None,
         topic: str = "",
+        key: bytes | None = None,
     ) -> Form:
         """Return what the messages of one call have in common, after checking it."""
         settings = self.settings
@@ -244,9 +246,11 @@ class Intake(Admission):
                     if number not in self._schedules:  # nobody opened it meanwhile
                         self._open_delayed(number)
         logged = durable or not settings.durable
-        if not (headers or expires_ms or due_ms or topic) and logged:
+        if not (headers or expires_ms or due_ms or topic or key) and logged:
             return Form(number, b"") if number else _PLAIN
-        prefix = Message(b"", encode_headers(headers), logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic)
+        prefix = Message(
+            b"", encode_headers(headers), logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic, key=key or b""
+        )
         return Form(number, bytes(prefix))
 
     def _times(self, ttl_s: float | None, delay_s: float | None, not_before: Moment | None) -> tuple[int, int]:

@@ -15,12 +15,12 @@ from typing import Any
 from qflow import config
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.errors import QueueEmpty
+from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.memory.run import Place
 from qflow.memory.run_list import RunList
 from qflow.message import DELAYED, Message, Record, is_plain
 from qflow.queues.backlog import RETRY_S
 from qflow.queues.holding import Holding
-from qflow.queues.line import FOREVER, WORK, Wake, Watcher
 
 LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""

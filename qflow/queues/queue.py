@@ -10,14 +10,13 @@ from typing import Any
 from qflow import config
 from qflow.config import Overflow, QueueSettings, SlowConsumer
 from qflow.delivery import ONE_ATTEMPT, Entry, Segment
-from qflow.errors import InvalidArgument, NotFound, QflowError, QueueFull
+from qflow.errors import InvalidArgument, NotFound, QflowError, QueueFull, again
 from qflow.events import EventKind
 from qflow.memory.ledger import Account
 from qflow.memory.run import NOTHING, Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, OVERHEAD_BYTES, expires_of, is_logged, lane_of
-from qflow.queues.admission import again
 from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES, Unlocked
 from qflow.queues.consumer import Consumer, Listed
 from qflow.queues.holding import Held

@@ -13,8 +13,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
+from qflow.errors import again
 from qflow.message import Record
-from qflow.queues.admission import NOTHING, TurnedAway, again
+from qflow.queues.admission import NOTHING, TurnedAway
 from qflow.queues.dead_letters import dead_letters
 from qflow.queues.holding import Holding, Leaving
 from qflow.queues.overflow import Decision, Depth
@@ -159,8 +160,9 @@ class Together:
             for put in puts:
                 put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
             settles = [part for leaving in leavings for part in leaving.settles()]
-            if settles or any(put.lane.is_logged for put in puts):
-                unit = parts.unit = Unit(puts, settles, leavings)
+            if settles or any(put.lane.is_logged for put in puts) or any(leaving.writes for leaving in leavings):
+                writes: list[Any] = [write for leaving in leavings for write in leaving.writes]
+                unit = parts.unit = Unit(puts, settles, leavings, writes)
                 unit.future = future
                 for leaving in leavings:
                     leaving.unit = unit

@@ -23,7 +23,6 @@ from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.backlog import Relief
 from qflow.queues.holding import Held, Leaving
 from qflow.queues.intake import Moment
-from qflow.queues.outlet import Outlet
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.storage.spill import Slots, SpillArea
@@ -96,7 +95,9 @@ class Router(Protocol):
     """Who knows the queues, and where a topic leads: the broker."""
 
     def own(self, queue: Queue | str) -> Queue: ...
-    def steps_of(self, topic: str, body: Any, headers: Headers | None) -> list[Step]: ...
+    def steps_of(
+        self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None
+    ) -> list[Step]: ...
     def result_of(self, places: list[Place]) -> Any: ...
 
 
@@ -142,7 +143,7 @@ class Transaction:
         self._calls: list[_Call] = []
         self._bytes = 0
         self._charged = 0
-        self._held: dict[Outlet, list[Held]] = {}
+        self._held: dict[Any, list[Held]] = {}
         self._seen: set[tuple[int, int]] = set()
         self._result: list[Any] | None = None
         self._run_queue: Queue | str | None = None  # where plain puts go, one after the other
@@ -212,14 +213,23 @@ class Transaction:
         records = form.records(bodies)[0]
         self._add("put_many", [Step(queue, form.number, records)] if records else [])
 
-    def publish(self, topic: str, body: bytes | bytearray | memoryview, *, headers: Headers | None = None) -> None:
-        """Publish when the transaction commits, to the queues that are bound now; see `Broker.publish`."""
+    def publish(
+        self,
+        topic: str,
+        body: bytes | bytearray | memoryview,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Publish when the transaction commits, to what the topic leads to now; see `Broker.publish`."""
         self._check_open()
-        self._add("publish", self.steps_of(topic, body, headers))
+        self._add("publish", self.steps_of(topic, body, headers, key))
 
-    def steps_of(self, topic: str, body: bytes | bytearray | memoryview, headers: Headers | None) -> list[Step]:
+    def steps_of(
+        self, topic: str, body: bytes | bytearray | memoryview, headers: Headers | None, key: bytes | str | None = None
+    ) -> list[Step]:
         """Return what a publish puts where."""
-        return self._router.steps_of(topic, body, headers)
+        return self._router.steps_of(topic, body, headers, key)
 
     def publish_steps(self, steps: list[Step]) -> None:
         """Publish to queues that were found before."""
@@ -261,7 +271,7 @@ class Transaction:
             self.ack(delivery)
 
     def _hold(self, queue: Any, one: Held, key: tuple[int, int]) -> None:
-        if not isinstance(queue, Outlet) or key in self._seen:
+        if key in self._seen or not hasattr(queue, "begin_leaving"):
             raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
         if not queue.shares(self._desk.ledger):
             raise InvalidArgument(f"{one!r} is of another broker: a transaction is of one")

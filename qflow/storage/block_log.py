@@ -40,7 +40,7 @@ from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey, Reference
 from qflow.storage.bodies import Releases
 
 BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META = 1, 2, 3, 4, 5, 6
-FORMAT = 3
+FORMAT = 4
 TAIL_BYTES = 16 * 1024
 """The tail block grows under its key up to so many bytes."""
 SMALL_TAIL_BYTES = 1600
@@ -201,11 +201,13 @@ def append(
     plain: bool,
     now_ms: int,
     lanes: int = 1,
+    topics: Sequence[str] | None = None,
 ) -> Row:
     """Write records with sequences from `first` on; those not logged only leave a gap.
 
     `sizes` are `len` of each, and `plain` says that all are bytes: known since they were put, and not asked again.
     Where a commit writes to many `lanes`, their tail blocks grow to less: each is written as a whole, and synced.
+    `topics` are those of a stream's records, all of which are logged.
     """
     offsets: Sequence[int] = range(len(records))
     if not plain and not all(map(is_logged, records)):
@@ -219,13 +221,13 @@ def append(
     start = 0
     full_bytes = TAIL_BYTES if lanes == 1 else max(SMALL_TAIL_BYTES, TAIL_BYTES // lanes)
     if tail != NO_PREVIOUS and total < full_bytes:
-        grown = _grow_tail(txn, owner, lane, row, first, records, sizes, plain, offsets, now_ms, full_bytes)
+        grown = _grow_tail(txn, owner, lane, row, first, records, sizes, plain, offsets, now_ms, full_bytes, topics)
         if grown is not None:
             txn.put(key_of(BLOCKS, owner, lane, tail), grown)
             start = len(records)
     if start < len(records):
         dense = type(offsets) is range
-        for piece in blocks.split(sizes):
+        for piece in blocks.split(sizes) if topics is None else _split_with_topics(sizes, topics):
             key = BlockKey(BLOCKS, owner, lane, first + offsets[piece.start])
             relative = None if dense else [offset - offsets[piece.start] for offset in offsets[piece]]
             txn.put(
@@ -238,6 +240,7 @@ def append(
                     offsets=relative,
                     sizes=sizes[piece],
                     plain=plain,
+                    topics=None if topics is None else topics[piece],
                 ),
             )
             tail = key.first
@@ -246,11 +249,30 @@ def append(
     return tuple.__new__(Row, (row.next, row.floor, messages, size, tail, row.marks, row.doubtful, row.referring))
 
 
+def _split_with_topics(sizes: Sequence[int], topics: Sequence[str]) -> list[slice]:
+    """Cut messages with topics into blocks, as `blocks.split`. Cost: 0.02 µs a message, 0.1 where topics are many."""
+    distinct = set(topics)
+    text = "".join(distinct)
+    room = len(text) + len(distinct)
+    if not text.isascii():
+        return blocks.split([size + len(topic.encode()) + 1 for size, topic in zip(sizes, topics, strict=True)])
+    if room > blocks.MAX_BYTES // 8:
+        return blocks.split([size + length + 1 for size, length in zip(sizes, map(len, topics), strict=True)])
+    return blocks.split(sizes, blocks.MAX_BYTES - room)
+
+
 def append_stand_ins(
-    txn: Any, owner: int, lane: int, row: Row, first: int, records: Sequence[Record], now_ms: int
+    txn: Any,
+    owner: int,
+    lane: int,
+    row: Row,
+    first: int,
+    records: Sequence[Record],
+    now_ms: int,
+    topics: Sequence[str] | None = None,
 ) -> Row:
     """`append` of records some of which are references; the row counts what those stand for."""
-    row = append(txn, owner, lane, row, first, records, list(map(len, records)), False, now_ms)
+    row = append(txn, owner, lane, row, first, records, list(map(len, records)), False, now_ms, topics=topics)
     longer = [record.size - len(record) for record in records if type(record) is Reference]
     return row._replace(bytes=row.bytes + sum(longer), referring=first + len(records) if longer else row.referring)
 
@@ -267,6 +289,7 @@ def _grow_tail(
     offsets: Sequence[int],
     now_ms: int,
     full_bytes: int,
+    topics: Sequence[str] | None,
 ) -> bytes | None:
     """Return the tail block with the records added and what is settled dropped; None if it is full or gone."""
     if not row.messages:
@@ -279,7 +302,9 @@ def _grow_tail(
         return None
     if type(offsets) is range:
         settled = max(0, row.floor - row.tail)
-        grown = blocks.grow(value, key, first, records, sizes, plain=plain, settled=settled, time_ms=now_ms)
+        grown = blocks.grow(
+            value, key, first, records, sizes, plain=plain, settled=settled, time_ms=now_ms, topics=topics
+        )
         if grown is not None:
             return grown
     try:
@@ -300,6 +325,9 @@ def _grow_tail(
         ]
     both = [*block.offsets, *[first + offset - row.tail for offset in offsets]]
     dense = both[-1] == len(both) - 1
+    if (topics is not None) != bool(block.names):
+        return None
+    known = None if topics is None else [*map(block.names.__getitem__, block.topics), *topics]
     return blocks.encode(
         key,
         [*old, *records],
@@ -307,6 +335,7 @@ def _grow_tail(
         time_ms=base,
         offsets=None if dense else both,
         times=[moment - base for moment in times],
+        topics=known,
     )
 
 
@@ -381,6 +410,11 @@ def _mark_end(key: bytes, value: bytes) -> int:
         return _read_range(key, value)[0]
     except CorruptionError:
         return int.from_bytes(key[-8:], "big")
+
+
+def clear_marks(txn: Any, owner: int, lane: int) -> None:
+    """Forget what was settled above a lane's floor."""
+    _delete_below(txn, MARKS, owner, lane, _LAST, limit=2**62)
 
 
 def purge(row: Row, end: int) -> Row:

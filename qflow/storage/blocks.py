@@ -2,12 +2,14 @@
 
     header    52 bytes, little-endian, the last four a CRC-32 of the ones before
     columns   lengths (4 bytes a message), then each optional column whose bit is set, 4 bytes a message
+    names     where the TOPICS bit is set: length (4), CRC-32 (4), and the distinct topics, with NUL between them
     payload   the messages, each as `message.py` has it: a bare body, or a `Message`; or what refers to one elsewhere
     checksum  8 bytes, XXH3-64 of the payload, seeded with the CRC-32 of all that stands before it
 
 The header echoes the block's key (table, lane, owner, first sequence), so a block found under another key or in another
 file is noticed, and names the first sequence of its predecessor, so a block that vanished is noticed. Message `i` has
-sequence `first + i`, unless the OFFSETS column says otherwise.
+sequence `first + i`, unless the OFFSETS column says otherwise. The names have a checksum of their own, so that a reader
+who looks for some topics can pass over a block that holds none of them, and need not read the rest of it.
 
 Rules: `decode` returns either exactly what `encode` was given or raises `CorruptionError`; it never guesses.
 Cost: 0.05 µs a message to encode, 0.1 µs to decode. The checksum adds 0.2 µs for 16 KiB, where a CRC-32 took 2.5.
@@ -20,7 +22,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain, compress
+from itertools import accumulate, chain, compress, count
 from typing import NamedTuple
 from zlib import crc32
 
@@ -29,7 +31,7 @@ from xxhash import xxh3_64, xxh3_64_digest
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_plain
 
-MAGIC = b"qfb3"
+MAGIC = b"qfb4"
 NO_PREVIOUS = 2**64 - 1
 MAX_BYTES = 64 * 1024
 """No block is larger, unless it holds a single message."""
@@ -38,14 +40,15 @@ MAX_MESSAGES = 1024
 _LARGE = 4096
 """From this mean size on it pays not to copy bodies once more."""
 
-KINDS, OFFSETS, TIMES = 1, 2, 4
+KINDS, OFFSETS, TIMES, TOPICS = 1, 2, 4, 8
 """Optional columns: 0 = plain bytes, 1 = a `Message`, 2 = a `Reference` · sequence minus first · milliseconds after the
-block's time."""
-_COLUMNS = (KINDS, OFFSETS, TIMES)
+block's time · which of the names."""
+_COLUMNS = (KINDS, OFFSETS, TIMES, TOPICS)
 _COLUMN_ROOM = 4 * (1 + len(_COLUMNS))
 
 _HEADER = struct.Struct("<4sHBBIIQIIQQ")
 _CRC = struct.Struct("<I")
+_NAMES = struct.Struct("<II")
 _CHECKSUM_BYTES = 8
 
 # A block of one message, as `Singles` sees it. Functions bound to names here save a lookup a message each.
@@ -119,9 +122,18 @@ class Header(NamedTuple):
         return self.key.first + self.span
 
     @property
-    def total_bytes(self) -> int:
-        width = 4 * (1 + self.columns.bit_count())
-        return HEADER_BYTES + self.count * width + self.payload_bytes + _CHECKSUM_BYTES
+    def columns_end(self) -> int:
+        """Where the columns end in the block."""
+        return HEADER_BYTES + 4 * self.count * (1 + self.columns.bit_count())
+
+    def total_bytes(self, data: bytes | memoryview) -> int:
+        """Return how long the block is that begins with `data`; -1 if that is too short to tell."""
+        position = self.columns_end
+        if self.columns & TOPICS:
+            if len(data) < position + _NAMES.size:
+                return -1
+            position += _NAMES.size + _NAMES.unpack_from(data, position)[0]
+        return position + self.payload_bytes + _CHECKSUM_BYTES
 
 
 class Block(NamedTuple):
@@ -131,6 +143,10 @@ class Block(NamedTuple):
     records: list[Record]
     offsets: Sequence[int]
     times_ms: Sequence[int]
+    names: list[str]
+    """The distinct topics, where it has any."""
+    topics: Sequence[int]
+    """Which of the names each record has; empty where there are none."""
 
     @property
     def first(self) -> int:
@@ -176,6 +192,7 @@ def encode(
     times: Sequence[int] | None = None,
     sizes: Sequence[int] | None = None,
     plain: bool | None = None,
+    topics: Sequence[str] | None = None,
 ) -> bytes:
     """Encode records into one block.
 
@@ -187,9 +204,10 @@ def encode(
         offsets: sequence minus `key.first` of each record; None for 0, 1, 2, …
         times: milliseconds after `time_ms` of each record; None for 0.
         sizes, plain: `len` of each record, and `is_plain` of them, where the caller knows.
+        topics: of each record, none of them empty; None for records that have none.
     """
     table, owner, lane, first = key
-    if len(records) == 1 and type(records[0]) is bytes and offsets is None and times is None:
+    if len(records) == 1 and type(records[0]) is bytes and offsets is None and times is None and topics is None:
         body = records[0]
         size = len(body)
         bare = _HEADER.pack(MAGIC, 0, table, lane, owner, 1, first, 1, size, previous, time_ms)
@@ -210,11 +228,20 @@ def encode(
     if times is not None:
         columns |= TIMES
         parts.append(_column(times))
+    if topics is not None:
+        columns |= TOPICS
+        numbers = dict(zip(dict.fromkeys(topics), count(), strict=False))
+        parts += (_column(map(numbers.__getitem__, topics)), _names_section(numbers))
     size = sum(sizes)
     bare = _HEADER.pack(MAGIC, columns, table, lane, owner, len(records), first, span, size, previous, time_ms)
     head = _join((bare, _pack_crc(crc32(bare)), *parts))
     body = _join(records)
     return _join((head, body, xxh3_64_digest(body, crc32(head))))
+
+
+def _names_section(names: Iterable[str]) -> bytes:
+    text = "\0".join(names).encode()
+    return _NAMES.pack(len(text), crc32(text)) + text
 
 
 def pieces(key: BlockKey, records: list[Record], offsets: Sequence[int] | None = None) -> list[bytes]:
@@ -242,6 +269,7 @@ def grow(
     plain: bool,
     settled: int,
     time_ms: int,
+    topics: Sequence[str] | None = None,
 ) -> bytes | None:
     """Return a block with records from `sequence` on at its end, without the bytes of the first `settled` ones.
 
@@ -253,20 +281,21 @@ def grow(
     """
     if len(block) < SINGLE_BYTES:
         return None
-    magic, columns, table, lane, owner, count, first, span, size, previous, start_ms = _HEADER.unpack_from(block)
-    total = count + len(records)
+    magic, columns, table, lane, owner, before, first, span, size, previous, start_ms = _HEADER.unpack_from(block)
+    total = before + len(records)
     late_ms = time_ms - start_ms
     if (
         (magic, table, owner, lane, first) != (MAGIC, *key)
-        or columns & ~(TIMES | KINDS)
-        or span != count
-        or sequence != first + count
-        or not settled <= count < total <= MAX_MESSAGES
+        or columns & ~(TIMES | KINDS | TOPICS)
+        or bool(columns & TOPICS) != (topics is not None)
+        or span != before
+        or sequence != first + before
+        or not settled <= before < total <= MAX_MESSAGES
         or not 0 <= late_ms < 2**32
     ):
         return None
     view = memoryview(block)
-    width = 4 * count
+    width = 4 * before
     position = HEADER_BYTES + width
     lengths: bytes | memoryview = view[HEADER_BYTES:position]
     kinds: bytes | memoryview = b""
@@ -279,6 +308,12 @@ def grow(
     if columns & TIMES:
         times = view[position : position + width]
         position += width
+    numbers = section = b""
+    if topics is not None:
+        names_bytes = _NAMES.unpack_from(block, position + width)[0]
+        text = bytes(view[position + width + _NAMES.size :][:names_bytes])
+        numbers, section = _extend_names(view[position : position + width], text, topics)
+        position += width + _NAMES.size + names_bytes
     payload = view[position:-_CHECKSUM_BYTES]
     if len(payload) != size or xxh3_64_digest(payload, crc32(view[:position])) != view[-_CHECKSUM_BYTES:]:
         return None
@@ -290,16 +325,56 @@ def grow(
         size -= dropped
         payload = payload[dropped:]
     size += sum(sizes)
-    columns = TIMES
+    columns = TIMES | (TOPICS if topics is not None else 0)
     new_kinds = b""
     if kinds:
         columns |= KINDS
         new_kinds = bytes(4 * len(records)) if plain else _kinds(records)
     bare = _HEADER.pack(MAGIC, columns, table, lane, owner, total, first, total, size, previous, start_ms)
     late = _pack_crc(late_ms) * len(records)
-    head = _join((bare, _pack_crc(crc32(bare)), lengths, _sizes_column(sizes), kinds, new_kinds, times, late))
+    parts = (lengths, _sizes_column(sizes), kinds, new_kinds, times, late, numbers, section)
+    head = _join((bare, _pack_crc(crc32(bare)), *parts))
     body = _join((payload, *records))
     return _join((head, body, xxh3_64_digest(body, crc32(head))))
+
+
+def _extend_names(column: bytes | memoryview, text: bytes, topics: Sequence[str]) -> tuple[bytes, bytes]:
+    """Return a TOPICS column and the names behind it, as they are with some topics more."""
+    names = text.split(b"\0")
+    added: list[int] = []
+    for topic in topics:
+        name = topic.encode()
+        if name not in names:
+            names.append(name)
+            text += b"\0" + name
+        added.append(names.index(name))
+    return bytes(column) + _column(added), _NAMES.pack(len(text), crc32(text)) + text
+
+
+def read_names(data: bytes | memoryview, *, where: str) -> list[str]:
+    """Return the distinct topics in a block after checking them and its header; none where it has no such column.
+
+    Cost: 2 µs and 0.03 µs a topic; the messages are not looked at.
+
+    Raises:
+        CorruptionError: header or names do not match their checksums.
+    """
+    header = read_header(data, where=where)
+    if not header.columns & TOPICS:
+        return []
+    return _names(data, header.columns_end, where)
+
+
+def _names(data: bytes | memoryview, position: int, where: str) -> list[str]:
+    """Return the names at some place of a block."""
+    start = position + _NAMES.size
+    if len(data) < start:
+        raise CorruptionError(f"{where}: its topics are cut off")
+    length, expected = _NAMES.unpack_from(data, position)
+    text = bytes(data[start : start + length])
+    if crc32(text) != expected:
+        raise CorruptionError(f"{where}: its topics do not match their checksum")
+    return text.decode().split("\0")
 
 
 def read_header(data: bytes | memoryview, *, where: str) -> Header:
@@ -383,15 +458,15 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     header = read_header(data, where=where)
     if key is not None and header.key != key:
         raise CorruptionError(f"{where}: holds the block of {header.key}, expected {key}")
-    if len(data) != header.total_bytes:
-        raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes}")
+    if len(data) != header.total_bytes(data):
+        raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes(data)}")
     view = memoryview(data)
-    count = header.count
+    number = header.count
     payload: bytes | memoryview = view[len(data) - header.payload_bytes - _CHECKSUM_BYTES : -_CHECKSUM_BYTES]
     seed = crc32(view[: len(data) - header.payload_bytes - _CHECKSUM_BYTES])
     if xxh3_64_digest(payload, seed) != view[-_CHECKSUM_BYTES:]:
         raise CorruptionError(f"{where}: the block does not match its checksum")
-    width = 4 * count
+    width = 4 * number
     position = HEADER_BYTES
     lengths = _values(view[position : position + width])
     optional: dict[int, array[int]] = {}
@@ -404,7 +479,7 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     ends = list(accumulate(lengths))
     cuts = map(slice, chain((0,), ends), ends)
     records: list[Record]
-    if header.payload_bytes < _LARGE * count:
+    if header.payload_bytes < _LARGE * number:
         payload = bytes(payload)  # cheaper than a view of each message
         records = list(map(payload.__getitem__, cuts))
     else:
@@ -413,14 +488,22 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
         kinds = optional[KINDS]
         if max(kinds) >= len(_UNPACK):
             raise CorruptionError(f"{where}: not a block this version can read")
-        for index in compress(range(count), kinds):
+        for index in compress(range(number), kinds):
             records[index] = _UNPACK[kinds[index]](records[index])
     times = optional.get(TIMES)
+    names: list[str] = []
+    topics: Sequence[int] = ()
+    if TOPICS in optional:
+        names, topics = _names(view, header.columns_end, where), optional[TOPICS]
+        if max(topics) >= len(names):
+            raise CorruptionError(f"{where}: not a block this version can read")
     return Block(
         header,
         records,
-        optional.get(OFFSETS, range(count)),
-        [header.time_ms + delta for delta in times] if times is not None else [header.time_ms] * count,
+        optional.get(OFFSETS, range(number)),
+        [header.time_ms + delta for delta in times] if times is not None else [header.time_ms] * number,
+        names,
+        topics,
     )
 
 
@@ -431,7 +514,7 @@ def outline(data: bytes, key: BlockKey, *, where: str) -> tuple[Header, Sequence
         CorruptionError: the header, its key or the length does not match.
     """
     header = read_header(data, where=where)
-    if header.key != key or len(data) != header.total_bytes:
+    if header.key != key or len(data) != header.total_bytes(data):
         raise CorruptionError(f"{where}: not the block that belongs here")
     width = 4 * header.count
     lengths = _values(data[HEADER_BYTES : HEADER_BYTES + width])
@@ -441,6 +524,14 @@ def outline(data: bytes, key: BlockKey, *, where: str) -> tuple[Header, Sequence
     return header, lengths, _values(data[position : position + width])
 
 
+def times(data: bytes, header: Header) -> Sequence[int]:
+    """Return when each message of a block was written, in ms since the epoch; of all that, nothing is checked."""
+    if not header.columns & TIMES:
+        return [header.time_ms] * header.count
+    position = HEADER_BYTES + 4 * header.count * (1 + (header.columns & (TIMES - 1)).bit_count())
+    return [header.time_ms + delta for delta in _values(data[position : position + 4 * header.count])]
+
+
 def references(data: bytes, key: BlockKey, *, where: str) -> list[Reference]:
     """Return the references in a block. Cost: one that holds none is not decoded.
 
@@ -448,8 +539,8 @@ def references(data: bytes, key: BlockKey, *, where: str) -> list[Reference]:
         CorruptionError: as `decode`; for one that holds none, where the header does not match.
     """
     header = read_header(data, where=where)
-    if len(data) != header.total_bytes:
-        raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes}")
+    if len(data) != header.total_bytes(data):
+        raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes(data)}")
     width = 4 * header.count
     if not header.columns & KINDS or _KIND_OF[Reference] not in _values(data[HEADER_BYTES + width :][:width]):
         return []
@@ -468,8 +559,8 @@ def reach(ends: Sequence[int], start: int, room: int) -> int:
     return start + bisect_right(most, room, key=lambda last: ends[last] - used + _COLUMN_ROOM * (last - start + 1))
 
 
-def split(sizes: Sequence[int]) -> list[slice]:
-    """Cut messages of these sizes into blocks of at most `MAX_BYTES` and `MAX_MESSAGES`; a larger message is alone.
+def split(sizes: Sequence[int], room: int = MAX_BYTES) -> list[slice]:
+    """Cut messages of these sizes into blocks of at most `room` and `MAX_MESSAGES`; a larger message is alone.
 
     Cost: 0.02 µs a message.
     """
@@ -480,7 +571,7 @@ def split(sizes: Sequence[int]) -> list[slice]:
     cuts: list[slice] = []
     start = 0
     while start < count:
-        stop = max(start + 1, reach(ends, start, MAX_BYTES))
+        stop = max(start + 1, reach(ends, start, room))
         cuts.append(slice(start, stop))
         start = stop
     return cuts

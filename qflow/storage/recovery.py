@@ -17,8 +17,12 @@ from qflow.storage.block_log import FORMAT, Row, meta_key, queue_key, read_rows,
 CLEAN, DIRTY = b"clean", b"dirty"
 
 
+QUEUE, STREAM, CURSOR = "queue", "stream", "cursor"
+"""What an owner of lanes may be; a cursor has no blocks, only rows and marks: how far a subscription came."""
+
+
 class QueueRecord(NamedTuple):
-    """One queue as the log knows it."""
+    """One owner of lanes as the log knows it: a queue, a stream, a cursor."""
 
     owner: int
     name: str
@@ -27,6 +31,7 @@ class QueueRecord(NamedTuple):
     rows: dict[int, Row] | None
     """The row of each lane that was ever used, lane 0 among them. None: one is damaged, the queue cannot be served."""
     deleted: bool
+    kind: str = QUEUE
 
 
 class Recovery(NamedTuple):
@@ -35,6 +40,8 @@ class Recovery(NamedTuple):
     uuid: UUID
     clean: bool
     queues: list[QueueRecord]
+    streams: list[QueueRecord]
+    cursors: list[QueueRecord]
     problems: list[str]
     next_owner: int
     """Above the number of every queue, damaged records included."""
@@ -60,8 +67,10 @@ def read_origin(txn: Any, path: str) -> UUID | None:
     return None if value is None else UUID(bytes=unseal(value, f"{path}: the log's origin"))
 
 
-def queue_value(name: str, incarnation: int, settings: dict[str, Any], *, deleted: bool = False) -> bytes:
-    fields = {"name": name, "incarnation": incarnation, "settings": settings, "deleted": deleted}
+def queue_value(
+    name: str, incarnation: int, settings: dict[str, Any], *, deleted: bool = False, kind: str = QUEUE
+) -> bytes:
+    fields = {"name": name, "incarnation": incarnation, "settings": settings, "deleted": deleted, "kind": kind}
     return seal(json.dumps(fields).encode())
 
 
@@ -92,29 +101,38 @@ def read(txn: Any, path: str) -> Recovery:
             f"{path} has format {version}, from before the first release; this qflow reads {FORMAT}: "
             "drain it with the version that wrote it, or open another directory. It was left as it is"
         )
-    queues: list[QueueRecord] = []
+    found: dict[str, list[QueueRecord]] = {QUEUE: [], STREAM: [], CURSOR: []}
     problems: list[str] = []
     highest = 0
     prefix = queue_key(0)[:1]
     with txn.cursor() as cursor:
-        found = cursor.set_range(prefix)
-        while found and cursor.key().startswith(prefix):
+        more = cursor.set_range(prefix)
+        while more and cursor.key().startswith(prefix):
             owner = highest = int.from_bytes(cursor.key()[1:], "big")
             try:
                 fields = json.loads(unseal(cursor.value(), f"the record of queue {owner}"))
             except CorruptionError as error:
                 problems.append(str(error))
             else:
-                queues.append(_queue(txn, owner, fields, problems))
-            found = cursor.next()
-    return Recovery(UUID(bytes=values["uuid"]), values["state"] == CLEAN, queues, problems, highest + 1)
+                found[fields["kind"]].append(_queue(txn, owner, fields, problems))
+            more = cursor.next()
+    return Recovery(
+        UUID(bytes=values["uuid"]),
+        values["state"] == CLEAN,
+        found[QUEUE],
+        found[STREAM],
+        found[CURSOR],
+        problems,
+        highest + 1,
+    )
 
 
 def _queue(txn: Any, owner: int, fields: dict[str, Any], problems: list[str]) -> QueueRecord:
     rows: dict[int, Row] | None = None
+    kind = fields["kind"]
     if not fields["deleted"]:
         try:
             rows = read_rows(txn, owner)
         except CorruptionError as error:
-            problems.append(f"{error}; queue {fields['name']!r} cannot be served")
-    return QueueRecord(owner, fields["name"], fields["incarnation"], fields["settings"], rows, fields["deleted"])
+            problems.append(f"{error}; {kind} {fields['name']!r} cannot be served")
+    return QueueRecord(owner, fields["name"], fields["incarnation"], fields["settings"], rows, fields["deleted"], kind)

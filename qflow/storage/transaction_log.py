@@ -29,10 +29,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from qflow.errors import BrokerClosed, BrokerFailed, DiskFull, InDoubt, StorageError
 from qflow.message import LANE_SHIFT, Record, is_logged
@@ -40,6 +40,7 @@ from qflow.storage import block_log, bodies
 from qflow.storage.block_log import HOLLOWING_BYTES, RESERVED_SEQUENCES, TAIL_BYTES, Hollowed, Row, Settled
 from qflow.storage.bodies import RELEASED_AT_ONCE, RELEASING_BYTES, SHARED_BYTES, Releases, Sharing
 from qflow.storage.environment import Environment, LmdbError, MapFull
+from qflow.storage.topic_records import delete_index
 
 _logger = logging.getLogger("qflow")
 
@@ -72,6 +73,13 @@ class Publisher(Protocol):
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
 
 
+class TopicPublisher(Publisher, Protocol):
+    """The partition of a stream behind a lane."""
+
+    def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
+        """`publish` of a stream's messages, with their topics and the time they have in the log."""
+
+
 class Party(Protocol):
     """Who is told what became of a unit, beside those who wait for it: by the leader, in the order of the commits."""
 
@@ -94,7 +102,7 @@ class Lane:
 
     __slots__ = (
         "border", "hollow_at", "hollow_from", "hollow_steps", "is_logged", "lane", "leaves_gaps", "next", "owner",
-        "publisher", "remove_at", "removing", "row", "settled_bytes", "settled_messages",
+        "publisher", "remove_at", "removing", "row", "settled_bytes", "settled_messages", "time_ms",
     )  # fmt: skip
 
     def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
@@ -108,6 +116,8 @@ class Lane:
         self.publisher = publisher
         self.leaves_gaps = False
         """Messages that are not logged pass through it, so `row.next` must run ahead."""
+        self.time_ms = 0
+        """Of a stream's last message: the time of the next is not earlier, whatever the clock says."""
         self.border = -1
         """Where the last purge ended: settled ranges on its two sides are counted apart."""
         self.remove_at = 0
@@ -145,10 +155,18 @@ class Put:
 
     __slots__ = (
         "charged", "error", "first", "future", "joined", "lane", "plain", "records", "refused", "size", "sizes",
+        "topics",
     )  # fmt: skip
 
     def __init__(
-        self, lane: Lane, records: list[Record], sizes: list[int], plain: bool, size: int, charged: int
+        self,
+        lane: Lane,
+        records: list[Record],
+        sizes: list[int],
+        plain: bool,
+        size: int,
+        charged: int,
+        topics: Sequence[str] | None = None,
     ) -> None:
         self.lane = lane
         self.records = records
@@ -157,6 +175,8 @@ class Put:
         self.plain = plain
         self.size = size
         self.charged = charged
+        self.topics = topics
+        """Of each record, where the lane is a stream's."""
         self.first = -1
         self.joined = False
         self.error: BaseException | None = None
@@ -171,14 +191,20 @@ class Unit:
     puts hold, the same object, is stored once.
     """
 
-    __slots__ = ("done", "error", "future", "joined", "parties", "puts", "result", "settles")
+    __slots__ = ("done", "error", "future", "joined", "parties", "puts", "result", "settles", "size", "writes")
 
     def __init__(
         self,
         puts: Iterable[Put] = (),
         settles: Iterable[tuple[Lane, list[Settled]]] = (),
         parties: Iterable[Party] = (),
+        writes: Iterable[Callable[[Any], Any]] = (),
+        size: int = 0,
     ) -> None:
+        self.size = size
+        """About how many bytes `writes` write, if that is much: they are refused where the disk has no room for it."""
+        self.writes = list(writes)
+        """Functions that are run inside its transaction, perhaps twice; see `TransactionLog.write`."""
         self.puts = list(puts)
         self.settles = list(settles)
         self.parties = list(parties)
@@ -193,7 +219,7 @@ class Unit:
     @property
     def is_logging(self) -> bool:
         """It writes messages, and so is refused where the disk has no room for any."""
-        return any(put.lane.is_logged for put in self.puts)
+        return self.size > 0 or any(put.lane.is_logged for put in self.puts)
 
 
 class Step(NamedTuple):
@@ -209,6 +235,8 @@ class Step(NamedTuple):
     purged_to: int | None
     remove_at: int
     removing: bool
+    topics: Sequence[str] | None
+    time_ms: int
 
 
 class Batch:
@@ -310,7 +338,7 @@ class TransactionLog:
 
     def join(self, unit: Unit) -> Batch:
         """Add a unit to the open batch, all of it to the same. Look at its `error` when the batch is done."""
-        size = sum(put.charged for put in unit.puts)
+        size = unit.size + sum(put.charged for put in unit.puts)
         shared, saved = _shared_records(unit.puts) if len(unit.puts) > 1 else ({}, 0)
         with self._lock:
             batch = self._batch(size)
@@ -371,11 +399,17 @@ class TransactionLog:
             batch.purges |= wanted
             return batch
 
-    def write(self, write: Callable[[Any], None]) -> Batch:
-        """Run a function inside the open batch's transaction; it may run twice, if the first one fails."""
+    def write(self, write: Callable[[Any], Any], lanes: Iterable[Lane] = ()) -> Batch:
+        """Run a function inside the open batch's transaction; it may run twice, if the first one fails.
+
+        The rows of `lanes` are written after it, as the function left them. It writes a few small records: for more,
+        see `Unit.size`.
+        """
         with self._lock:
             batch = self._batch(0)
             batch.writes.append(write)
+            for lane in lanes:
+                batch.settled.setdefault(lane, [])
             return batch
 
     def quarantine(self, keys: list[bytes]) -> Batch:
@@ -476,6 +510,12 @@ class TransactionLog:
             elif batch.gate.acquire(timeout=LOOK_S):
                 batch.gate.release()
 
+    def commit(self, batch: Batch) -> None:
+        """Wait for a batch that is the caller's own work, and raise what became of it."""
+        self.wait(batch)
+        if batch.error is not None:
+            raise batch.error
+
     def drain(self) -> None:
         """Return when every batch so far is done."""
         batch = self._last
@@ -526,7 +566,7 @@ class TransactionLog:
                     self._env.grow_map()
                 batch.committing = False
             except DiskFull as error:
-                if not batch.puts:
+                if not _is_writing(batch):
                     batch.error = error
                     self._settle_later(batch)
                     return
@@ -588,7 +628,7 @@ class TransactionLog:
             parts = [ranges for unit in batch.units for _, ranges in unit.settles]
             lanes += len(parts)
             marks += sum(map(len, parts))
-            marks += 4 * len(batch.shared or ())
+            marks += 4 * len(batch.shared or ()) + 4 * sum(len(unit.writes) for unit in batch.units)
         if batch.attempts:
             marks += 2 * sum(map(len, batch.attempts.values()))
         size = batch.size - batch.saved
@@ -606,7 +646,7 @@ class TransactionLog:
                 hollows = []
                 if self._shares:
                     releases.left, batch.short = 0, True
-        env.make_room(value_bytes, values + 4 * len(batch.deletes), settles_only=not batch.puts)
+        env.make_room(value_bytes, values + 4 * len(batch.deletes), settles_only=not _is_writing(batch))
         batch.committing = False
         txn = env.begin(write=True)
         try:
@@ -624,6 +664,9 @@ class TransactionLog:
     def _write(self, txn: Any, batch: Batch, releases: Releases) -> list[Step]:
         for write in batch.writes:
             write(txn)
+        for unit in batch.units or ():
+            for write in unit.writes:
+                write(txn)
         for key in batch.damaged:
             value = txn.get(key)
             if value is not None:
@@ -668,10 +711,15 @@ class TransactionLog:
             row = block_log.purge(row, first)
         puts = batch.puts.get(lane, [])
         records: list[Record] = []
+        topics: Sequence[str] | None = None
         size = 0
         if puts:
-            records, sizes, plain = puts[0].records, puts[0].sizes, puts[0].plain
+            records, sizes, plain, topics = puts[0].records, puts[0].sizes, puts[0].plain, puts[0].topics
+            if topics is not None:
+                now_ms = max(now_ms, lane.time_ms)
             if len(puts) > 1:
+                if topics is not None:
+                    topics = [topic for put in puts for topic in put.topics or ()]
                 records = [record for put in puts for record in put.records]
                 sizes = [size for put in puts for size in put.sizes]
                 plain = all(put.plain for put in puts)
@@ -680,17 +728,20 @@ class TransactionLog:
                 following += len(put.records)
                 size += put.size
             if sharing is None:
-                row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms, len(batch.puts))
+                lanes = len(batch.puts)
+                row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms, lanes, topics)
             else:
                 stand_ins = sharing.stand_ins(records)
-                row = block_log.append_stand_ins(txn, owner, number, row, first, stand_ins, now_ms)
+                row = block_log.append_stand_ins(txn, owner, number, row, first, stand_ins, now_ms, topics)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
         row = tuple.__new__(Row, (max(row.next, following + ahead), *row[1:]))  # as in `append`
         remove_at, removing = lane.remove_at, False
         if row.floor >= remove_at:
             remove_at, removing = block_log.remove_settled(txn, owner, number, row, releases=releases)
         block_log.write_row(txn, owner, number, row)
-        return Step(lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing)
+        return Step(
+            lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing, topics, now_ms
+        )
 
     def _publish(self, batch: Batch) -> None:
         if batch.committed:
@@ -698,12 +749,17 @@ class TransactionLog:
             if not batch.published:  # before anything that came later is visible
                 _tell_purged(plan)
             while batch.published < len(plan):
-                lane, row, following, first, records, size, puts, _, remove_at, removing = plan[batch.published]
+                lane, row, following, first, records, size, puts, _, remove_at, removing, topics, time_ms = plan[
+                    batch.published
+                ]
                 lane.row, lane.remove_at, lane.removing = row, remove_at, removing
                 if puts:
                     lane.next = following
-                if puts:
-                    lane.publisher.publish(first, records, size, puts)
+                    if topics is None:
+                        lane.publisher.publish(first, records, size, puts)
+                    else:
+                        lane.time_ms = time_ms
+                        cast(TopicPublisher, lane.publisher).publish_topics(first, records, topics, size, time_ms)
                 batch.published += 1
             for lane, hollowed in batch.hollowed.items():
                 _note_hollowed(lane, hollowed)
@@ -849,6 +905,11 @@ def _add_settled(batch: Batch, lane: Lane, ranges: Iterable[Settled]) -> None:
             parts.append([first, end, messages, size])
 
 
+def _is_writing(batch: Batch) -> bool:
+    """Tell whether a batch holds what may be refused for lack of room on the disk."""
+    return bool(batch.puts) or any(unit.size for unit in batch.units or ())
+
+
 def _leave_half_joined(batch: Batch, unit: Unit) -> None:
     """Take out the puts of a unit that was interrupted on its way in. Under the log's lock."""
     theirs = set(map(id, unit.puts))
@@ -903,7 +964,11 @@ def _tell_purged(plan: list[Step]) -> None:
 
 def _write_deletes(txn: Any, owners: Iterable[int], releases: Releases) -> tuple[int, ...]:
     """Remove a part of what deleted queues left; return those of which nothing is left, their names included."""
-    gone = tuple(owner for owner in owners if not block_log.delete_lanes(txn, owner, releases=releases))
+    gone = tuple(
+        owner
+        for owner in owners
+        if not block_log.delete_lanes(txn, owner, releases=releases) and not delete_index(txn, owner)
+    )
     for owner in gone:
         txn.delete(block_log.queue_key(owner))
     return gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from zlib import crc32
 
@@ -34,6 +35,14 @@ def as_message(record: Record) -> Message:
 
 
 some_records = st.lists(plain_or_message, min_size=1, max_size=20)
+topic_names = st.sampled_from(["a", "a/b", "é/ü", "/", "x" * 70]) | st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=8
+)
+
+
+def topics_for(data: st.DataObject, records: list[Record]) -> list[str] | None:
+    """Draw a topic for each record, or none at all."""
+    return data.draw(st.none() | st.lists(topic_names, min_size=len(records), max_size=len(records)))
 
 
 @given(keys, some_records, st.integers(0, 2**64 - 1), st.integers(0, 2**63), st.data())
@@ -43,7 +52,11 @@ def test_decode_returns_what_encode_was_given(key, records, previous, time_ms, d
     times = data.draw(st.none() | st.lists(st.integers(0, 2**32 - 1), min_size=len(records), max_size=len(records)))
     offsets = None if gaps is None else [end - 1 for end in accumulate(gaps)]
 
-    encoded = blocks.encode(key, records, previous=previous, time_ms=time_ms, offsets=offsets, times=times)
+    topics = topics_for(data, records)
+
+    encoded = blocks.encode(
+        key, records, previous=previous, time_ms=time_ms, offsets=offsets, times=times, topics=topics
+    )
     block = blocks.decode(encoded, key, where=WHERE)
 
     assert [as_message(record) for record in block.records] == [as_message(record) for record in records]
@@ -54,7 +67,9 @@ def test_decode_returns_what_encode_was_given(key, records, previous, time_ms, d
     assert (block.first, block.header.previous, block.header.time_ms) == (key.first, previous, time_ms)
     assert block.end == key.first + (offsets[-1] + 1 if offsets else len(records))
     assert block.header == blocks.read_header(encoded, where=WHERE)
-    assert block.header.total_bytes == len(encoded)
+    assert block.header.total_bytes(encoded) == len(encoded)
+    assert [block.names[number] for number in block.topics] == (topics or [])
+    assert block.names == list(dict.fromkeys(topics or [])) == blocks.read_names(encoded, where=WHERE)
 
 
 @given(keys, plain_or_message)
@@ -80,6 +95,7 @@ SAMPLES = {
         KEY, [Message(b"x", b'{"a":1}'), Message(b"yz", b"", logged=False)], offsets=[0, 7], times=[0, 9]
     ),
     "reference": blocks.encode(KEY, [b"plain", Reference(2**40, 5_000), Message(b"x", b'{"a":1}')]),
+    "topics": blocks.encode(KEY, [b"one", b"two", b"three"], topics=["a/b", "é", "a/b"]),
 }  # fmt: skip
 
 
@@ -246,22 +262,37 @@ def test_growing_a_block_is_decoding_and_encoding_it(records, more, data):
     late_ms = data.draw(st.integers(-1, 2**32))
     old = blocks.encode(KEY, records, previous=7, time_ms=1000, offsets=offsets, times=times)
     first = KEY.first + len(records) + gap
+    topics, more_topics = topics_for(data, records), topics_for(data, more)
+    if topics is not None:
+        old = blocks.encode(KEY, records, previous=7, time_ms=1000, offsets=offsets, times=times, topics=topics)
 
     grown = blocks.grow(
-        old, KEY, first, more, list(map(len, more)), plain=is_plain(more), settled=settled, time_ms=1000 + late_ms
+        old,
+        KEY,
+        first,
+        more,
+        list(map(len, more)),
+        plain=is_plain(more),
+        settled=settled,
+        time_ms=1000 + late_ms,
+        topics=more_topics,
     )
 
-    if offsets is not None or gap or not 0 <= late_ms < 2**32:
+    mixed = (topics is None) != (more_topics is None)
+    if offsets is not None or gap or not 0 <= late_ms < 2**32 or mixed:
         assert grown is None
         return
     block = blocks.decode(old, KEY, where=WHERE)
     kept = [b""] * settled + block.records[settled:]
     both = [*(times or [0] * len(records)), *[late_ms] * len(more)]
-    expected = blocks.decode(blocks.encode(KEY, [*kept, *more], previous=7, time_ms=1000, times=both), KEY, where=WHERE)
+    both_topics = None if topics is None or more_topics is None else topics + more_topics
+    whole = blocks.encode(KEY, [*kept, *more], previous=7, time_ms=1000, times=both, topics=both_topics)
+    expected = blocks.decode(whole, KEY, where=WHERE)
     found = blocks.decode(grown, KEY, where=WHERE)
     assert list(map(type, found.records)) == list(map(type, expected.records))
     assert found.records == expected.records
     assert list(found.times_ms) == list(expected.times_ms)
+    assert (found.names, list(found.topics)) == (expected.names, list(expected.topics))
     assert found.header._replace(columns=0) == expected.header._replace(columns=0)
 
 
@@ -274,3 +305,13 @@ def test_a_damaged_or_foreign_block_does_not_grow(name, position, change):
     count = blocks.read_header(whole, where=WHERE).count
     for block, key in ((damaged, KEY), (whole[:at], KEY), (whole, KEY._replace(owner=1)), (b"", KEY)):
         assert blocks.grow(block, key, KEY.first + count, [b"more"], [4], plain=True, settled=0, time_ms=2**41) is None
+
+
+@given(st.integers(min_value=0), st.integers(1, 255))
+def test_topics_that_are_damaged_are_never_taken_for_others(position, change):
+    """Names have a checksum of their own: who reads only those gets them as they were written, or an error."""
+    whole = SAMPLES["topics"]
+    at = position % len(whole)
+    damaged = whole[:at] + bytes((whole[at] ^ change,)) + whole[at + 1 :]
+    with suppress(CorruptionError):
+        assert blocks.read_names(damaged, where=WHERE) == ["a/b", "é"]

@@ -1,0 +1,344 @@
+"""Reading a partition of a stream: blocks with dense sequences, of which only some topics may be wanted.
+
+A read looks at blocks in order. Where an index says which blocks hold a wanted topic, it reads those alone; behind what
+is indexed it looks at the names in each block, and decodes the block if one of them is wanted. Nothing is assumed of
+what an index leaves out but that it was complete when it was written.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from typing import Any, NamedTuple, Protocol
+
+from qflow.errors import CorruptionError
+from qflow.message import Record
+from qflow.storage import blocks, bodies
+from qflow.storage.block_log import BLOCKS, Row, key_of, scan
+from qflow.storage.blocks import Block, BlockKey, Reference
+
+BLOCKS_AT_ONCE = 256
+"""Looked at in one read, at most: it holds a transaction open."""
+
+
+class Candidates(Protocol):
+    """Blocks that may hold wanted topics; see `topic_selection`."""
+
+    @property
+    def blocks(self) -> list[int]: ...
+    @property
+    def end(self) -> int: ...
+
+
+class Wanted(Protocol):
+    """Which topics a reader wants."""
+
+    def blocks(self, txn: Any, lane: int, position: int, limit: int) -> Candidates:
+        """Return blocks that may hold a wanted topic; where their `end` is `position`, nothing is known of them."""
+
+    def choose(self, names: Sequence[str]) -> Sequence[bool] | None:
+        """Tell which of these topics are wanted; None for all of them."""
+
+
+class Piece(NamedTuple):
+    """Wanted messages with rising sequences, and what they cover: all others in [start, end) are not wanted."""
+
+    start: int
+    end: int
+    sequences: Sequence[int]
+    records: list[Record]
+    topics: list[str]
+    times_ms: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages."""
+        return sum(map(len, self.records))
+
+    def part(self, low: int, high: int) -> Piece:
+        """Return some of the messages, each with what it covers: from behind the one before to itself."""
+        sequences = self.sequences
+        return Piece(
+            sequences[low - 1] + 1 if low else self.start,
+            sequences[high - 1] + 1 if high < len(sequences) else self.end,
+            sequences[low:high],
+            self.records[low:high],
+            self.topics[low:high],
+            self.times_ms[low:high],
+        )
+
+
+class Hole(NamedTuple):
+    """Messages that cannot be read any more: their block is damaged, or gone."""
+
+    start: int
+    end: int
+    problem: str
+
+
+class Found(NamedTuple):
+    """What a read came upon."""
+
+    pieces: list[Piece]
+    hole: Hole | None
+    """What cannot be read; there are no pieces then."""
+    position: int
+    """Everything below it has been looked at."""
+    decoded: int
+    """How many blocks were read as a whole."""
+
+
+def read(
+    txn: Any,
+    owner: int,
+    lane: int,
+    position: int,
+    end: int,
+    most_bytes: int,
+    wanted: Wanted | None = None,
+    most_messages: int = 2**62,
+) -> Found:
+    """Read wanted messages in [position, end), in order: whole blocks, until there are so many bytes or messages.
+
+    Args:
+        end: the sequence behind the last one that is confirmed.
+        wanted: None for every topic.
+
+    Cost: 0.15 µs a message; 10 µs for a block of 64 KiB that is passed over by its names.
+    """
+    pieces: list[Piece] = []
+    size = messages = looked = decoded = 0
+    start = position
+    hole: Hole | None = None
+    for first, value, in_line in _blocks(txn, owner, lane, position, end, wanted):
+        if looked >= BLOCKS_AT_ONCE or size >= most_bytes or messages >= most_messages:
+            return Found(pieces, None, position, decoded)
+        looked += 1
+        if value is None:  # the index has looked at everything below
+            position = max(position, first)
+            continue
+        where = f"block {first} of stream {owner}"
+        if first > position and in_line:
+            hole = Hole(position, first, f"what came before {where}, from {position} on, has vanished")
+            break
+        try:
+            header = blocks.read_header(value, where=where)
+            if header.key != BlockKey(BLOCKS, owner, lane, first):
+                raise CorruptionError(f"{where}: holds the block of {header.key}")
+            stop = min(header.end, end)
+            chosen = None
+            if wanted is not None:
+                chosen = wanted.choose(blocks.read_names(value, where=where))
+                if chosen is not None and not any(chosen):
+                    position = max(position, stop)
+                    continue
+            decoded += 1
+            block = blocks.decode(value, header.key, where=where)
+            piece = _piece(txn, block, start, max(position, first), stop, chosen)
+        except CorruptionError as error:
+            low = max(position, first)
+            hole = Hole(low, max(low + 1, min(end, _next_block(txn, owner, lane, first))), str(error))
+            break
+        position = max(position, stop)
+        if piece is not None:
+            pieces.append(piece)
+            size += piece.size
+            messages += len(piece.records)
+            start = piece.end
+    else:
+        if position < end:
+            hole = Hole(position, end, f"the last block of stream {owner}, from {position} on, has vanished")
+    if hole is None:
+        return Found(pieces, None, end, decoded)
+    if pieces:
+        return Found(pieces, None, hole.start, decoded)  # the next read begins with the hole
+    return Found([], hole, hole.end, decoded)
+
+
+def _blocks(
+    txn: Any, owner: int, lane: int, position: int, end: int, wanted: Wanted | None
+) -> Iterator[tuple[int, bytes | None, bool]]:
+    """Yield (first sequence, bytes, whether none is left out before it) of each block that may matter.
+
+    In place of the bytes stands None where all below the sequence is done.
+    """
+    while wanted is not None and position < end:
+        candidates = wanted.blocks(txn, lane, position, BLOCKS_AT_ONCE)
+        if candidates.end <= position:
+            break
+        for first in candidates.blocks:
+            value = txn.get(key_of(BLOCKS, owner, lane, first)) if first < end else None
+            if value is not None:  # else it lay below the floor, and is gone
+                yield first, value, False
+        position = min(candidates.end, end)
+        yield position, None, False
+    for key, value in scan(txn, owner, lane, position, end):
+        first = int.from_bytes(key[-8:], "big")
+        if first < position and len(value) >= blocks.HEADER_BYTES:
+            try:
+                if blocks.read_header(value, where="").end <= position:
+                    continue
+            except CorruptionError:
+                pass  # the reader will name it
+        yield first, value, True
+
+
+def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:
+    """Return the wanted messages of a block in [position, stop), covering [start, stop); None if there are none."""
+    first = block.first
+    low, high = position - first, stop - first
+    names, numbers = block.names, block.topics
+    records, times = block.records, block.times_ms
+    sequences: Sequence[int] = range(position, stop)
+    if low or high < len(records):
+        records, times, numbers = records[low:high], times[low:high], numbers[low:high]
+    if chosen is not None:
+        picked = list(map(chosen.__getitem__, numbers))
+        records = list(compress(records, picked))
+        if not records:
+            return None
+        times, numbers, sequences = (list(compress(part, picked)) for part in (times, numbers, sequences))
+    if not records:
+        return None
+    records = [bodies.fetch(txn, one) if type(one) is Reference else one for one in records]
+    return Piece(start, stop, sequences, records, list(map(names.__getitem__, numbers)), times)
+
+
+def _next_block(txn: Any, owner: int, lane: int, first: int) -> int:
+    """Return where the next block begins; a number above all sequences if there is none."""
+    for key, _ in scan(txn, owner, lane, first + 1, 2**64 - 1):
+        other = int.from_bytes(key[-8:], "big")
+        if other > first:
+            return other
+    return 2**64 - 1
+
+
+def find_time(txn: Any, owner: int, lane: int, row: Row, end: int, time_ms: int) -> int:
+    """Return the first sequence in [row.floor, end) of a message that is not earlier; `end` if there is none.
+
+    Times never fall along a partition. Cost: a block's header for each halving.
+    """
+    low, high = row.floor, end
+    while low < high:
+        middle = (low + high) // 2
+        block = _block_at(txn, owner, lane, middle)
+        if block is None:
+            high = middle
+            continue
+        times = block.times_ms
+        if times[-1] < time_ms:
+            low = max(middle + 1, block.end)
+        elif times[0] >= time_ms:
+            high = min(middle, block.first)
+        else:
+            return max(row.floor, min(end, block.first + bisect_left(times, time_ms)))
+    return max(row.floor, min(low, end))
+
+
+def _block_at(txn: Any, owner: int, lane: int, sequence: int) -> Block | None:
+    """Return the block that holds a sequence, or the next that can be read; None if there is none."""
+    for key, value in scan(txn, owner, lane, sequence, 2**64 - 1):
+        first = int.from_bytes(key[-8:], "big")
+        try:
+            block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where="a block")
+        except CorruptionError:
+            continue
+        if block.end > sequence:
+            return block
+    return None
+
+
+def last_time(txn: Any, owner: int, lane: int, row: Row) -> int:
+    """Return the time of a partition's last message, in milliseconds since the epoch; 0 if none can be read."""
+    block = _block_at(txn, owner, lane, row.next - 1) if row.messages else None
+    return 0 if block is None else block.times_ms[-1]
+
+
+class Retained(NamedTuple):
+    """What is to be dropped: everything below a floor."""
+
+    floor: int
+    messages: int
+    bytes: int
+    more: bool
+    """A limit stopped the count before it was complete."""
+
+
+def surplus(
+    txn: Any,
+    owner: int,
+    lane: int,
+    row: Row,
+    *,
+    ceiling: int,
+    messages: int | None,
+    size: int | None,
+    before_ms: int | None,
+    all_below: bool,
+) -> Retained:
+    """Return how far the floor may rise, looking at a bounded number of blocks.
+
+    Args:
+        ceiling: the floor rises no higher.
+        messages, size: how much may stay at most; None for any.
+        before_ms: what is older goes; None for nothing.
+        all_below: everything below the ceiling goes, whatever the limits say.
+    """
+    floor = row.floor
+    dropped = dropped_bytes = looked = 0
+    for key, value in scan(txn, owner, lane, row.floor, ceiling):
+        if looked >= 4 * BLOCKS_AT_ONCE:
+            return Retained(floor, dropped, dropped_bytes, True)
+        looked += 1
+        first = int.from_bytes(key[-8:], "big")
+        try:
+            header, lengths, _ = blocks.outline(value, BlockKey(BLOCKS, owner, lane, first), where="a block")
+        except CorruptionError:
+            lengths, header = (), None
+        stop = _next_block(txn, owner, lane, first) if header is None else header.end
+        if stop <= floor:
+            continue
+        if header is not None and first < row.referring and header.columns & blocks.KINDS:
+            lengths = _full_lengths(value, header)
+        low = floor - first
+        high = min(stop, ceiling) - first
+        if not all_below:
+            high = min(high, low + _exceeding(row, dropped, dropped_bytes, lengths, low, messages, size))
+            if before_ms is not None:
+                high = max(high, min(min(stop, ceiling) - first, _older(value, header, before_ms)))
+        if high <= low:
+            break
+        floor = first + high
+        dropped += high - low
+        dropped_bytes += sum(lengths[low:high])
+        if floor < min(stop, ceiling):
+            break
+    return Retained(floor, dropped, dropped_bytes, False)
+
+
+def _full_lengths(value: bytes, header: blocks.Header) -> Sequence[int]:
+    """Return the lengths of messages, also of those that references stand for."""
+    records = blocks.decode(value, header.key, where="a block").records
+    return [one.size if type(one) is Reference else len(one) for one in records]
+
+
+def _exceeding(
+    row: Row, dropped: int, dropped_bytes: int, lengths: Sequence[int], low: int, messages: int | None, size: int | None
+) -> int:
+    """Return how many messages of a block, from `low` on, are more than may stay."""
+    by_count = 0 if messages is None else max(0, row.messages - dropped - messages)
+    by_size = 0
+    if size is not None:
+        left = row.bytes - dropped_bytes
+        while left > size and low + by_size < len(lengths):
+            left -= lengths[low + by_size]
+            by_size += 1
+    return max(by_count, by_size)
+
+
+def _older(value: bytes, header: blocks.Header | None, before_ms: int) -> int:
+    """Return how many messages of a block, from its beginning, are older."""
+    if header is None or header.time_ms >= before_ms:
+        return 0
+    return bisect_left(blocks.times(value, header), before_ms)

@@ -1,0 +1,840 @@
+"""How far a subscription came, and who holds what of it: shared by the members of a group, or of one subscriber alone.
+
+A cursor has a *part* for each partition. A part reads ahead a little into a buffer, from the live tail or the log; its
+members take messages from there. What they settle is a range of sequences, given by value to the log, where a durable
+cursor has a row and marks as a queue has; what they do not settle comes back, in its place.
+
+A part is *live* when it has read everything there is. From then on publishers tell it where something came that its
+filter wants, so that it looks at nothing else. It becomes live under the partition's lock, so nothing falls between.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
+from qflow.errors import AlreadySettled, BrokerClosed, GapError, InvalidArgument, QflowError, StreamDeleted
+from qflow.memory.ledger import Ledger
+from qflow.memory.line import WORK, Line, Wake
+from qflow.stats import SubscriptionStats
+from qflow.storage.block_log import Row, Settled, clear_marks
+from qflow.storage.partitions import Found, Hole, Piece
+from qflow.storage.transaction_log import Lane, TransactionLog, Unit
+from qflow.streams.deliveries import Share, StreamDeliveries
+from qflow.streams.interest import Interest
+from qflow.streams.partition import Partition, offset_of
+from qflow.streams.room import Room
+
+if TYPE_CHECKING:
+    from qflow.streams.stream import Stream
+
+HINTS = 1024
+"""A live part that is behind by more commits is live no more: it reads on as one that replays."""
+MOST_UNSETTLED = 65_536
+"""Messages that the members of a cursor may hold: it bounds what is settled out of order."""
+READ_BYTES = 256 * 1024
+LEAST_READ_BYTES = 64 * 1024
+BATCH_BYTES = 2**20
+"""A batch of many is filled up to so many bytes."""
+LOOK_S = 0.05
+"""How often who waits for memory looks again: nobody tells him what others give back."""
+
+
+class Part:
+    """A cursor's place in one partition. Under the cursor's lock, but what is said to be under the partition's."""
+
+    __slots__ = (
+        "behind", "buffer", "buffered", "clear_to", "covered", "cursor", "doubtful", "fetching", "hints", "lane",
+        "live", "partition", "position", "seen", "skips",
+    )  # fmt: skip
+
+    def __init__(self, cursor: Cursor, partition: Partition, position: int, lane: Lane | None) -> None:
+        self.cursor = cursor
+        self.partition = partition
+        self.lane = lane
+        """Where what is settled is logged; None for a cursor that is not durable."""
+        self.position = self.covered = position
+        """Everything below has been read; everything below `covered` is in a piece that was."""
+        self.buffer: deque[Share] = deque()
+        self.buffered = 0
+        self.behind: Hole | None = None
+        """Messages that are gone, and somebody has to be told."""
+        self.fetching: object | None = None
+        self.skips: list[tuple[int, int]] = []
+        """What was settled above the floor when the cursor was opened."""
+        self.doubtful = 0
+        """What is below it may have been delivered before."""
+        self.seen = 0
+        """What is below it was delivered, or passed over."""
+        self.live = False
+        self.hints: deque[int] = deque()
+        self.clear_to = position
+        """Under the partition's lock: where something comes that is wanted; nothing is below `clear_to`."""
+
+    def come(self, first: int) -> None:
+        """Something wanted was committed. Under the partition's lock."""
+        if self.live:
+            if len(self.hints) >= HINTS:
+                self.live = False
+                self.clear_to = self.hints[0]
+                self.hints.clear()
+            else:
+                self.hints.append(first)
+
+    def wake(self) -> None:
+        """Have the cursor look again."""
+        self.cursor.wake()
+
+    def has_more(self) -> bool:
+        """Tell whether there is something to read; if not, the part is live."""
+        partition = self.partition
+        with partition.lock:
+            if self.live:
+                return bool(self.hints)
+            if max(self.position, self.clear_to) < partition.next:
+                return True
+            self.live = True
+            return False
+
+    def next_to_read(self) -> tuple[int, int]:
+        """Return from where to read, and where what is confirmed ends."""
+        partition = self.partition
+        with partition.lock:
+            end = partition.next
+            position = max(self.position, self.clear_to)
+            if self.live:
+                hints = self.hints
+                while hints and hints[0] < position:
+                    hints.popleft()
+                position = max(position, hints.popleft() if hints else end)
+            return position, end
+
+    def clear(self) -> int | None:
+        """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
+        if self.buffer or self.fetching is not None or self.behind is not None:
+            return None
+        return self.partition.next - self.lag() if self.live else self.position
+
+    def lag(self) -> int:
+        """Return how many messages, of all topics, are before it."""
+        with self.partition.lock:
+            end = self.partition.next
+            if self.live:
+                return end - (self.hints[0] if self.hints else end)
+            return max(0, end - max(self.position, self.clear_to))
+
+    def restart(self, position: int) -> None:
+        """Read on from somewhere else; what was read ahead is forgotten, and what it was charged is returned."""
+        self.fetching = None
+        self.buffer.clear()
+        self.buffered = 0
+        self.behind = None
+        self.position = self.covered = position
+        with self.partition.lock:
+            self.live = False
+            self.hints.clear()
+            self.clear_to = 0
+
+
+class Leaving:
+    """Messages that are settled in one commit with something else; a party of the unit. See `Together`."""
+
+    depth = None
+    writes = ()
+
+    def __init__(self, cursor: Cursor, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
+        self.queue = cursor
+        self.unit: Unit | None = None
+        self._held = held
+        self._shares = [
+            share
+            for batch, positions in held
+            for share in (batch.left_shares() if positions is None else map(batch.share_at, positions))
+        ]
+
+    def settles(self) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane."""
+        return _settles(self._shares)
+
+    def committed(self, unit: Unit | None) -> None:
+        """Called by the leader; twice is fine."""
+        held, self._held = self._held, []
+        self.queue.left(held)
+
+    def refused(self, unit: Unit | None) -> None:
+        """Called by the leader; twice is fine."""
+        held, self._held = self._held, []
+        self.queue.stays(held)
+
+    def give_up(self) -> None:
+        """Called by who was stopped on the way."""
+        if self.unit is None or not self.unit.joined:
+            self.refused(None)
+
+
+class Totals(NamedTuple):
+    """What happened to a cursor since it was opened."""
+
+    delivered: int = 0
+    acked: int = 0
+    redelivered: int = 0
+    gap: int = 0
+
+
+class Cursor:
+    """See the module. Thread-safe."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        name: str | None,
+        interest: Interest,
+        positions: list[int],
+        lanes: list[Lane] | None,
+        *,
+        log: TransactionLog,
+        room: Room,
+        owner: int = 0,
+        group: bool = False,
+        ack_timeout_s: float | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stream = stream
+        self.name = stream.name
+        """What deliveries call their queue."""
+        self.title = name
+        self.interest = interest
+        self.owner = owner
+        self.is_group = group
+        self.ack_timeout_s = ack_timeout_s
+        self.epoch = 0
+        """Raised by `seek`: what was delivered before is not settled any more."""
+        self.parts = [
+            Part(self, partition, position, None if lanes is None else lanes[partition.number])
+            for partition, position in zip(stream.partitions, positions, strict=True)
+        ]
+        self.members: dict[Any, None] = {}
+        self.ended: type[QflowError] | None = None
+        self._wanted = None if topic_filter_is_all(interest, stream) else interest
+        self._log = log
+        self._room = room
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._line = Line(self._lock)
+        self._waiting = 0
+        self._held: dict[StreamDeliveries, float | None] = {}
+        self._unsettled = 0
+        self._again: list[tuple[int, int, Share]] = []  # (sequence, number, what came back)
+        self._later: list[tuple[float, int, Share]] = []  # the same, until a moment
+        self._number = 0
+        self._turn = 0
+        self.totals = Totals()
+
+    # Members -------------------------------------------------------------------------------------------------------
+
+    def join(self, member: Any) -> None:
+        """Have one member more."""
+        with self._lock:
+            self.check_open()
+            if not self.members:
+                self.stream.readers.add(self.interest.filter, self)
+            self.members[member] = None
+
+    def leave(self, member: Any) -> bool:
+        """Have one member less; what he holds goes back. Returns whether he was the last."""
+        with self._line:
+            if member not in self.members:
+                return False
+            for batch in [batch for batch in self._held if batch.member is member]:
+                self._return(batch, 0.0, repeated=True)
+            del self.members[member]
+            if self.members:
+                self._line.notify_all()
+                return False
+            self._withdraw()
+            self._line.notify_all()
+            return True
+
+    def _withdraw(self) -> None:
+        """Nobody reads any more: forget what was read ahead."""
+        self.stream.readers.remove(self.interest.filter, self)
+        self._forget([part.position for part in self.parts])
+
+    def _forget(self, positions: Iterable[int]) -> None:
+        """Forget everything in memory, and read on from here. Under the lock."""
+        freed = sum(part.buffered for part in self.parts)
+        freed += sum(batch.charged for batch in self._held)
+        freed += sum(share.charged for _, _, share in (*self._again, *self._later))
+        for batch in self._held:
+            batch.settled = None
+        self._held, self._again, self._later, self._unsettled = {}, [], [], 0
+        for part, position in zip(self.parts, positions, strict=True):
+            part.restart(position)
+        self._room.let_go(freed)
+
+    def end(self, error: type[QflowError]) -> None:
+        """Serve nobody any more; wake who waits."""
+        with self._line:
+            if self.ended is None:
+                self.ended = error
+                if self.members:
+                    self._withdraw()
+                self.members = {}
+            self._line.notify_all()
+
+    def check_open(self) -> None:
+        if self.ended is BrokerClosed:
+            raise BrokerClosed(f"the broker of stream {self.name!r} is closed: open the spool again")
+        if self.ended is not None:
+            raise StreamDeleted(f"stream {self.name!r}, or this subscription of it, was deleted: declare it again")
+
+    def recall(self, skips: list[list[tuple[int, int]]]) -> None:
+        """Begin where what is settled ends, given what was settled above that, by partition. Nobody has it open."""
+        with self._lock:
+            for part, ranges in zip(self.parts, skips, strict=True):
+                assert part.lane is not None
+                part.skips = ranges
+                part.doubtful = max(part.doubtful, part.seen)
+                part.restart(part.lane.row.floor)
+
+    # Reading ----------------------------------------------------------------------------------------------------
+
+    def get(
+        self, member: Any, most: int, timeout: float | None, *, follow: bool, skip_gaps: bool
+    ) -> StreamDeliveries | None:
+        """Return a batch as soon as there is something; None at the time-out, or at the end of what must not grow."""
+        deadline = None if timeout is None else self._monotonic() + timeout
+        with self._line:
+            while True:
+                found = self._step(member, most, follow, skip_gaps, may_work=True)
+                if not isinstance(found, float):
+                    return found
+                if deadline is not None:
+                    found = min(found, deadline - self._monotonic())
+                    if found <= 0:
+                        return None
+                self._waiting += 1
+                try:
+                    self._line.wait(min(found, threading.TIMEOUT_MAX))
+                finally:
+                    self._waiting -= 1
+
+    def try_get(
+        self, member: Any, most: int, wake: Wake | None, *, follow: bool, skip_gaps: bool, may_work: bool
+    ) -> StreamDeliveries | float | None:
+        """A step of `get` by a caller who has no thread to wait with: a batch, None at the end, or see `line`."""
+        with self._line:
+            found = self._step(member, most, follow, skip_gaps, may_work=may_work)
+            if isinstance(found, float) and found != WORK and wake is not None:
+                self._line.watch(wake, 0)
+            return found
+
+    def _step(
+        self, member: Any, most: int, follow: bool, skip_gaps: bool, *, may_work: bool
+    ) -> StreamDeliveries | float | None:
+        """Return a batch; None at the end; or how long to wait, at most. With the lock held; it may let go of it."""
+        while True:
+            self.check_open()
+            if member not in self.members:
+                raise InvalidArgument("the subscription is closed: subscribe again")
+            now = self._monotonic()
+            self._expire(now)
+            if not self.owner:
+                self._settle_previous()
+            self._tell_gap(skip_gaps)
+            room = MOST_UNSETTLED - self._unsettled
+            ready = sum(len(share.piece.records) for _, _, share in self._again)
+            size = 0
+            for part in self.parts:
+                ready += sum(len(share.piece.records) for share in part.buffer)
+                size += part.buffered
+            wanted = min(most, room)
+            reading = self._part_to_read() if ready < wanted and size < BATCH_BYTES else None
+            amount = self._room_for(wanted - ready, ready) if reading is not None else 0
+            if reading is not None and amount:
+                if not may_work and not self._is_in_memory(reading):
+                    self._room.let_go(amount)
+                    return WORK
+                self._fetch(reading, max(wanted - ready, 256 if most == 1 else 1), amount)
+                continue
+            if ready and room > 0:
+                return self._take(member, wanted, now)
+            if any(one.fetching is not None for one in self.parts):
+                return 1.0  # whoever does that tells when he is done
+            if (
+                reading is None
+                and not follow
+                and room > 0
+                and not self._later
+                and not any(map(Part.has_more, self.parts))
+            ):
+                return None
+            return self._patience(now, LOOK_S if reading is not None else None)
+
+    def _settle_previous(self) -> None:
+        """Without a name nothing is logged, and who asks for more has done with what he got before. Under the lock."""
+        thread = threading.get_ident()
+        for batch in [batch for batch in self._held if batch.thread == thread]:
+            self._drop(batch, len(batch) - len(batch.settled or ()))
+
+    def _part_to_read(self) -> Part | None:
+        """Return a part with something to read that nobody reads yet, in turn."""
+        count = len(self.parts)
+        for index in range(count):
+            part = self.parts[(self._turn + index) % count]
+            if part.fetching is None and part.behind is None and part.has_more():
+                self._turn = (self._turn + index + 1) % count
+                return part
+        return None
+
+    def _room_for(self, wanted: int, ready: int) -> int:
+        """Take memory for what is about to be read; 0 if there is none now."""
+        for amount in (READ_BYTES if wanted <= 256 else BATCH_BYTES, LEAST_READ_BYTES):
+            if self._room.hold(amount, least=False):
+                return amount
+        if ready or self._held:
+            return 0
+        self._room.hold(LEAST_READ_BYTES, least=True)
+        return LEAST_READ_BYTES
+
+    def _is_in_memory(self, part: Part) -> bool:
+        """Tell whether the next thing to read is in the live tail."""
+        with part.partition.lock:
+            first = part.hints[0] if part.live and part.hints else max(part.position, part.clear_to)
+        return first in part.partition.tail.slabs
+
+    def _fetch(self, part: Part, most: int, amount: int) -> None:
+        """Read on in a part, without the lock, and keep what came unless somebody went elsewhere meanwhile."""
+        claim = part.fetching = object()
+        self._lock.release()
+        found: Found | None = None
+        try:
+            position, end = part.next_to_read()
+            if position < part.doubtful:
+                end = min(end, part.doubtful)
+            found = self._read(part, position, end, most, amount)
+        finally:
+            self._lock.acquire()
+            if part.fetching is claim:
+                part.fetching = None
+                if found is not None:
+                    amount -= self._install(part, found)
+            self._room.let_go(amount)
+            self._line.notify_all()
+
+    def _read(self, part: Part, position: int, end: int, most: int, amount: int) -> Found:
+        """Read from the live tail, else from the log."""
+        partition = part.partition
+        slab = partition.tail.slabs.get(position)
+        if slab is None or slab.end > end:
+            return self.stream.read(partition.number, position, end, amount, self._wanted, most)
+        records, topics = slab.records, list(slab.topics)
+        times = [slab.time_ms] * len(records)
+        sequences: Any = range(slab.first, slab.end)
+        if self._wanted is not None:
+            names = list(dict.fromkeys(topics))
+            chosen = self._wanted.choose(names)
+            if chosen is not None:
+                known = dict(zip(names, chosen, strict=True))
+                picked = [known[topic] for topic in topics]
+                records, topics, times, sequences = (
+                    list(compress(column, picked)) for column in (records, topics, times, sequences)
+                )
+        pieces = [Piece(slab.first, slab.end, sequences, records, topics, times)] if records else []
+        return Found(pieces, None, slab.end, 0)
+
+    def _install(self, part: Part, found: Found) -> int:
+        """Keep what was read; return what it is charged. Under the lock."""
+        charged = 0
+        for read in found.pieces:
+            piece = read._replace(start=part.covered) if part.covered < read.start else read
+            part.covered = piece.end
+            left = _without_settled(piece, part.skips) if part.skips else piece
+            if left is not None:
+                marks = MAY_BE_REPEATED if left.start < part.doubtful else 0
+                share = Share(part, left, marks)
+                part.buffer.append(share)
+                charged += share.charged
+        part.buffered += charged
+        part.position = max(part.position, found.position)
+        if found.hole is not None:
+            part.behind = found.hole
+        return charged
+
+    def _tell_gap(self, skip: bool) -> None:
+        """Tell of messages that are gone, once what comes before them is delivered."""
+        for part in self.parts:
+            hole = part.behind
+            if hole is None or part.buffer:
+                continue
+            part.behind = None
+            first, end = offset_of(hole.start), offset_of(hole.end)
+            self.totals = self.totals._replace(gap=self.totals.gap + end - first)
+            if not skip:
+                raise GapError(
+                    f"stream {self.name!r}, partition {part.partition.number}: messages {first} to {end - 1} are gone "
+                    f"({hole.problem}); the next call goes on at {end}",
+                    partition=part.partition.number,
+                    first=first,
+                    end=end,
+                )
+
+    def _take(self, member: Any, most: int, now: float) -> StreamDeliveries:
+        """Return a batch from what is ready: first what came back, then what was read ahead. Under the lock."""
+        shares: list[Share] = []
+        count = charged = 0
+        while self._again and count < most:
+            _, _, share = self._again.pop(0)
+            taken, rest = _cut(share, most - count)
+            if rest is not None:
+                insort(self._again, (rest.piece.start, self._next_number(), rest))
+            shares.append(taken)
+            count += len(taken.piece.records)
+            charged += taken.charged
+        for index in range(len(self.parts)):
+            part = self.parts[(self._turn + index) % len(self.parts)]
+            while part.buffer and count < most:
+                taken, rest = _cut(part.buffer.popleft(), most - count)
+                if rest is not None:
+                    part.buffer.appendleft(rest)
+                shares.append(taken)
+                count += len(taken.piece.records)
+                size = taken.charged
+                part.buffered -= size
+                charged += size
+                part.seen = max(part.seen, taken.piece.end)
+        batch = StreamDeliveries(self, shares, member, charged)
+        self._held[batch] = None if self.ack_timeout_s is None else now + self.ack_timeout_s
+        self._unsettled += count
+        self.totals = self.totals._replace(delivered=self.totals.delivered + count)
+        return batch
+
+    def _patience(self, now: float, most: float | None) -> float:
+        """Return how long nothing can happen that wakes nobody."""
+        moments = [moment for moment in self._held.values() if moment is not None]
+        if self._later:
+            moments.append(self._later[0][0])
+        wait = min(moments) - now if moments else float("inf")
+        return max(0.001, wait if most is None else min(wait, most))
+
+    def wake(self) -> None:
+        """Have those look who wait. Called by publishers, without a lock."""
+        if self._waiting or self._line.watchers:
+            with self._line:
+                self._line.notify_all()
+
+    # Settling: what a delivery calls ------------------------------------------------------------
+
+    def settle_batch(self, batch: Any, wait: bool) -> None:
+        """Settle what is left of a batch."""
+        with self._line:
+            if not self._check_held(batch):
+                return
+            shares = batch.left_shares()
+            self._drop(batch, len(batch) - len(batch.settled or ()))
+        self._log_settled(shares, wait)
+
+    def settle_part(self, batch: Any, index: int, wait: bool) -> None:
+        """Settle one message of a batch."""
+        with self._line:
+            if not self._check_held(batch):
+                return
+            batch.check_unsettled(index)
+            share = batch.share_at(index)
+            self._settle_index(batch, index)
+        self._log_settled([share], wait)
+
+    def settle_one(self, delivery: Any, wait: bool) -> None:
+        """Every delivery of a stream is of a batch."""
+        raise NotImplementedError
+
+    return_one = extend_one = settle_one
+
+    def return_batch(self, batch: Any, requeue: bool, delay_s: float) -> None:
+        """Have what is left of a batch again, in its place; with `requeue=False` settle it, for nobody wants it."""
+        if not requeue:
+            self.settle_batch(batch, False)
+            return
+        with self._line:
+            if self._check_held(batch):
+                self._return(batch, delay_s, repeated=True)
+
+    def return_part(self, batch: Any, index: int, requeue: bool, delay_s: float) -> None:
+        """Have one message of a batch again."""
+        if not requeue:
+            self.settle_part(batch, index, False)
+            return
+        with self._line:
+            if not self._check_held(batch):
+                return
+            batch.check_unsettled(index)
+            share = batch.share_at(index)
+            self._put_back([share], delay_s, repeated=True)
+            batch.charged -= share.charged
+            self._unsettled -= 1
+            batch.settled.add(index)
+            if len(batch.settled) == len(batch):
+                self._drop(batch, 0)
+            self._line.notify_all()
+
+    def extend_batch(self, batch: Any, seconds: float) -> None:
+        """Let a batch be held longer."""
+        with self._line:
+            if self._check_held(batch) and self._held[batch] is not None:
+                self._held[batch] = self._monotonic() + seconds
+
+    def release(self, batch: StreamDeliveries) -> None:
+        """Put back what was never shown to anybody, as it was."""
+        with self._line:
+            if batch in self._held:
+                self._return(batch, 0.0, repeated=False)
+
+    def begin_leaving(self, held: list[Any]) -> Leaving:
+        """Take deliveries, or batches, that are settled in one commit with something else."""
+        leaving: list[tuple[StreamDeliveries, list[int] | None]] = []
+        with self._line:
+            for one in held:
+                batch: StreamDeliveries = one if isinstance(one, StreamDeliveries) else one._settler
+                position = None if batch is one else batch._position(one.sequence)
+                if not self._check_held(batch):
+                    raise AlreadySettled(f"{one!r} was taken back before: the subscription went elsewhere")
+                if position is not None:
+                    batch.check_unsettled(position)
+                leaving.append((batch, None if position is None else [position]))
+            return Leaving(self, leaving)
+
+    def left(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
+        """Forget what was settled in a commit."""
+        with self._line:
+            for batch, positions in held:
+                if batch not in self._held:
+                    continue
+                if positions is None:
+                    self._drop(batch, len(batch) - len(batch.settled or ()))
+                for position in positions or ():
+                    if batch.settled is not None and position not in batch.settled:
+                        self._settle_index(batch, position)
+
+    def stays(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
+        """Whoever held these holds them still."""
+
+    def shares(self, ledger: Ledger) -> bool:
+        """Tell whether it is of the broker that has this ledger."""
+        return self._room.ledger is ledger
+
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = lock
+        self._line = lock
+
+    def _check_held(self, batch: StreamDeliveries) -> bool:
+        """Tell whether a batch can be settled; False if that means nothing any more.
+
+        Raises:
+            AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
+        """
+        if batch.epoch != self.epoch:
+            return False
+        if batch in self._held:
+            return True
+        if self.ended is StreamDeleted:
+            return False
+        if self.ended is not None:
+            self.check_open()
+        raise AlreadySettled(f"this batch of stream {self.name!r} was settled, or went back, before")
+
+    def _settle_index(self, batch: StreamDeliveries, index: int) -> None:
+        assert batch.settled is not None
+        batch.settled.add(index)
+        self._unsettled -= 1
+        self.totals = self.totals._replace(acked=self.totals.acked + 1)
+        if len(batch.settled) == len(batch):
+            self._drop(batch, 0)
+
+    def _drop(self, batch: StreamDeliveries, acked: int) -> None:
+        """Let a batch go of which nothing is left. Under the lock."""
+        del self._held[batch]
+        batch.settled = None
+        self._unsettled -= acked
+        self.totals = self.totals._replace(acked=self.totals.acked + acked)
+        self._room.let_go(batch.charged)
+        self._line.notify_all()
+
+    def _log_settled(self, shares: list[Share], wait: bool) -> None:
+        """Give ranges to the log, where the cursor is durable."""
+        settles = _settles(shares)
+        if settles:
+            batch = self._log.settle_all(settles)
+            if wait:
+                self._log.commit(batch)
+            else:
+                self._log.flush(batch)
+
+    def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
+        """Put what is left of a batch back in its place. Under the lock."""
+        shares = batch.left_shares()
+        self._put_back(shares, delay_s, repeated=repeated)
+        count = sum(len(share.piece.records) for share in shares)
+        batch.charged -= sum(share.charged for share in shares)
+        self._unsettled -= count
+        if not repeated:
+            self.totals = self.totals._replace(delivered=self.totals.delivered - count)
+        self._drop(batch, 0)
+
+    def _put_back(self, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
+        for part, piece, marks in shares:
+            share = Share(part, piece, marks + ONE_ATTEMPT if repeated else marks)
+            if repeated:
+                count = len(piece.records)
+                self.totals = self.totals._replace(redelivered=self.totals.redelivered + count)
+            if delay_s:
+                insort(self._later, (self._monotonic() + delay_s, self._next_number(), share))
+            else:
+                insort(self._again, (piece.start, self._next_number(), share))
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _expire(self, now: float) -> None:
+        """Take back what is due: leases that ran out, and what was to come again later. Under the lock."""
+        while self._later and self._later[0][0] <= now:
+            _, number, share = self._later.pop(0)
+            insort(self._again, (share.piece.start, number, share))
+        if self.ack_timeout_s is not None:
+            for batch in [batch for batch, until in self._held.items() if until is not None and until <= now]:
+                self._return(batch, 0.0, repeated=True)
+
+    # Where it is -----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """What time does, also where nobody gets: leases run out, and what nobody wants is settled."""
+        with self._line:
+            if self.ended is not None or not self.members:
+                return
+            before = len(self._again)
+            self._expire(self._monotonic())
+            if len(self._again) > before:
+                self._line.notify_all()
+            idle = not self._held and not self._again and not self._later
+            settles: list[tuple[Lane, list[Settled]]] = []
+            for part in self.parts if idle else ():
+                place = part.clear()
+                if part.lane is not None and place is not None and place > part.covered:
+                    settles.append((part.lane, [Settled(part.covered, place, 0, 0)]))
+                    part.covered = place
+        if settles:
+            self._log.flush(self._log.settle_all(settles))
+
+    def positions(self) -> list[int]:
+        """Return the next offset of each partition that is to be delivered."""
+        with self._line:
+            return [offset_of(self._position(part)) for part in self.parts]
+
+    def _position(self, part: Part) -> int:
+        waiting = [share.piece.sequences[0] for share in part.buffer]
+        waiting += [share.piece.sequences[0] for _, _, share in (*self._again, *self._later) if share.part is part]
+        return min(waiting, default=part.partition.next - part.lag())
+
+    def lag(self) -> int:
+        """Return how many messages, of all topics, are confirmed and not delivered."""
+        with self._line:
+            waiting = [*(share for _, _, share in (*self._again, *self._later))]
+            for part in self.parts:
+                waiting += part.buffer
+            return sum(map(Part.lag, self.parts)) + sum(len(share.piece.records) for share in waiting)
+
+    def stats(self) -> SubscriptionStats:
+        """Return a snapshot."""
+        lanes = [part.lane for part in self.parts]
+        totals = self.totals
+        return SubscriptionStats(
+            stream=self.name,
+            name=self.title,
+            filter=self.interest.filter,
+            group=self.is_group,
+            members=len(self.members),
+            positions=self.positions(),
+            committed=[offset_of(lane.row.floor) for lane in lanes if lane is not None] or None,
+            lag_messages=self.lag(),
+            unsettled_messages=self._unsettled,
+            delivered_total=totals.delivered,
+            acked_total=totals.acked,
+            redelivered_total=totals.redelivered,
+            gap_total=totals.gap,
+        )
+
+    def seek(self, positions: dict[int, int]) -> None:
+        """Go on at these sequences, by partition; what is held is not settled any more. Cost: durable, a commit."""
+        with self._line:
+            self.check_open()
+            self.epoch += 1
+            kept = [self._position(part) for part in self.parts]
+            wanted = [positions.get(part.partition.number, place) for part, place in zip(self.parts, kept, strict=True)]
+            self._forget(wanted)
+            for part in self.parts:
+                part.skips, part.doubtful = [], max(part.doubtful, part.seen)
+            self._line.notify_all()
+        moved = [(part.lane, place) for part, place in zip(self.parts, wanted, strict=True) if part.lane is not None]
+        if moved:
+            self._move(moved)
+
+    def _move(self, moved: list[tuple[Lane, int]]) -> None:
+        """Write where a durable cursor is now, after what was settled before."""
+        self._log.drain()
+        before = [lane.row for lane, _ in moved]
+
+        def write(txn: Any) -> None:
+            for lane, place in moved:
+                lane.row = Row(next=max(lane.row.next, place), floor=place)
+                clear_marks(txn, lane.owner, lane.lane)
+
+        try:
+            self._log.commit(self._log.write(write, [lane for lane, _ in moved]))
+        except BaseException:
+            for (lane, _), row in zip(moved, before, strict=True):
+                lane.row = row
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Cursor {self.title!r} of stream {self.name!r}>"
+
+
+def topic_filter_is_all(interest: Interest, stream: Stream) -> bool:
+    """Tell whether a filter takes everything the stream may hold: `#`, where no topic begins with `$`."""
+    return interest.filter == "#" and not any(one.startswith("$") for one in stream.settings.topics)
+
+
+def _settles(shares: Iterable[Share]) -> list[tuple[Lane, list[Settled]]]:
+    """Return what shares settle, by lane; nothing for a cursor that is not durable."""
+    settles: dict[Lane, list[Settled]] = {}
+    for part, piece, _ in shares:
+        if part.lane is not None:
+            settles.setdefault(part.lane, []).append(Settled(piece.start, piece.end, 0, 0))
+    return list(settles.items())
+
+
+def _cut(share: Share, most: int) -> tuple[Share, Share | None]:
+    """Return at most so many messages of a share, and the rest."""
+    count = len(share.piece.records)
+    if count <= most:
+        return share, None
+    return share._replace(piece=share.piece.part(0, most)), share._replace(piece=share.piece.part(most, count))
+
+
+def _without_settled(piece: Piece, skips: list[tuple[int, int]]) -> Piece | None:
+    """Return what is left of a piece, covering the same; None if all of it was settled."""
+    touching = [(low, high) for low, high in skips if low < piece.end and high > piece.start]
+    if not touching:
+        return piece
+    keep = [not any(low <= one < high for low, high in touching) for one in piece.sequences]
+    if not any(keep):
+        return None
+    columns: list[list[Any]] = [list(compress(column, keep)) for column in piece[2:]]
+    return Piece(piece.start, piece.end, *columns)

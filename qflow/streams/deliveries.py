@@ -1,0 +1,219 @@
+"""What a subscriber holds until it is settled: a message of a stream, or a batch of them."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from qflow.delivery import Deliveries, Delivery
+from qflow.errors import AlreadySettled
+from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of
+from qflow.storage.partitions import Piece
+from qflow.streams.partition import offset_of
+from qflow.streams.room import charge_for
+
+
+class StreamMessage:
+    """One message of a stream, as queries return it."""
+
+    __slots__ = ("_record", "offset", "partition", "stream", "time_ms", "topic")
+
+    def __init__(self, stream: str, sequence: int, record: Record, topic: str, time_ms: int) -> None:
+        self.stream = stream
+        self.partition = lane_of(sequence)
+        self.offset = offset_of(sequence)
+        self.topic = topic
+        self.time_ms = time_ms
+        """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
+        self._record = record
+
+    @property
+    def body(self) -> bytes:
+        return body_of(self._record)
+
+    @property
+    def headers(self) -> dict[str, HeaderValue]:
+        """The headers it was published with, decoded at each call."""
+        return decode_headers(self._record.header_bytes) if isinstance(self._record, Message) else {}
+
+    @property
+    def key(self) -> bytes | None:
+        """The key it was published with."""
+        return key_of(self._record)
+
+    def __repr__(self) -> str:
+        where = f"{self.stream!r}, partition {self.partition}, offset {self.offset}"
+        return f"<StreamMessage of {where}: {self.topic!r}, {len(self.body)} B>"
+
+
+def key_of(record: Record) -> bytes | None:
+    """Return the key a message was published with."""
+    return record.key or None if isinstance(record, Message) else None
+
+
+class StreamDelivery(Delivery):
+    """One message of a stream, leased to a subscriber. As a context manager it acks on success."""
+
+    __slots__ = ("_topic", "time_ms")
+
+    time_ms: int
+    """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
+    _topic: str
+
+    @property
+    def topic(self) -> str:
+        """What it was published under."""
+        return self._topic
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._settler.name
+
+    @property
+    def partition(self) -> int:
+        return self.sequence >> LANE_SHIFT
+
+    @property
+    def offset(self) -> int:
+        """Its place in its partition: dense, and never given again."""
+        return offset_of(self.sequence)
+
+    @property
+    def key(self) -> bytes | None:
+        """The key it was published with."""
+        return key_of(self.record)
+
+    def __repr__(self) -> str:
+        return f"<StreamDelivery {self.offset} of {self.stream!r}, {self._topic!r}, {len(self.record)} B>"
+
+
+class Share(NamedTuple):
+    """A piece of a partition that somebody holds. `marks` are those of a `Delivery`."""
+
+    part: Any
+    piece: Piece
+    marks: int
+
+    @property
+    def charged(self) -> int:
+        """What it takes of memory, as the ledger counts."""
+        return charge_for(len(self.piece.records), self.piece.size)
+
+
+class StreamDeliveries(Deliveries):
+    """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
+
+    __slots__ = ("charged", "epoch", "member", "shares", "thread")
+
+    def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int) -> None:
+        super().__init__(settler, [])
+        self.shares = shares
+        self.total = sum(len(share.piece.records) for share in shares)
+        self.member = member
+        self.charged = charged
+        self.epoch = settler.epoch
+        self.thread = threading.get_ident()
+        """Who got it."""
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [body_of(record) for share in self.shares for record in share.piece.records]
+
+    @property
+    def topics(self) -> list[str]:
+        """All topics, in order."""
+        return [topic for share in self.shares for topic in share.piece.topics]
+
+    @property
+    def sequences(self) -> Sequence[int]:
+        return [sequence for share in self.shares for sequence in share.piece.sequences]
+
+    @property
+    def offsets(self) -> list[int]:
+        """All offsets, in order; of several partitions, see `partition` of each delivery."""
+        return [offset_of(sequence) for share in self.shares for sequence in share.piece.sequences]
+
+    def left_shares(self) -> list[Share]:
+        """Return what is not settled yet."""
+        settled = self.settled
+        if settled is None:
+            return []
+        if not settled:
+            return self.shares
+        left: list[Share] = []
+        position = 0
+        for part, piece, marks in self.shares:
+            start = 0
+            count = len(piece.records)
+            for index in range(count + 1):
+                if index == count or position + index in settled:
+                    if index > start:
+                        left.append(Share(part, piece.part(start, index), marks))
+                    start = index + 1
+            position += count
+        return left
+
+    def share_at(self, position: int) -> Share:
+        """Return one message of it, as a share."""
+        for part, piece, marks in self.shares:
+            if position < len(piece.records):
+                return Share(part, piece.part(position, position + 1), marks)
+            position -= len(piece.records)
+        raise IndexError("no such delivery in the batch")
+
+    def check_unsettled(self, position: int) -> None:
+        if self.settled is None or position in self.settled:
+            offset = offset_of(self.at(position)[0])
+            raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
+
+    def take_back(self, delivery: Delivery, position: int) -> None:
+        raise NotImplementedError("deliveries of a stream never leave their batch")
+
+    def left_size(self) -> tuple[int, int]:
+        left = self.left_shares()
+        return sum(len(share.piece.records) for share in left), sum(share.piece.size for share in left)
+
+    def at(self, position: int) -> tuple[int, Record, int]:
+        for _, piece, marks in self.shares if position >= 0 else ():
+            if position < len(piece.records):
+                return piece.sequences[position], piece.records[position], marks
+            position -= len(piece.records)
+        raise IndexError("no such delivery in the batch")
+
+    def _position(self, sequence: int) -> int:
+        position = 0
+        for _, piece, _ in self.shares:
+            if piece.sequences[0] <= sequence <= piece.sequences[-1]:
+                index = bisect_left(piece.sequences, sequence)
+                if piece.sequences[index] == sequence:
+                    return position + index
+            position += len(piece.records)
+        raise IndexError(f"sequence {sequence} is not in the batch")
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self.total))]
+        position = index + self.total if index < 0 else index
+        for _, piece, marks in self.shares if position >= 0 else ():
+            if position < len(piece.records):
+                return self._make(piece, position, marks)
+            position -= len(piece.records)
+        raise IndexError("no such delivery in the batch")
+
+    def __iter__(self) -> Iterator[StreamDelivery]:
+        for _, piece, marks in self.shares:
+            for index in range(len(piece.records)):
+                yield self._make(piece, index, marks)
+
+    def _make(self, piece: Piece, index: int, marks: int) -> StreamDelivery:
+        delivery = StreamDelivery()
+        delivery.record = piece.records[index]
+        delivery.sequence = piece.sequences[index]
+        delivery._settler = self
+        delivery._marks = marks
+        delivery._topic = piece.topics[index]
+        delivery.time_ms = piece.times_ms[index]
+        return delivery

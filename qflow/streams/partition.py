@@ -1,0 +1,196 @@
+"""One partition of a stream: a lane of the log with dense offsets, and who waits for what comes.
+
+For the log it is a publisher, for `Together` a place to put messages, as a queue is. Publishing tells each live reader
+whose filter matches where to look, and nobody else: what it costs grows with those, not with all there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qflow.errors import MessageTooLarge, QflowError, StreamDeleted, TransactionTooLarge
+from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record
+from qflow.storage.block_log import Row
+from qflow.storage.bodies import SHARED_BYTES
+from qflow.storage.transaction_log import Lane, Put
+from qflow.streams.room import SLAB_BYTES, Room, Slab, Tail, charge_for
+
+if TYPE_CHECKING:
+    from qflow.streams.stream import Stream
+
+OFFSET_MASK = (1 << LANE_SHIFT) - 1
+
+
+class Reader(Protocol):
+    """Who reads a partition: a cursor's part."""
+
+    def come(self, first: int) -> None:
+        """Something it wants was committed from this sequence on. Called under the partition's lock."""
+
+    def wake(self) -> None:
+        """Look again."""
+
+
+class Partition:
+    """See the module. What `Together` calls is named as in `Queue`."""
+
+    exceeds = False
+    """It never takes more memory than it has reserved."""
+
+    def __init__(
+        self, stream: Stream, number: int, owner: int, row: Row, room: Room, max_transaction_bytes: int
+    ) -> None:
+        self.stream = stream
+        self.number = number
+        self.owner = owner
+        self.lane = Lane(owner, number, row, self)
+        self.lock = threading.Lock()
+        self.tail = Tail()
+        self.next = row.next
+        """The sequence behind the last one that subscribers may see."""
+        self._room = room
+        self._arrived = row.next
+        self._max_transaction_bytes = max_transaction_bytes
+        self.published = 0
+
+    @property
+    def name(self) -> str:
+        return self.stream.name
+
+    @property
+    def floor(self) -> int:
+        """The lowest sequence that is retained."""
+        return self.lane.row.floor
+
+    # Called by the log's leader ------------------------------------------------------------------------------------
+
+    def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
+        """A stream's messages have topics: see `publish_topics`."""
+        raise AssertionError("a message without a topic was put into a stream")
+
+    def publish_transient(self, put: Put) -> None:
+        """A stream's messages are logged, all of them."""
+        raise AssertionError("a message that is not logged was put into a stream")
+
+    def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
+        """Make confirmed messages visible, and tell live readers that want them; a second time is a no-op."""
+        end = first + len(records)
+        if end <= self.next:
+            return
+        if end > self._arrived:
+            self._arrived = end
+            self._room.arrived(charge_for(len(records), size))
+        trie = self.stream.readers
+        readers: dict[Reader, None] = {}
+        if len(trie):
+            charged = charge_for(len(records), size) + SLAB_BYTES
+            self._room.keep(self.tail, Slab(first, records, topics, time_ms, charged))
+        with self.lock:  # who becomes live does so under it, and is among the readers before
+            if len(trie):
+                for topic in topics if len(topics) == 1 else dict.fromkeys(topics):
+                    for cursor in trie.match(topic):
+                        readers[cursor.parts[self.number]] = None
+                for reader in readers:
+                    reader.come(first)
+            self.next = end
+            self.published += len(records)
+        for reader in readers:
+            reader.wake()
+
+    def purged(self, ends: dict[int, int]) -> None:
+        """Streams are not purged: retention raises their floor."""
+
+    def refused(self, put: Put) -> None:
+        """Give back the room of a put that was not confirmed; a second time is a no-op."""
+        if not put.refused:
+            put.refused = True
+            self._room.arrived(charge_for(len(put.records), put.size))
+
+    # Called by who publishes -----------------------------------------------------------------------------------------
+
+    def prepare(
+        self, lots: list[tuple[int, list[Record]]], timeout: float | None, *, leaving: Any = None, dead: bool = False
+    ) -> list[Put]:
+        """Reserve room for messages that join a batch, waiting for it."""
+        puts = [self.draft(records, False, number) for number, records in lots]
+        for index, put in enumerate(puts):
+            try:
+                self._room.reserve(charge_for(len(put.records), put.size))
+            except BaseException:
+                for reserved in puts[:index]:
+                    self.refused(reserved)
+                raise
+        return puts
+
+    def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
+        """Return a put, which has reserved nothing yet, of messages that carry their topic."""
+        topics = [record.topic for record in records]  # type: ignore[union-attr]
+        return self.put_of(list(map(_without_topic, records)), topics, False)
+
+    def put_of(self, records: list[Record], topics: Sequence[str], plain: bool) -> Put:
+        """Return a put, which has reserved nothing yet.
+
+        Raises:
+            MessageTooLarge, TransactionTooLarge: it is more than may pass.
+        """
+        sizes = list(map(len, records))
+        size = sum(sizes)
+        most = self.stream.settings.max_message_bytes
+        if size > most and max(sizes) > most:
+            raise MessageTooLarge(
+                f"a message of {max(sizes)} bytes is more than max_message_bytes={most} of stream {self.name!r}: "
+                "split it, or declare the stream with a larger one"
+            )
+        if size > self._max_transaction_bytes and len(records) > 1:
+            raise TransactionTooLarge(
+                f"{len(records)} messages of {size} bytes together are more than max_transaction_bytes="
+                f"{self._max_transaction_bytes}: publish them in smaller batches"
+            )
+        charged = size + (OVERHEAD_BYTES + 4) * len(records) + sum(map(len, topics)) * 4
+        return Put(self.lane, records, sizes, plain, size, charged, topics)
+
+    def reserve(self, put: Put) -> None:
+        """Take room for a put, waiting for it."""
+        self._room.reserve(charge_for(len(put.records), put.size))
+
+    def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Any = None, dead: bool = False) -> list[bool]:
+        """Begin to reserve for a put by a caller who has no thread to wait with; returns what `try_put` notes in."""
+        return []
+
+    def try_put(
+        self, put: Put, asked: list[bool], wake: Callable[[], object] | None, *, may_work: bool
+    ) -> float | None:
+        """Reserve for a put; None when that is done, else how long to wait before it is tried again."""
+        if not asked and not self._room.try_reserve(charge_for(len(put.records), put.size)):
+            return 0.01
+        asked.append(True)
+        return None
+
+    def give_up_put(self, put: Put, asked: list[bool]) -> None:
+        """Give back what was reserved for a caller who was stopped."""
+        if asked:
+            self.refused(put)
+
+    def check_not_deleted(self) -> None:
+        """Refuse what comes too late."""
+        ended: type[QflowError] | None = self.stream.ended
+        if ended is StreamDeleted:
+            raise StreamDeleted(f"stream {self.name!r} was deleted: declare it again")
+
+    def keep_within_bounds(self) -> None:
+        """Nothing to do: see `exceeds`."""
+
+
+def _without_topic(record: Record) -> Record:
+    """Return a record as a stream stores it: the topic stands in the block. A large one stays as queues have it."""
+    if not isinstance(record, Message) or len(record) >= SHARED_BYTES:
+        return record
+    header_bytes, key = record.header_bytes, record.key
+    return Message(record.body, header_bytes, key=key) if header_bytes or key else record.body
+
+
+def offset_of(sequence: int) -> int:
+    """Return the offset in its partition that a sequence stands for."""
+    return sequence & OFFSET_MASK
