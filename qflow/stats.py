@@ -150,7 +150,9 @@ class SnapshotReport:
     clean: bool
     """The original was closed; if not, every message of the copy is `redelivered`."""
     queues: int
+    streams: int
     messages: int
+    """Of both."""
     bytes: int
     """Of the messages: bodies and headers."""
     log_bytes: int

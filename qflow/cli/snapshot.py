@@ -52,7 +52,7 @@ def _copy(source: Path, destination: Path, as_json: bool) -> int:
         for problem in report.problems:
             click.echo(f"problem: {problem}")
         click.echo(
-            f"{facts.readable(report.path)}: {report.queues:,} queues, {report.messages:,} messages of "
-            f"{report.bytes:,} bytes; {facts.mebibytes(report.log_bytes)} on disk"
+            f"{facts.readable(report.path)}: {report.queues:,} queues, {report.streams:,} streams, "
+            f"{report.messages:,} messages of {report.bytes:,} bytes; {facts.mebibytes(report.log_bytes)} on disk"
         )
     return Exit.DIFFERS if report.problems else Exit.FINE

@@ -131,13 +131,15 @@ def _copy(source: Environment, target: str, files: Files) -> SnapshotReport:
     put_pairs(staged, recovery.copy_records(uuid, found.uuid))
     put_in_place(target, files)
     queues = [record for record in found.queues if not record.deleted]
-    rows = [row for record in queues for row in (record.rows or {}).values()]
+    streams = [record for record in found.streams if not record.deleted]
+    rows = [row for record in [*queues, *streams] for row in (record.rows or {}).values()]
     return SnapshotReport(
         path=target,
         uuid=str(uuid),
         origin=str(found.uuid),
         clean=found.clean,
         queues=len(queues),
+        streams=len(streams),
         messages=sum(row.messages for row in rows),
         bytes=sum(row.bytes for row in rows),
         log_bytes=files.lstat(os.path.join(target, LOG, DATA)).st_size,

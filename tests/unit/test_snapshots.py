@@ -195,6 +195,31 @@ def test_a_compaction_gives_back_what_was_settled(open_spool, spool):
     assert bodies(broker.queue("q")) == [b"kept", b"new"]
 
 
+def test_streams_and_their_subscriptions_are_copied_and_survive_a_compaction(open_spool, tmp_path):
+    """Offsets, topics and how far a durable subscription came; one that is under way goes on where it was."""
+    broker = open_spool()
+    broker.declare_stream("s", topics=["a/#"])
+    broker.declare_queue("q")
+    broker.publish_many([(f"a/{number % 10}", b"%d" % number) for number in range(1000)])
+    subscription = broker.subscribe("s", "a/7", name="me", start="earliest")
+    for _ in range(50):
+        with subscription.get(timeout_s=0):
+            pass
+    report = broker.snapshot(tmp_path / "copy")
+    assert (report.queues, report.streams, report.messages) == (1, 1, 1000)
+    broker.compact()
+    assert broker.publish("a/7", b"1000").offsets["s"]
+    assert [subscription.get(timeout_s=0).body for _ in range(51)][-2:] == [b"997", b"1000"]
+    broker.close()
+    for path, last in ((tmp_path / "copy", b"997"), (broker.path, b"1000")):
+        with qflow.open(path) as again:
+            assert again.check() == []
+            replayed = again.subscribe("s", "a/7", start="earliest", follow=False)
+            assert [message.body for message in replayed][-1] == last
+            mine = again.subscribe("s", "a/7", name="me")
+            assert mine.get(timeout_s=0).body == b"507"
+
+
 def test_a_bad_place_for_a_snapshot_is_refused_and_stays_as_it_is(open_spool, spool, tmp_path):
     """Inside the spool, a file, a directory that holds something, a spool, a link, no path at all."""
     broker = open_spool()
