@@ -1054,8 +1054,9 @@ class Broker:
     def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
         """Copy what is in the log to a new spool, while everything goes on: one moment, each commit whole or not there.
 
-        All that was confirmed, acked or given up when this was called is in it, with queues, streams, settings, bindings
-        and how far durable subscriptions came. It is a spool with a uuid of its own, and opens as this one would after a crash now: messages say `redelivered`.
+        All that was confirmed, acked or given up when this was called is in it, with queues, streams, settings,
+        bindings, and how far durable subscriptions came. It is a spool with a uuid of its own, and opens as this one
+        would after a crash now: messages of queues say `redelivered`.
         What is not logged is not in it: transient queues and messages, and who holds what.
 
         Args:
