@@ -839,7 +839,7 @@ class TransactionLog:
         """A short read transaction; with `buffers`, its values are views of the map that end with it."""
         with self._reading:
             try:
-                txn = self._env.begin(buffers=buffers)
+                txn = self._env.begin(buffers=True) if buffers else self._env.begin()
                 try:
                     yield txn
                 finally:
