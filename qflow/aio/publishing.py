@@ -67,6 +67,15 @@ class AsyncPublishing:
         self, message: tuple[Any, ...], headers: Headers | None, producer: str | None, number: int | None
     ) -> PublishResult:
         """`publish` of one message."""
+        if producer is None and number is None:
+            lots = self._broker.lots_of([message], headers)
+            if lots is not None:
+                if not lots.lots:
+                    return lots.results(None)[0]
+                sent = self._send_at_once(lots)
+                if sent is not None:
+                    await self._homes.here().confirmed(sent.batch, sent)
+                    return lots.results(sent)[0]
         return (await self.publish([message], headers, producer, number))[0]
 
     def submit(
@@ -77,26 +86,25 @@ class AsyncPublishing:
         if producer is None and number is None:
             lots = self._broker.lots_of([message], headers)
             if lots is not None:
-                future = self._submit(home, lots)
-                if future is not None:
+                if not lots.lots:
+                    future: asyncio.Future[PublishResult] = home.loop.create_future()
+                    future.set_result(lots.results(None)[0])
                     return future
+                sent = self._send_at_once(lots)
+                if sent is not None:
+                    return home.confirmed(sent.batch, Submitted(lots, sent))
         return home.loop.create_task(self.publish_one(message, headers, producer, number))
 
-    def _submit(self, home: Home, lots: Lots) -> asyncio.Future[PublishResult] | None:
+    def _send_at_once(self, lots: Lots) -> Sent | None:
+        """Have lots join a batch, if there is room."""
         sending = Sending(lots.lots, None)
         room = sending.room
-        if room is None:
-            future: asyncio.Future[PublishResult] = home.loop.create_future()
-            future.set_result(lots.results(None)[0])
-            return future
-        if not room.reserve_at_once(sending.amount):
+        if room is None or not room.reserve_at_once(sending.amount):
             return None
         try:
-            sent = sending.enter(self._broker.log)
+            return sending.enter(self._broker.log)
         except StreamDeleted:
             return None
-        assert sent is not None
-        return home.confirmed(sent.batch, Submitted(lots, sent))
 
     async def _take(self, claim: Claim) -> bool:
         """Take a producer's number, waiting for whoever has it; False if it is stored."""
