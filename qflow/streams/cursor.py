@@ -727,7 +727,7 @@ class Cursor:
         Raises:
             AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
         """
-        if batch.epoch != self.epoch:
+        if batch.epoch != self.epoch or not batch.total:
             return False
         if batch in self._held:
             return True
