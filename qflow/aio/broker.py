@@ -20,7 +20,7 @@ from qflow.events import Event
 from qflow.message import Headers
 from qflow.queues.queue import Queue
 from qflow.routing import PublishResult
-from qflow.stats import BrokerStats, RecoveryReport
+from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, SnapshotReport
 
 
 class AsyncBroker:
@@ -133,6 +133,14 @@ class AsyncBroker:
             return self.broker.check()
 
         return await self._worker.run(self._homes.here(), check)
+
+    async def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
+        """Copy what is in the log to a new spool; see `Broker.snapshot`. Cancelled, it is made all the same."""
+        return await self._worker.run(self._homes.here(), partial(self.broker.snapshot, path))
+
+    async def compact(self) -> CompactionReport:
+        """Give disk back; see `Broker.compact`. Cancelled, it is done all the same."""
+        return await self._worker.run(self._homes.here(), self.broker.compact)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called in the running loop for each event from now on; see `Broker.on_event`."""

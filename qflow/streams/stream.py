@@ -274,19 +274,13 @@ class Stream:
             before_ms = int((self._clock() - settings.retention_s) * 1000)
         with self._log.read() as txn:
             row = read_row(txn, self.owner, partition.number)
-            if row.floor >= ceiling:
-                return None
-            return partitions.surplus(
-                txn,
-                self.owner,
-                partition.number,
-                row,
-                ceiling=ceiling,
-                messages=messages,
-                size=size,
-                before_ms=before_ms,
-                all_below=settings.retain_until_consumed and not settings.has_limit,
-            )
+        if row.floor >= ceiling:
+            return None
+        limits = partitions.Limits(
+            ceiling, messages, size, before_ms, settings.retain_until_consumed and not settings.has_limit
+        )
+        with self._log.read(buffers=True) as txn:
+            return partitions.surplus(txn, self.owner, partition.number, row, limits)
 
     def _share(self, partition: Partition, most: int, what: str) -> int:
         """Return how much of a limit for all partitions this one may have: in proportion to what each holds."""
