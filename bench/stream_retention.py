@@ -172,7 +172,7 @@ def _dropped(setup: Setup, broker: qflow.Broker, stream: Any, size: int) -> Drop
     broker.alter_stream(stream.name, retention_bytes=None)
     while stream.stats().bytes < size + kept:
         fill(broker, 10 * BATCH)
-    index(broker, stream, setup)
+    index(broker, stream, everything=setup.quick)
     blocks = _blocks(broker, stream, stream.partitions[0].next)
     looks: list[float] = []
     retain = stream.retain

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count as counter
 from itertools import islice
 from pathlib import Path
+from random import Random
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -22,6 +23,7 @@ import qflow
 from bench.measure import Row, Series, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
 
 BATCH = 1000
+SEED = 1
 BODY_BYTES = 256
 VALUE_BYTES = 64 * 1024
 """A raw commit writes values of that, as large as a block."""
@@ -60,28 +62,30 @@ def opened(path: Path, **settings: Any) -> Iterator[tuple[qflow.Broker, Any]]:
 def publish(setup: Setup) -> Iterator[Row]:
     times, chunks = 5, setup.size(21, 3)
     few, many = batch_of(lambda number: topic_of(number % 100)), batch_of(topic_of)
-    fresh = counter(BATCH)
+    fresh, draw = counter(BATCH), Random(SEED)
 
     def of_new_topics() -> list[Messages]:
         return [batch_of(lambda _: topic_of(next(fresh))) for _ in range(times)]
 
+    def of_random_topics() -> list[Messages]:
+        return [batch_of(lambda _: topic_of(draw.randrange(100_000))) for _ in range(times)]
+
     with ExitStack() as stack:
         path = stack.enter_context(setup.scratch())
         broker, _ = stack.enter_context(opened(path / "spool"))
-        sides = [
-            publishing(broker, lambda: [few] * times),
-            publishing(broker, lambda: [many] * times),
-            raw_blocks(stack, path / "raw", BATCH * BODY_BYTES, times),
-        ]
-        few_s, many_s, raw_s = interleave(setup.rounds, chunks, *sides)
-        new_s, beside_s = interleave(setup.few_rounds, chunks, publishing(broker, of_new_topics), sides[-1])
-    raw, beside = (rates("raw LMDB commit of the same bytes", BATCH * times, seconds) for seconds in (raw_s, beside_s))
-    for what, seconds, floor, bound in (
-        ("100 topics", few_s, raw, at_least(0.6)),
-        ("1,000 topics", many_s, raw, at_least(0.4)),
-        ("1,000 new topics", new_s, beside, None),
+        raw = raw_blocks(stack, path / "raw", BATCH * BODY_BYTES, times)
+        bound_ones = [publishing(broker, lambda: [few] * times), publishing(broker, lambda: [many] * times)]
+        others = [publishing(broker, make) for make in (of_random_topics, of_new_topics)]
+        *bound_s, raw_s = interleave(setup.rounds, chunks, *bound_ones, raw)
+        *others_s, beside_s = interleave(setup.few_rounds, chunks, *others, raw)
+    for what, seconds, raw_seconds, bound in (
+        ("100 topics", bound_s[0], raw_s, at_least(0.6)),
+        ("1,000 topics", bound_s[1], raw_s, at_least(0.4)),
+        ("1,000 of 100,000 topics", others_s[0], beside_s, None),
+        ("1,000 new topics", others_s[1], beside_s, None),
     ):
         ours = rates("qflow publish_many", BATCH * times, seconds)
+        floor = rates("raw LMDB commit of the same bytes", BATCH * times, raw_seconds)
         yield Row(
             name=f"publish_many, 1,000 x {BODY_BYTES} B, {what} a batch: rate over raw LMDB commits",
             figure=ratio(ours, floor),
