@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "streams": {"words", "memory", "storage", "streams"},
     "broker": {"words", "memory", "storage", "queues", "streams", "routing"},
     "routing": {"words", "storage", "queues", "streams"},
-    "inspect": {"words", "storage"},
+    "inspect": {"words", "storage", "streams", "inspect"},
     "cli": {"words", "facade", "broker", "queues", "inspect", "cli"},
     "aio": {"words", "memory", "broker", "queues", "streams", "routing", "aio"},
     "facade": {"words", "broker", "queues", "streams", "routing"},

@@ -170,7 +170,8 @@ class TopicIndex:
 
         Returns:
             False if the index is not what it was when the segment was planned: nothing was written, plan it again.
-        Cost: 20 µs, and 2 µs for each topic that is listed.
+        Cost: 20 µs, and 2 µs for each topic that is listed; the commit takes 8 µs more for each, where they come in
+            random order among a million, for each dirties a page.
         """
         owner, lane = self.owner, segment.lane
         try:

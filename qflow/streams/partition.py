@@ -7,15 +7,16 @@ whose filter matches where to look, and nobody else: what it costs grows with th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from qflow.errors import MessageTooLarge, TransactionTooLarge
+from qflow.memory.line import Wake
 from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record
 from qflow.storage.block_log import Row
 from qflow.storage.bodies import SHARED_BYTES
 from qflow.storage.transaction_log import Lane, Put
-from qflow.streams.room import SLAB_BYTES, Room, Slab, Tail, charge_for
+from qflow.streams.room import SLAB_BYTES, Asking, Room, Slab, Tail, charge_for
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -36,6 +37,8 @@ class Reader(Protocol):
 class Partition:
     """See the module. What `Together` calls is named as in `Queue`."""
 
+    reserves_together = True
+    """All partitions of all streams take their room of one place, at once: see `prepare_together`."""
     exceeds = False
     """It never takes more memory than it has reserved."""
 
@@ -50,10 +53,11 @@ class Partition:
         self.tail = Tail()
         self.next = row.next
         """The sequence behind the last one that subscribers may see."""
-        self._room = room
+        self.room = room
+        """Of all streams of the broker."""
         self._arrived = row.next
-        self.incoming = 0
-        """What has reserved room and is not in the log yet, in bytes. Who ends a stream waits for that."""
+        self.joining = 0
+        """Callers between the question whether it is there still and a batch of the log: who ends it waits for them."""
         self._max_transaction_bytes = max_transaction_bytes
         self.published = 0
 
@@ -83,12 +87,12 @@ class Partition:
             return
         if end > self._arrived:
             self._arrived = end
-            self._arrive(charge_for(len(records), size))
+            self.room.arrived(charge_for(len(records), size))
         trie = self.stream.readers
         readers: dict[Reader, None] = {}
         if len(trie):
             charged = charge_for(len(records), size) + SLAB_BYTES
-            self._room.keep(self.tail, Slab(first, records, topics, time_ms, charged))
+            self.room.keep(self.tail, Slab(first, records, topics, time_ms, charged))
         with self.lock:  # who becomes live does so under it, and is among the readers before
             if len(trie):
                 for topic in topics if len(topics) == 1 else dict.fromkeys(topics):
@@ -108,23 +112,31 @@ class Partition:
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
         if not put.refused:
             put.refused = True
-            self._arrive(charge_for(len(put.records), put.size))
+            self.room.arrived(put_charge(put))
 
     # Called by who publishes -----------------------------------------------------------------------------------------
 
-    def prepare(
-        self, lots: list[tuple[int, list[Record]]], timeout: float | None, *, leaving: Any = None, dead: bool = False
-    ) -> list[Put]:
-        """Reserve room for messages that join a batch, waiting for it."""
-        puts = [self.draft(records, False, number) for number, records in lots]
-        for index, put in enumerate(puts):
-            try:
-                self.reserve(put)
-            except BaseException:
-                for reserved in puts[:index]:
-                    self.refused(reserved)
-                raise
-        return puts
+    def prepare_together(self, drafts: list[Put]) -> None:
+        """Reserve room for all that one commit puts into partitions, waiting for it.
+
+        At once: who has a part of it, and waits for the rest, could be waited for.
+        """
+        self.room.reserve(sum(map(put_charge, drafts)))
+
+    def begin_joining(self) -> None:
+        """Have those wait who end the stream; refuse what comes too late.
+
+        Raises:
+            StreamDeleted, BrokerClosed, ForkedProcess: it has ended.
+        """
+        with self.lock:
+            self.joining += 1
+        self.check_not_deleted()
+
+    def end_joining(self) -> None:
+        """After `begin_joining`, whatever that did."""
+        with self.lock:
+            self.joining -= 1
 
     def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
         """Return a put, which has reserved nothing yet, of messages that carry their topic."""
@@ -153,40 +165,17 @@ class Partition:
         charged = size + (OVERHEAD_BYTES + 4) * len(records) + sum(map(len, topics)) * 4
         return Put(self.lane, records, sizes, plain, size, charged, topics)
 
-    def reserve(self, put: Put) -> None:
-        """Take room for a put, waiting for it."""
-        amount = charge_for(len(put.records), put.size)
-        self._room.reserve(amount)
-        with self.lock:
-            self.incoming += amount
+    def begin_puts(self, drafts: list[Put]) -> Asking:
+        """Begin `prepare_together` by a caller who has no thread to wait with: `try_put` until they have their room."""
+        return Asking(sum(map(put_charge, drafts)))
 
-    def _arrive(self, amount: int) -> None:
-        """What took room is in the log, or refused."""
-        with self.lock:
-            self.incoming -= amount
-        self._room.arrived(amount)
+    def try_put(self, put: Put, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+        """A step of reserving for a put; see `line`. `give_up_put` it if that raises."""
+        return self.room.try_reserve(asking, wake, may_work=may_work)
 
-    def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Any = None, dead: bool = False) -> list[bool]:
-        """Begin to reserve for a put by a caller who has no thread to wait with; returns what `try_put` notes in."""
-        return []
-
-    def try_put(
-        self, put: Put, asked: list[bool], wake: Callable[[], object] | None, *, may_work: bool
-    ) -> float | None:
-        """Reserve for a put; None when that is done, else how long to wait before it is tried again."""
-        if not asked:
-            amount = charge_for(len(put.records), put.size)
-            if not self._room.try_reserve(amount):
-                return 0.01
-            with self.lock:
-                self.incoming += amount
-        asked.append(True)
-        return None
-
-    def give_up_put(self, put: Put, asked: list[bool]) -> None:
+    def give_up_put(self, put: Put, asking: Asking) -> None:
         """Give back what was reserved for a caller who was stopped."""
-        if asked:
-            self.refused(put)
+        self.room.give_up(asking)
 
     def check_not_deleted(self) -> None:
         """Refuse what comes too late."""
@@ -195,6 +184,11 @@ class Partition:
 
     def keep_within_bounds(self) -> None:
         """Nothing to do: see `exceeds`."""
+
+
+def put_charge(put: Put) -> int:
+    """Return what a put is charged while it is on its way, in bytes."""
+    return charge_for(len(put.records), put.size)
 
 
 def _without_topic(record: Record) -> Record:

@@ -27,7 +27,7 @@ from qflow.storage.transaction_log import Lane, TransactionLog
 from qflow.streams.cursor import Cursor
 from qflow.streams.producers import Producers
 from qflow.streams.room import Room
-from qflow.streams.stream import Stream
+from qflow.streams.stream import QUIET_S, Stream
 from qflow.streams.subscription import Subscription, position_for
 from qflow.streams.topic_filter import FilterTrie, check_filter
 
@@ -71,6 +71,7 @@ class Streams:
         max_transaction_bytes: int,
         new_owner: Callable[[], int],
         report: Callable[[str, int], None],
+        reroute: Callable[[], None],
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,6 +84,7 @@ class Streams:
         self._max_transaction_bytes = max_transaction_bytes
         self._new_owner = new_owner
         self._report = report
+        self._reroute = reroute
         self._clock = clock
         self._monotonic = monotonic
         self.producers = Producers(log.read, clock)
@@ -252,6 +254,7 @@ class Streams:
         stream = self.get(name)
         for topic_filter in stream.settings.topics:
             self.routes.remove(topic_filter, stream)
+        self._reroute()
         stream.end(StreamDeleted)  # before it is gone: what is published from now on finds that
         stream.settle_down()
         cursors = list(stream.cursors.values())
@@ -513,8 +516,10 @@ class Streams:
 
     def settle_down(self) -> None:
         """After `end`: return when nothing is on its way any more."""
-        for stream in self.all():
-            stream.settle_down()
+        deadline = time.monotonic() + QUIET_S
+        while self.room.busy and time.monotonic() < deadline and not self._log.failed:
+            self._log.drain()
+            threading.Event().wait(0.001)
 
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything."""

@@ -278,19 +278,13 @@ class Stream:
             before_ms = int((self._clock() - settings.retention_s) * 1000)
         with self._log.read() as txn:
             row = read_row(txn, self.owner, partition.number)
-            if row.floor >= ceiling:
-                return None
-            return partitions.surplus(
-                txn,
-                self.owner,
-                partition.number,
-                row,
-                ceiling=ceiling,
-                messages=messages,
-                size=size,
-                before_ms=before_ms,
-                all_below=settings.retain_until_consumed and not settings.has_limit,
-            )
+        if row.floor >= ceiling:
+            return None
+        limits = partitions.Limits(
+            ceiling, messages, size, before_ms, settings.retain_until_consumed and not settings.has_limit
+        )
+        with self._log.read(buffers=True) as txn:
+            return partitions.surplus(txn, self.owner, partition.number, row, limits)
 
     def _share(self, partition: Partition, most: int, what: str) -> int:
         """Return how much of a limit for all partitions this one may have: in proportion to what each holds."""
@@ -411,9 +405,9 @@ class Stream:
             cursor.end(error)
 
     def settle_down(self) -> None:
-        """After `end`: return when every message that was on its way is in the log, or refused."""
+        """After `end`: return when who was about to publish has joined a batch, or was refused, and all are done."""
         deadline = time.monotonic() + QUIET_S
-        while any(partition.incoming for partition in self.partitions) and time.monotonic() < deadline:
+        while any(partition.joining for partition in self.partitions) and time.monotonic() < deadline:
             self._log.drain()
             threading.Event().wait(0.001)
         self._log.drain()

@@ -54,15 +54,15 @@ class Indexed:
                 problems += segment.problems
         return problems
 
-    def retain(self, lane: int, floor: int) -> None:
-        """Raise a floor, and remove the blocks below it and what the index knows of them."""
+    def retain(self, lane: int, floor: int, calls: int = 1000) -> None:
+        """Raise a floor, and remove the blocks below it and what the index knows of them, in so many calls at most."""
         self.floors[lane] = max(self.floors[lane], floor)
         for first, end, _ in self.lanes[lane][:-1]:
             if end <= floor:
                 self.txn.delete(key_of(BLOCKS, OWNER, lane, first))
         block_log.write_row(self.txn, OWNER, lane, self.row(lane))
-        while self.index.forget_below(self.txn, lane, self.floors[lane], limit=2):
-            pass
+        while calls and self.index.forget_below(self.txn, lane, self.floors[lane], limit=2):
+            calls -= 1
 
     def expected(self, topic_filter: str, lane: int, position: int, end: int | None = None) -> list[int]:
         """Return the indexed blocks that a scan finds: with a match, and a sequence at or after `position` that is kept.

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from formats.indexed import OWNER, Indexed
 from qflow.errors import CorruptionError
-from qflow.storage import postings, topic_index, topic_names
+from qflow.storage import blocks, postings, topic_index, topic_names
 from qflow.storage.block_log import BLOCKS, key_of
 from qflow.storage.postings import Postings
-from qflow.storage.topic_records import INDEX, POSTINGS, TABLES, TOPIC_NAMES, TOPICS, delete_index, name_key
+from qflow.storage.topic_records import INDEX, POSTINGS, TABLES, TOPIC_NAMES, TOPICS, delete_index, lane_key, name_key
 from qflow.storage.topic_selection import Selection
 
 FILTERS = ("a/1", "a/7", "a/+", "+/2/#", "b", "nothing", "no/+", "#", "long" * 200)
@@ -106,12 +106,12 @@ def test_a_damaged_segment_is_noticed_or_says_what_it_said():
     for damaged in damages(data):
         for wanted in ([0], [postings.GROUP + 1], [2**31], list(found)):
             try:
-                blocks = Postings(damaged or b"", OWNER, 0, 0).find(wanted, 0)
+                named = Postings(damaged or b"", OWNER, 0, 0).find(wanted, 0)
             except CorruptionError:
                 noticed += 1
             else:
                 expected = {4}.union(*(found.get(number, ()) for number in wanted))
-                assert blocks == [10 * number for number in sorted(expected)]
+                assert named == [10 * number for number in sorted(expected)]
     assert noticed > 2 * len(data)
 
 
@@ -154,6 +154,34 @@ def test_damage_hides_no_message(stream, table):
                     reported += bool(problems)
         stream.txn.put(key, value)
     assert reported or table == TOPICS
+
+
+def test_a_block_beside_a_gap_is_named_once(stream):
+    """Where a segment vanished, and with it the block it began with."""
+    second = sorted(stream.records(POSTINGS))[1]
+    stream.txn.delete(second)
+    stream.txn.delete(key_of(BLOCKS, OWNER, 0, int.from_bytes(second[-8:], "big")))
+    candidates = Selection(OWNER, "a/+").blocks(stream.txn, 0, 0, 1000)
+    assert candidates.blocks == sorted(set(candidates.blocks))
+    assert len(candidates.problems) == 1
+
+
+def test_a_lane_whose_row_vanished_is_indexed_again(stream):
+    """Over segments that are still there, cut elsewhere; what lies above is left to the reader until then."""
+    end = stream.index.indexed_to(0)
+    stream.txn.delete(lane_key(OWNER, 0))
+    stream.index.load(stream.txn)
+    assert stream.index.indexed_to(0) == 0
+    for tail, reached in ((2, 6), (7, 18), (13, 30), (13, end)):
+        segment = stream.index.plan(stream.txn, 0, stream.row(0)._replace(tail=stream.lanes[0][tail][0]), 1)
+        assert segment is not None
+        assert stream.index.write(stream.txn, segment)
+        stream.index.written(segment)
+        assert segment.end == reached
+        for one in FILTERS:
+            for position in (0, 5, reached - 4):  # there is an old segment that reaches further
+                found = stream.found(Selection(OWNER, one), 0, position)
+                assert found == (stream.expected(one, 0, position), reached, [])
 
 
 @pytest.mark.parametrize("table", [INDEX, TOPIC_NAMES, POSTINGS])
@@ -225,8 +253,6 @@ def test_a_block_whose_topics_cannot_be_read_may_hold_any(stream, how):
     elif how == "of another place":
         stream.txn.put(key, stream.txn.get(key_of(BLOCKS, OWNER, 0, 0)))
     else:
-        from qflow.storage import blocks
-
         stream.txn.put(key, blocks.encode(blocks.BlockKey(BLOCKS, OWNER, 0, first), [b"body"]))
     problems = stream.index_all()
     assert len(problems) == (how in ("damaged", "of another place"))

@@ -453,7 +453,7 @@ class StreamMachine(SpoolMachine):
         delay=st.sampled_from([0.0, 0.0, 4.0]),
     )
     def nack(self, data: st.DataObject, whole: bool, requeue: bool, delay: float) -> None:
-        reader, line, held = self.some_held(data)
+        reader, _line, held = self.some_held(data)
         if whole:
             held.batch.nack(requeue, delay)
         else:
@@ -478,7 +478,7 @@ class StreamMachine(SpoolMachine):
     )
     def transaction(self, data: st.DataObject, whole: bool, topic: str, commits: bool, size: int) -> None:
         """Publish and ack together, or neither."""
-        reader, line, held = self.some_held(data)
+        reader, _line, held = self.some_held(data)
         sent = self.message(topic, size, None, False)
         tx = self.broker.transaction()
         tx.publish(topic, sent.body)
@@ -771,6 +771,6 @@ class StreamMachine(SpoolMachine):
 
 
 StreamMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 TestStreamModel = StreamMachine.TestCase

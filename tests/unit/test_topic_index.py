@@ -14,7 +14,8 @@ from formats.indexed import OWNER, Indexed
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT
 from qflow.storage import postings, topic_index, topic_names, topic_selection
-from qflow.storage.topic_records import TABLES, TOPIC_NAMES, TOPICS, any_left, delete_index
+from qflow.storage.block_log import BLOCKS, key_of
+from qflow.storage.topic_records import TABLES, TOPIC_NAMES, TOPICS, any_left, delete_index, piece_key, read_names_row
 from qflow.storage.topic_selection import Selection
 from qflow.streams.topic_filter import matches
 
@@ -30,7 +31,7 @@ steps = st.lists(
         st.tuples(st.just("publish"), lanes, st.lists(topics, min_size=1, max_size=4)),
         st.tuples(st.just("publish"), lanes, st.lists(topics, min_size=1, max_size=4)),
         st.tuples(st.just("index"), st.just(0), st.integers(1, 3)),
-        st.tuples(st.just("retain"), lanes, st.integers(0, 30)),
+        st.tuples(st.sampled_from(["retain", "retain a little"]), lanes, st.integers(0, 30)),
         st.tuples(st.just("look"), lanes, st.integers(0, 30)),
         st.tuples(st.just("rebuild"), st.just(0), st.integers(1, 5)),
     ),
@@ -78,8 +79,8 @@ def test_a_selection_names_the_blocks_that_a_scan_finds(history, wanted, buffers
                 stream.publish(lane, detail)
             elif kind == "index":
                 assert stream.index_all(detail) == []
-            elif kind == "retain" and lane in stream.lanes:
-                stream.retain(lane, min(start + detail, stream.row(lane).next))
+            elif kind.startswith("retain") and lane in stream.lanes:
+                stream.retain(lane, min(start + detail, stream.row(lane).next), 1000 if kind == "retain" else 1)
             elif kind == "rebuild":
                 while delete_index(txn, OWNER, detail):
                     for one in lasting:
@@ -161,6 +162,56 @@ def test_a_commit_that_failed_is_run_again(env):
         assert stream.index.write(txn, segment)
         stream.index.written(segment)
         assert stream.found(Selection(OWNER, "+"), 0, 0) == ([0, 1], 2, [])
+        txn.abort()
+
+
+def test_a_segment_is_not_written_twice(stream):
+    """Not even one that lists nothing, which leaves the list of topics as it was."""
+    for _ in range(5):
+        stream.publish(0, ["a"])
+    for tail in (2, 4):
+        segment = stream.index.plan(stream.txn, 0, stream.row(0)._replace(tail=tail), 1)
+        assert segment is not None
+        assert stream.index.write(stream.txn, segment)
+    assert segment.names == []
+    assert not stream.index.write(stream.txn, segment)
+
+
+def test_the_block_that_the_floor_lies_in_is_indexed(stream):
+    """What is left of it is still read."""
+    for _ in range(3):
+        stream.publish(0, ["a", "b", "b"])
+    stream.retain(0, 4)
+    stream.index_all()
+    assert stream.found(Selection(OWNER, "b"), 0, 0) == ([3], 6, [])
+    assert stream.found(Selection(OWNER, "b"), 0, 5) == ([3], 6, [])
+
+
+def test_what_is_indexed_is_not_indexed_again(stream):
+    """Not where the block is gone that would have been the next, either."""
+    for _ in range(3):
+        stream.publish(0, ["a"])
+    stream.index_all()
+    stream.txn.delete(key_of(BLOCKS, OWNER, 0, 2))
+    for _ in range(3):
+        stream.publish(0, ["a"])
+    segment = stream.index.plan(stream.txn, 0, stream.row(0), 1)
+    assert segment is not None
+    assert (segment.first, segment.end, segment.blocks) == (2, 5, 2)
+
+
+def test_topics_of_equal_numbers_share_their_blocks(env, monkeypatch):
+    """A block too many, never one too few."""
+    for module in (topic_index, topic_selection):
+        monkeypatch.setattr(module, "topic_number", lambda name: len(name) % 2)
+    with env.begin(write=True) as txn:
+        stream = Indexed(txn)
+        for names in (["a"], ["bb"], ["c", "a"], ["dd", "e"], ["tail"]):
+            stream.publish(0, names)
+        stream.index_all()
+        assert stream.found(Selection(OWNER, "a"), 0, 0) == ([0, 2, 4], 6, [])
+        assert stream.found(Selection(OWNER, "bb"), 0, 0) == ([1, 4], 6, [])
+        assert stream.found(Selection(OWNER, "+"), 0, 0) == ([0, 1, 2, 4], 6, [])
         txn.abort()
 
 
@@ -252,9 +303,13 @@ def test_topics_that_retention_dropped_are_forgotten(stream, small):
     for number in range(300):
         stream.publish(0, [f"run/{number}", "always"])
         stream.index_all()
-        stream.retain(0, stream.row(0).next - 20)
+        stream.retain(0, stream.row(0).next - 20, calls=2)
         most = max(most, len(stream.records(TOPICS)))
-        assert len(stream.records(TOPIC_NAMES)) < 40
+        pieces = stream.records(TOPIC_NAMES)
+        assert len(pieces) < 40
+        row = read_names_row(stream.txn, OWNER)
+        current = [piece for key, piece in pieces.items() if row is not None and key >= piece_key(OWNER, row.border)]
+        assert sum(piece.count(b"\0always\0") for piece in current) <= 1
     assert most < 45
     end = stream.index.indexed_to(0)
     for topic_filter in ("always", "+", "run/+", "run/295"):
