@@ -771,6 +771,6 @@ class StreamMachine(SpoolMachine):
 
 
 StreamMachine.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 TestStreamModel = StreamMachine.TestCase
