@@ -394,9 +394,8 @@ class StreamMachine(SpoolMachine):
             before = member.stats().gap_total
             try:
                 batch = member.get_many(most, 0)
-            except qflow.GapError as gap:
-                self.miss(reader, gap)
-                assert member.stats().gap_total == before + gap.messages
+            except qflow.GapError as error:
+                self.miss(reader, member, error, before)
                 continue
             break
         if not batch:
@@ -413,8 +412,9 @@ class StreamMachine(SpoolMachine):
                 self.pass_over(reader, number, self.floors[number])
         return self.ready(reader)
 
-    def miss(self, reader: Reader, gap: qflow.GapError) -> None:
+    def miss(self, reader: Reader, member: qflow.Subscription, gap: qflow.GapError, before: int) -> None:
         """Messages that were to come are gone: just those, and they are."""
+        assert member.stats().gap_total == before + gap.messages
         line = reader.lines[gap.partition]
         assert not reader.skips
         assert line.base <= gap.first < gap.end <= self.floors[gap.partition]
