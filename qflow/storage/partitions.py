@@ -161,16 +161,16 @@ def _blocks(
 ) -> Iterator[tuple[int, bytes | None, bool]]:
     """Yield (first sequence, bytes, whether none is left out before it) of each block that may matter.
 
-    In place of the bytes stands None where all below the sequence is done.
+    In place of the bytes stands None where all below the sequence is done. A block that has vanished has no bytes: it
+    was not retention that took it, for `position` is not below the floor.
     """
     while wanted is not None and position < end:
         candidates = wanted.blocks(txn, lane, position, BLOCKS_AT_ONCE)
         if candidates.end <= position:
             break
         for first in candidates.blocks:
-            value = txn.get(key_of(BLOCKS, owner, lane, first)) if first < end else None
-            if value is not None:  # else it lay below the floor, and is gone
-                yield first, value, False
+            if first < end:
+                yield first, txn.get(key_of(BLOCKS, owner, lane, first)) or b"", False
         position = min(candidates.end, end)
         yield position, None, False
     for key, value in scan(txn, owner, lane, position, end):
