@@ -42,7 +42,15 @@ from qflow.queues.consumer import Consumer
 from qflow.queues.queue import Queue
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
-from qflow.stats import BrokerStats, QueueStats, RecoveryReport, StreamStats, SubscriptionStats
+from qflow.stats import (
+    BrokerStats,
+    CompactionReport,
+    QueueStats,
+    RecoveryReport,
+    SnapshotReport,
+    StreamStats,
+    SubscriptionStats,
+)
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery, StreamMessage
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription
@@ -55,6 +63,7 @@ __all__ = [
     "BrokerClosed",
     "BrokerFailed",
     "BrokerStats",
+    "CompactionReport",
     "Consumer",
     "CorruptionError",
     "Deliveries",
@@ -82,6 +91,7 @@ __all__ = [
     "RecoveryReport",
     "SettingsConflict",
     "SlowConsumer",
+    "SnapshotReport",
     "SpoolInUse",
     "StorageError",
     "Stream",

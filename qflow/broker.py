@@ -3,7 +3,7 @@
 What lies in a spool directory:
 
     lock         the owner's lock
-    log/         the transaction log: the truth
+    log/         the transaction log: the truth; `log.new/`, `log.old/`: see `snapshots`
     spill/       messages that do not fit in memory: a cache, renamed aside when the spool is opened
     wiping/      spill files of before, unlinked little by little
     stats.json   what the owner is doing, renewed each second
@@ -25,7 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -58,12 +58,12 @@ from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
-from qflow.routing import Claimed, PublishResult, Routing, check_key, result_of
-from qflow.stats import BrokerStats, QueueStats, RecoveryReport
-from qflow.storage import block_log, recovery
+from qflow.routing import Claimed, Lots, PublishResult, Routing, check_key, result_of
+from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, SnapshotReport
+from qflow.storage import block_log, recovery, snapshots
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
-from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, storage_error
+from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
 from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
 from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
@@ -78,11 +78,13 @@ from qflow.streams.subscription import Subscription
 
 BINDINGS = "bindings"
 """Beside the settings in a queue's record: the filters it is bound with."""
-OURS = frozenset({"lock", "log", "log.new", SPILL, WIPING, "stats.json", "stats.json.new", "lost+found"})
+OURS = frozenset({"lock", "log", "log.new", snapshots.OLD, SPILL, WIPING, "stats.json", "stats.json.new", "lost+found"})
 MAINTENANCE_S = 1.0
 REST = 4
 """Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
 WIPED_AT_ONCE = 256
+REMOVING_S = 0.05
+"""How long settled blocks are removed at once, a bounded number each commit."""
 ALLOCATOR_HINT_BYTES = 4 * 2**20
 """Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
 
@@ -222,10 +224,10 @@ class Broker:
             if not os.path.isdir(path):
                 if os.path.lexists(path):
                     raise StorageError(f"{path} is not a directory: move it away, or open another path")
-                self._make_directories(path)
+                make_directories(self._files, path)
             names = self._files.list(path)
             foreign = sorted(set(names) - OURS)
-            if foreign and "log" not in names:
+            if foreign and not {"log", snapshots.OLD} & set(names):
                 raise StorageError(
                     f"{path} is not a spool and not empty (it holds {foreign[0]!r}): open an empty or a new directory"
                 )
@@ -233,19 +235,10 @@ class Broker:
             raise storage_error(error, "make the spool", path) from error
         return acquire_lock(path)
 
-    def _make_directories(self, path: str) -> None:
-        parent = os.path.dirname(path)
-        if not os.path.isdir(parent):
-            self._make_directories(parent)
-        try:
-            self._files.make_directory(path)
-        except FileExistsError:
-            return
-        self._files.sync_directory(parent)
-
     def _open(self, open_environment: Callable[[str, Files], Environment], undo: ExitStack) -> None:
         path = os.path.join(self.path, "log")
         try:
+            snapshots.bring_back(self.path, self._files)
             if not check_log_directory(path):
                 Environment.create(self.path, self._files, recovery.first_records(uuid4()))
         except OSError as error:
@@ -261,6 +254,10 @@ class Broker:
         txn = env.begin(write=True)
         recovery.set_state(txn, DIRTY)
         env.commit(txn)
+        try:
+            snapshots.remove_leftovers(self.path, self._files, found.uuid)
+        except QflowError as error:
+            _logger.warning("%s: what a compaction left stays: %s", self.path, error)
         wipe_spill(self._files, self.path)
         self.uuid = found.uuid
         self._clean = found.clean
@@ -288,6 +285,7 @@ class Broker:
             max_transaction_bytes=self.settings.max_transaction_bytes,
             new_owner=self._new_owner,
             report=self._report,
+            reroute=self._routing.forget,
             clock=self._clock,
             monotonic=self._monotonic,
         )
@@ -299,6 +297,7 @@ class Broker:
             elif record.rows is not None:
                 self._recover(record, record.rows)
         self._streams.recover(found.streams, found.cursors, clean=self._clean)
+        self._routing.forget()
 
     def _new_owner(self) -> int:
         """Return a number that nobody has."""
@@ -647,13 +646,10 @@ class Broker:
         done: Future[Any] | None,
     ) -> Callable[[], Sequence[PublishResult]]:
         """Publish, or let the flusher do that and resolve `done`; return what gives the results when it is done."""
-        self._check_open()
         timeout = config.parse_timeout(timeout_s)
-        if producer is None:
-            if number is not None:
-                raise InvalidArgument("number= is that of a producer: say which with producer=")
+        claim = self.claim_of(producer, number)
+        if claim is None:
             return self._begin_claimed(messages, headers, None, timeout, done)
-        claim = self._streams.producers.claim(producer, number)
         try:
             if not claim.take():
                 if done is not None:
@@ -697,6 +693,20 @@ class Broker:
                 continue
             found = [[next(places) for _ in group] for group in groups]
             return lambda: [result_of(group) for group in found]
+
+    def claim_of(self, producer: str | None, number: int | None) -> Claim | None:
+        """Return the claim of a publish, which has not taken its number yet; None without a producer."""
+        self._check_open()
+        if producer is None:
+            if number is not None:
+                raise InvalidArgument("number= is that of a producer: say which with producer=")
+            return None
+        return self._streams.producers.claim(producer, number)
+
+    def lots_of(self, messages: list[Any], headers: Headers | None) -> Lots | None:
+        """Return what is published to streams alone; None if some of it goes to queues, which takes `steps_of`."""
+        self._check_open()
+        return self._routing.lots(messages, headers)
 
     def steps_of(self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None) -> list[Step]:
         """Return what a publish puts where."""
@@ -768,6 +778,8 @@ class Broker:
             self._check_open()
             stream = self._streams.alter(name, **changes)
             self._routing.forget()
+            self._ticked = -math.inf
+            self._stop.bell.set()
             return stream
 
     def stream(self, name: str) -> Stream:
@@ -1070,6 +1082,60 @@ class Broker:
             self.recovery, problems=tuple(self._problems), quarantined_blocks=self._quarantined_blocks
         )
 
+    # Copies of the log -------------------------------------------------------------------------------------------
+
+    def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
+        """Copy what is in the log to a new spool, while everything goes on: one moment, each commit whole or not there.
+
+        All that was confirmed, acked or given up when this was called is in it, with queues, streams, settings,
+        bindings, and how far durable subscriptions came. It is a spool with a uuid of its own, and opens as this one
+        would after a crash now: messages of queues say `redelivered`.
+        What is not logged is not in it: transient queues and messages, and who holds what.
+
+        Args:
+            path: a directory that does not exist, or is empty; outside of the spool.
+
+        Raises:
+            InvalidArgument: it is no path, or inside the spool.
+            DiskFull, StorageError: it is not empty, or could not be written; what was begun there was removed.
+            SpoolInUse: another snapshot is made there.
+        Cost: reads and writes what the log holds; nobody waits for it but other snapshots, `compact` and `close`. Pages
+            that were in use when it began are not used again before it ends, so the log may grow by what is written
+            meanwhile.
+        """
+        with self._lock:
+            self._check_open()
+        with self._log.copying() as env:
+            return snapshots.make_snapshot(
+                env, self.path, path, self._files, unsafe_filesystem=self.settings.unsafe_filesystem
+            )
+
+    def compact(self) -> CompactionReport:
+        """Give disk back: put a copy of the log without its free pages in its place.
+
+        Without it the file never shrinks; what was settled is written over, so that pays after a backlog that will not
+        come again. Interrupted, it is done in the background, or not at all.
+
+        Raises:
+            DiskFull, StorageError: there was no room for the copy beside the log; nothing has changed.
+            InDoubt: the directory could not be synced; nothing is lost, but the spool must be opened again.
+        Cost: reads and writes what the log holds. Meanwhile puts and acks wait for their commits, and none fails; gets
+            go on.
+        """
+        with self._lock:
+            self._check_open()
+        while True:
+            with self._upkeep:
+                if not (self._remove_settled() | self._remove_deleted()):
+                    break
+        reports: list[CompactionReport] = []
+
+        def work(env: Environment, still: AbstractContextManager[object]) -> None:
+            reports.append(snapshots.compact(env, self.path, self._files, self.uuid, still))
+
+        self._log.alone(work)
+        return reports[0]
+
     # Sharing memory ----------------------------------------------------------------------------------------------
 
     def _relieve(self, account: Account, missing: int) -> bool:
@@ -1106,6 +1172,7 @@ class Broker:
                     busy |= self._remove_settled() | self._remove_deleted() | self._hollow()
                 if self._monotonic() - written >= MAINTENANCE_S:
                     written = self._monotonic()
+                    self._log.forget_dead_readers()
                     self._write_stats()
             except QflowError as error:
                 busy = False
@@ -1143,12 +1210,17 @@ class Broker:
         with self._lock:
             lanes = [lane for queue in self._queues.values() for lane in queue.lanes if lane.removing]
         lanes += [lane for lane in self._streams.lanes if lane.removing]
-        if not lanes or self._log.failed:
+        if self._log.failed:
             return False
-        for lane in lanes:
-            batch = self._log.settle(lane, [])
-        self._log.commit(batch)
-        return not batch.short
+        ends = time.perf_counter() + REMOVING_S
+        batch = None
+        while lanes and time.perf_counter() < ends:
+            for lane in lanes:
+                batch = self._log.settle(lane, [])
+            assert batch is not None
+            self._log.commit(batch)
+            lanes = [] if batch.short else [lane for lane in lanes if lane.removing]
+        return batch is not None and not batch.short
 
     def _hollow(self) -> bool:
         """Give back what is settled above floors, a bounded part at a time; False if there is nothing, or no room."""

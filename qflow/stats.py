@@ -1,4 +1,4 @@
-"""What `stats()`, `recovery` and `check()` return: frozen snapshots, plain values."""
+"""What `stats()`, `recovery`, `snapshot()` and `compact()` return: frozen, plain values."""
 
 from __future__ import annotations
 
@@ -136,3 +136,35 @@ class RecoveryReport:
     """Damaged blocks met since the spool was opened."""
     problems: tuple[str, ...]
     seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class SnapshotReport:
+    """What a copy of a spool holds."""
+
+    path: str
+    uuid: str
+    """Its own: a copy is another spool."""
+    origin: str
+    """The uuid of the spool it was copied from."""
+    clean: bool
+    """The original was closed; if not, every message of the copy is `redelivered`."""
+    queues: int
+    streams: int
+    messages: int
+    """Of both."""
+    bytes: int
+    """Of the messages: bodies and headers."""
+    log_bytes: int
+    """What the copy takes on disk."""
+    problems: tuple[str, ...]
+    """What was damaged in the original and so is in the copy."""
+
+
+@attrs.frozen(kw_only=True)
+class CompactionReport:
+    """What a compaction gave back."""
+
+    bytes_before: int
+    """Length of the log's file."""
+    bytes_after: int

@@ -19,6 +19,7 @@ HOWTOS = (
     "sizing-memory",
     "retries-and-dead-letters",
     "asyncio",
+    "snapshots",
 )
 PAGES = ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in HOWTOS)]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in ("flights.py", "usage.py"))

@@ -9,6 +9,7 @@ import sys
 import click
 
 from qflow.cli.check import check
+from qflow.cli.compact import compact
 from qflow.cli.demo.command import demo
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
 from qflow.cli.get import get
@@ -17,6 +18,7 @@ from qflow.cli.publish import publish
 from qflow.cli.put import put
 from qflow.cli.redrive import redrive
 from qflow.cli.show import show
+from qflow.cli.snapshot import snapshot
 from qflow.cli.spilled import spilled
 from qflow.cli.stats import stats
 from qflow.cli.streams import streams
@@ -58,13 +60,17 @@ def _discard_stdout() -> None:
 def app() -> None:
     """Queues in a directory: memory is bounded, disk is used when memory is full, what was confirmed survives a crash.
 
-    A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get`, `pipe`, `redrive` and
-    `publish` need it for themselves; `subscribe`, `streams`, `stats`, `spilled`, `show` and `check` only read, also
-    beside an owner.
+    A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get`, `pipe`, `redrive`,
+    `publish` and `compact` need it for themselves; `subscribe`, `streams`, `stats`, `spilled`, `show`, `check` and
+    `snapshot` only read, also beside an owner.
     """
 
 
-for _command in (demo, put, get, pipe, redrive, publish, subscribe, streams, stats, spilled, show, check):
+_COMMANDS = (
+    *(demo, put, get, pipe, redrive, publish, subscribe, streams),
+    *(stats, spilled, show, check, snapshot, compact),
+)
+for _command in _COMMANDS:
     app.add_command(_command)
 
 

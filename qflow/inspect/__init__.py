@@ -1,4 +1,4 @@
-"""Read-only views of a spool on disk, beside a live owner or without one. What the command line shows.
+"""Read-only views and copies of a spool on disk, beside a live owner or without one. What the command line shows.
 
 Nothing here takes the owner's lock or changes a byte of the log; each call reads one moment in short transactions. In
 the process that owns the spool, use `Broker.stats` and `Broker.check` instead: LMDB opens a file once a process.
@@ -24,11 +24,13 @@ from qflow.inspect.stream_check import check_streams
 from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, SubscriptionFacts, streams_of
 from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
+from qflow.stats import SnapshotReport
 from qflow.storage import block_log, blocks, bodies, producers, recovery
 from qflow.storage.block_log import Row
-from qflow.storage.environment import Environment, check_log_directory
+from qflow.storage.environment import Environment
 from qflow.storage.files import Files, owner_pid
 from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.snapshots import make_snapshot, open_to_read
 from qflow.storage.spill import SPILL, SPILL_TABLE
 
 __all__ = [
@@ -76,6 +78,8 @@ class SpoolFacts:
 
     path: str
     uuid: str
+    origin: str | None
+    """The uuid of the spool it was copied from, if it is a snapshot or was made of one."""
     clean: bool
     """Closed properly; False while an owner has it open."""
     owner_pid: int | None
@@ -119,9 +123,9 @@ def _log(path: str) -> Iterator[tuple[Environment, Recovery]]:
     log = os.path.join(path, "log")
     if not os.path.isdir(path):
         raise NotFound(f"there is no spool at {path}: no such directory")
-    if not check_log_directory(log):
+    env = open_to_read(path, Files())
+    if env is None:
         raise NotFound(f"{path} is not a spool: it holds no log")
-    env = Environment(log, Files(), read_only=True)
     try:
         txn = env.begin()
         try:
@@ -148,14 +152,20 @@ def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> S
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     """
     spool = os.path.abspath(path)
-    with _log(spool) as (_, found):
+    with _log(spool) as (env, found):
         queues = [_facts(record) for record in found.queues if not record.deleted]
         streams = streams_of(found)
+        txn = env.begin()
+        try:
+            origin = recovery.read_origin(txn, spool)
+        finally:
+            txn.abort()
     live = _live(os.path.join(spool, "stats.json"))
     age = None if live is None else (time.time() if now_s is None else now_s) - float(live["time_s"])
     return SpoolFacts(
         path=spool,
         uuid=str(found.uuid),
+        origin=None if origin is None else str(origin),
         clean=found.clean,
         owner_pid=owner_pid(spool),
         queues=queues,
@@ -164,6 +174,21 @@ def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> S
         live_age_s=age,
         problems=found.problems,
     )
+
+
+def copy_spool(
+    path: str | os.PathLike[str], to: str | os.PathLike[str], *, unsafe_filesystem: bool = False
+) -> SnapshotReport:
+    """Copy the log of a spool to a new one; see `Broker.snapshot`. What its owner is writing is in it or not.
+
+    The copy of a spool that was closed opens as closed, with exact counts of deliveries.
+
+    Raises:
+        NotFound: there is no spool at `path`. Else as `Broker.snapshot` and `qflow.open`, before anything is made.
+    """
+    spool = os.path.abspath(path)
+    with _log(spool) as (env, _):
+        return make_snapshot(env, spool, to, Files(), unsafe_filesystem=unsafe_filesystem)
 
 
 def _facts(record: QueueRecord) -> QueueFacts:

@@ -532,6 +532,14 @@ def times(data: bytes, header: Header) -> Sequence[int]:
     return [header.time_ms + delta for delta in _values(data[position : position + 4 * header.count])]
 
 
+def last_time(data: bytes | memoryview, header: Header) -> int:
+    """Return when the last message of a block was written, in ms since the epoch, unchecked."""
+    if not header.columns & TIMES:
+        return header.time_ms
+    columns = 2 + (header.columns & (TIMES - 1)).bit_count()
+    return header.time_ms + int(_CRC.unpack_from(data, HEADER_BYTES + 4 * header.count * columns - 4)[0])
+
+
 def references(data: bytes, key: BlockKey, *, where: str) -> list[Reference]:
     """Return the references in a block. Cost: one that holds none is not decoded.
 

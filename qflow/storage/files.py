@@ -191,6 +191,18 @@ def write_all(files: Files, fd: int, data: bytes | memoryview, position: int) ->
     return position
 
 
+def make_directories(files: Files, path: str) -> None:
+    """Make a directory and those above it that are missing, each synced in its parent."""
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        make_directories(files, parent)
+    try:
+        files.make_directory(path)
+    except FileExistsError:
+        return
+    files.sync_directory(parent)
+
+
 class SpoolLock:
     """The ownership of a spool, held until `release` or the end of the process."""
 

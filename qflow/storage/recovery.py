@@ -56,6 +56,17 @@ def first_records(uuid: UUID) -> dict[bytes, bytes]:
     }
 
 
+def copy_records(uuid: UUID, origin: UUID) -> dict[bytes, bytes]:
+    """Return what makes a copy a log of its own. Its state stays: it opens as the original would after a crash now."""
+    return {meta_key("uuid"): seal(uuid.bytes), meta_key("origin"): seal(origin.bytes)}
+
+
+def read_origin(txn: Any, path: str) -> UUID | None:
+    """Return the uuid of the spool that a log was copied from, None if it is no copy."""
+    value = txn.get(meta_key("origin"))
+    return None if value is None else UUID(bytes=unseal(value, f"{path}: the log's origin"))
+
+
 def queue_value(
     name: str, incarnation: int, settings: dict[str, Any], *, deleted: bool = False, kind: str = QUEUE
 ) -> bytes:

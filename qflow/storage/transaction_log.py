@@ -31,10 +31,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple, Protocol, cast
 
-from qflow.errors import BrokerFailed, DiskFull, InDoubt, StorageError
+from qflow.errors import BrokerClosed, BrokerFailed, DiskFull, InDoubt, StorageError
 from qflow.message import LANE_SHIFT, Record, is_logged
 from qflow.storage import block_log, bodies
 from qflow.storage.block_log import HOLLOWING_BYTES, RESERVED_SEQUENCES, TAIL_BYTES, Hollowed, Row, Settled
@@ -51,6 +51,8 @@ FLUSH_S = 0.003
 HOLLOW_BYTES = 256 * 1024
 """So much is settled above the floor before blocks are looked at to give it back; a message counts 16 bytes more."""
 NOWHERE = 2**64
+Work = Callable[[Environment, AbstractContextManager[object]], None]
+"""What is done in place of a batch, given a context in which nobody reads."""
 LOOK_S = 0.25
 """How often a follower looks whether somebody still leads."""
 
@@ -86,6 +88,10 @@ class Party(Protocol):
 
     def refused(self, unit: Unit) -> None:
         """Nothing of it was confirmed, `unit.error` says why; a second time is a no-op."""
+
+
+class _BeingCopied(StorageError):
+    """A snapshot is being made: what needs the log for itself is tried again after it."""
 
 
 class Lane:
@@ -237,10 +243,10 @@ class Batch:
     """What one transaction will hold; see the module."""
 
     __slots__ = (
-        "attempts", "committed", "committing", "damaged", "deleted", "deletes", "done", "error", "gate", "hollowed",
-        "hollows", "joining", "leader", "plan", "previous", "published", "purges", "puts", "refusal", "resolving",
-        "saved", "settled", "shared", "short", "size", "transaction", "units", "unresolved", "urgent", "wanted",
-        "writes",
+        "alone", "attempts", "committed", "committing", "damaged", "deleted", "deletes", "done", "error", "gate",
+        "hollowed", "hollows", "joining", "leader", "plan", "previous", "published", "purges", "puts", "refusal",
+        "resolving", "saved", "settled", "shared", "short", "size", "transaction", "units", "unresolved", "urgent",
+        "wanted", "writes",
     )  # fmt: skip
 
     def __init__(self, previous: Batch | None) -> None:
@@ -271,6 +277,8 @@ class Batch:
         self.short = False
         """There was no room to count references to shared bodies down: blocks that hold some were not removed."""
         self.writes: list[Callable[[Any], None]] = []
+        self.alone: Work | None = None
+        """What is done instead of a transaction; nobody joins such a batch."""
         self.size = 0
         self.leader: threading.Thread | None = None
         self.wanted = False
@@ -299,6 +307,7 @@ class TransactionLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._reading = threading.Lock()  # held by readers, and to grow the map, which needs no reader
+        self._copying = threading.Lock()  # held while the environment is copied, replaced or closed
         self._open: Batch | None = None
         self._last: Batch | None = None
         self._failure: BaseException | None = None
@@ -424,6 +433,26 @@ class TransactionLog:
             batch.deletes += (owner,)
             return batch
 
+    def alone(self, work: Work) -> None:
+        """Do something between two batches, when all before are done; those after it wait.
+
+        What is begun is done, even if its caller is interrupted.
+        """
+        while True:
+            with self._copying:
+                pass  # commits must not wait for whoever copies
+            with self._lock:
+                self._check_usable()
+                last = self._last
+                batch = Batch(None if last is None or last.done else last)
+                batch.alone = work
+                self._open, self._last = None, batch
+            self.wait(batch)
+            if batch.error is None:
+                return
+            if not isinstance(batch.error, _BeingCopied):
+                raise batch.error
+
     def flush(self, batch: Batch) -> None:
         """Leave a batch to the flusher, if nobody leads it. Cost: nothing if it was told before."""
         if batch.wanted or batch.leader is not None:
@@ -517,7 +546,10 @@ class TransactionLog:
                 _leave_half_joined(batch, batch.joining)
         try:
             if not batch.committed and batch.error is None:
-                self._commit(batch)
+                if batch.alone is None:
+                    self._commit(batch)
+                else:
+                    self._work_alone(batch, batch.alone)
         finally:
             if batch.committed or batch.error is not None:
                 self._publish(batch)
@@ -559,6 +591,29 @@ class TransactionLog:
             except BaseException:
                 batch.committed = self._was_committed(batch)
                 raise
+
+    def _work_alone(self, batch: Batch, work: Work) -> None:
+        if self._copying.locked():
+            batch.error = _BeingCopied(f"the log {self._env.path} is being copied: try again after that")
+            return
+        try:
+            with self._copying:
+                self._check_usable()
+                work(self._env, self._reading)
+        except BaseException as error:
+            if not self._env.in_place:
+                self._failure = error
+            batch.error = error if isinstance(error, Exception) else StorageError("it was interrupted: try again")
+            if batch.error is not error:
+                raise
+        else:
+            batch.committed = True
+
+    def _check_usable(self) -> None:
+        if self._closing:
+            raise BrokerClosed(f"the log {self._env.path} is closed: open the spool again")
+        if self._failure is not None:
+            raise BrokerFailed(f"the log failed earlier ({self._failure}); close the broker and open the spool again")
 
     def _was_committed(self, batch: Batch) -> bool:
         return batch.committing and self._env.last_transaction() >= batch.transaction
@@ -780,17 +835,31 @@ class TransactionLog:
     # Reading -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def read(self) -> Iterator[Any]:
-        """A short read transaction."""
+    def read(self, *, buffers: bool = False) -> Iterator[Any]:
+        """A short read transaction; with `buffers`, its values are views of the map that end with it."""
         with self._reading:
             try:
-                txn = self._env.begin()
+                txn = self._env.begin(buffers=True) if buffers else self._env.begin()
                 try:
                     yield txn
                 finally:
                     txn.abort()
             except LmdbError as error:
                 raise StorageError(f"the log {self._env.path} could not be read: {error}") from error
+
+    @contextmanager
+    def copying(self) -> Iterator[Environment]:
+        """The environment, to copy it while commits and reads go on: all that joined a batch by now is committed."""
+        self.drain()
+        with self._copying:
+            self._check_usable()
+            yield self._env
+
+    def forget_dead_readers(self) -> None:
+        """Let go of what other processes were reading when they were killed; their pages could not be used again."""
+        with self._reading:
+            if not self._closing:
+                self._env.forget_dead_readers()
 
     def problems(self) -> list[str]:
         """Compare shared bodies with the references to them, in blocks of all queues; return what differs, in words."""
@@ -816,7 +885,7 @@ class TransactionLog:
         self._flush_event.set()
         if self._flusher is not None and self._flusher is not threading.current_thread():
             self._flusher.join()
-        with self._reading:
+        with self._copying, self._reading:
             self._env.close()
 
 

@@ -13,7 +13,7 @@ from itertools import islice
 from xxhash import xxh3_64_intdigest
 
 from qflow.config import StreamSettings, parse_count, parse_moment
-from qflow.errors import BrokerClosed, CorruptionError, InvalidArgument, QflowError, StreamDeleted, again
+from qflow.errors import BrokerClosed, CorruptionError, ForkedProcess, InvalidArgument, QflowError, StreamDeleted, again
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
 from qflow.storage import partitions
@@ -96,6 +96,8 @@ class Stream:
     def check_open(self) -> None:
         if self.ended is BrokerClosed:
             raise BrokerClosed(f"the broker of stream {self.name!r} is closed: open the spool again")
+        if self.ended is ForkedProcess:
+            raise ForkedProcess(f"stream {self.name!r} belongs to the parent process: open a spool of your own")
         if self.ended is not None:
             raise StreamDeleted(f"stream {self.name!r} was deleted: declare it again")
 
@@ -274,19 +276,13 @@ class Stream:
             before_ms = int((self._clock() - settings.retention_s) * 1000)
         with self._log.read() as txn:
             row = read_row(txn, self.owner, partition.number)
-            if row.floor >= ceiling:
-                return None
-            return partitions.surplus(
-                txn,
-                self.owner,
-                partition.number,
-                row,
-                ceiling=ceiling,
-                messages=messages,
-                size=size,
-                before_ms=before_ms,
-                all_below=settings.retain_until_consumed and not settings.has_limit,
-            )
+        if row.floor >= ceiling:
+            return None
+        limits = partitions.Limits(
+            ceiling, messages, size, before_ms, settings.retain_until_consumed and not settings.has_limit
+        )
+        with self._log.read(buffers=True) as txn:
+            return partitions.surplus(txn, self.owner, partition.number, row, limits)
 
     def _share(self, partition: Partition, most: int, what: str) -> int:
         """Return how much of a limit for all partitions this one may have: in proportion to what each holds."""

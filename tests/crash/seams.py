@@ -18,7 +18,7 @@ COLD = (
     "lstat", "exists", "make_directory", "remove_directory", "rename", "list", "scan", "allocate", "sync_file",
     "sync_directory", "write_replacing",
 )  # fmt: skip
-LOG = ("begin", "commit", "make_room")
+LOG = ("begin", "commit", "make_room", "copy_to", "exchange")
 
 
 class Steps:

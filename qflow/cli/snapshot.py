@@ -1,0 +1,58 @@
+"""`qflow snapshot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import click
+
+from qflow.cli import facts, options
+from qflow.cli.exits import Exit
+
+_new_directory = click.Path(file_okay=False, path_type=Path)
+
+
+@click.group(short_help="Copy a spool, also while it is used; bring a copy back.")
+def snapshot() -> None:
+    """Copy what the log of a spool holds at one moment to a directory that is a spool of its own.
+
+    Exits with 1 if what was copied is damaged.
+    """
+
+
+@snapshot.command(short_help="Copy a spool, also while another process owns it.")
+@options.existing_spool
+@click.argument("destination", metavar="DEST", type=_new_directory)
+@options.as_json
+def create(spool: Path, destination: Path, as_json: bool) -> int:
+    """Copy SPOOL to DEST, a directory that does not exist or is empty; the owner of SPOOL goes on meanwhile."""
+    return _copy(spool, destination, as_json)
+
+
+@snapshot.command(short_help="Make a spool of a snapshot.")
+@click.argument("source", metavar="SNAPSHOT", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("spool", type=_new_directory)
+@options.as_json
+def load(source: Path, spool: Path, as_json: bool) -> int:
+    """Copy SNAPSHOT to SPOOL, a directory that does not exist or is empty; SNAPSHOT stays as it is.
+
+    Its registry is read first: what is no spool, or is of a newer qflow, makes none.
+    """
+    return _copy(source, spool, as_json)
+
+
+def _copy(source: Path, destination: Path, as_json: bool) -> int:
+    from qflow import inspect
+
+    report = inspect.copy_spool(source, destination)
+    if as_json:
+        facts.print_json(attrs.asdict(report))
+    else:
+        for problem in report.problems:
+            click.echo(f"problem: {problem}")
+        click.echo(
+            f"{facts.readable(report.path)}: {report.queues:,} queues, {report.streams:,} streams, "
+            f"{report.messages:,} messages of {report.bytes:,} bytes; {facts.mebibytes(report.log_bytes)} on disk"
+        )
+    return Exit.DIFFERS if report.problems else Exit.FINE

@@ -1,0 +1,398 @@
+"""Snapshots and compactions whose file operations fail, are interrupted, find no room, or meet each other."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import qflow
+from crash.seams import SteppedFiles, Steps
+from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, open_faulty
+from faults.test_full_disk import fill, small_disk  # noqa: F401  (a fixture)
+from qflow.broker import Broker
+from qflow.config import BrokerSettings
+from qflow.storage import environment, snapshots
+from qflow.storage.environment import Environment
+from qflow.storage.files import Files
+from qflow.storage.transaction_log import Batch
+
+BODY = b"x" * 33_000
+KEPT = [b"%d" % number for number in range(3)]
+
+
+class Striking(Steps):
+    """Steps of which one raises, once armed."""
+
+    def __init__(self, error: Callable[[], BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def arm(self, step: int) -> None:
+        self.kill_at = len(self.taken) + step
+
+    def take(self, name: str) -> None:
+        self.taken.append(name)
+        if len(self.taken) == self.kill_at + 1:
+            raise self.error()
+
+
+def make_spool(path: Path) -> None:
+    """Make a spool with something to give back, and a little to keep."""
+    with qflow.open(path) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([BODY] * 100)
+        queue.purge()
+        queue.put_many(KEPT)
+
+
+def open_striking(path: Path, steps: Striking) -> Broker:
+    """Open a spool whose file operations may fail, without maintenance beside."""
+    broker = Broker(path, BrokerSettings(), files=SteppedFiles(steps))
+    broker._stop.set()
+    broker._maintenance.join()
+    return broker
+
+
+ERRORS: list[Callable[[], BaseException]] = [lambda: OSError(errno.EIO, "Input/output error"), KeyboardInterrupt]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["error", "interrupt"])
+def test_a_compaction_that_fails_at_any_step_loses_nothing(error, spool):
+    """It goes on with one log or the other, or takes nothing more; what was confirmed is there after the next open."""
+    make_spool(spool)
+    expected = list(KEPT)
+    outcomes = set()
+    for step in range(200):
+        steps = Striking(error)
+        broker = open_striking(spool, steps)
+        queue = broker.queue("q")
+        steps.arm(step)
+        try:
+            broker.compact()
+            outcome = "compacted"
+        except (qflow.StorageError, KeyboardInterrupt):
+            outcome = "refused"
+        struck = len(steps.taken) > steps.kill_at
+        steps.arm(2**60)
+        body = b"new %d" % step
+        try:
+            queue.put(body)
+            expected.append(body)
+        except qflow.BrokerFailed:
+            assert outcome == "refused"
+            outcome = "failed"
+        assert (spool / "log").is_dir()
+        broker.close()
+        with qflow.open(spool) as again:
+            assert sorted(name for name in os.listdir(spool) if name.startswith("log")) == ["log"]
+            assert [entry.sequence for entry in again.queue("q").browse()] == list(range(100, 100 + len(expected)))
+            assert again.check() == []
+        outcomes.add(outcome)
+        if not struck:
+            break
+    else:
+        raise AssertionError("the compaction never ended")
+    assert outcomes == {"compacted", "refused", "failed"}
+    with qflow.open(spool) as broker:
+        assert drained(broker.queue("q")) == expected
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["error", "interrupt"])
+def test_a_snapshot_that_fails_at_any_step_leaves_no_spool(error, spool, tmp_path):
+    """No copy stays, whole or in part; the broker goes on, and the next one can be made in the same place."""
+    make_spool(spool)
+    copy = tmp_path / "copy"
+    for step in range(200):
+        steps = Striking(error)
+        broker = open_striking(spool, steps)
+        steps.arm(step)
+        try:
+            broker.snapshot(copy)
+        except (qflow.StorageError, KeyboardInterrupt):
+            assert not copy.exists() or set(os.listdir(copy)) <= {"lock"}
+        struck = len(steps.taken) > steps.kill_at
+        steps.arm(2**60)
+        if struck:
+            broker.snapshot(copy)
+        broker.close()
+        with qflow.open(copy) as again:
+            assert drained(again.queue("q")) == KEPT
+        for found in (copy / "log", copy / "spill", copy / "wiping"):
+            for name in os.listdir(found):
+                os.unlink(found / name)
+            found.rmdir()
+        for name in os.listdir(copy):
+            os.unlink(copy / name)
+        copy.rmdir()
+        if not struck:
+            return
+    raise AssertionError("the snapshot never ended")
+
+
+def test_each_step_is_on_the_disk_before_the_next(spool, tmp_path):
+    """A copy before it gets its name; its name before anything is committed to it."""
+    make_spool(spool)
+    steps = Striking(KeyboardInterrupt)
+    broker = open_striking(spool, steps)
+
+    def synced(work: Callable[[], object]) -> list[str]:
+        before = len(steps.taken)
+        work()
+        return [name for name in steps.taken[before:] if name in ("sync_file", "sync_directory", "rename")]
+
+    assert synced(broker.compact) == ["sync_file", "sync_directory", "rename", "rename", "sync_directory"]
+    made = synced(lambda: broker.snapshot(tmp_path / "copy"))
+    assert made == ["sync_directory", "sync_file", "sync_directory", "rename", "sync_directory"]
+    broker.close()
+
+
+def test_no_room_for_a_copy_is_a_full_disk_and_nothing_else(spool, tmp_path):
+    """LMDB's own writes find no room: DiskFull, nothing left behind, and the log goes on."""
+
+    class Full(Files):
+        def __init__(self) -> None:
+            self.open = self.open_full
+
+        def open_full(self, path: str, flags: int, mode: int) -> int:
+            return os.open("/dev/full" if path.endswith("log.new/data.mdb") else path, flags & ~os.O_EXCL, mode)
+
+    make_spool(spool)
+    with Broker(spool, BrokerSettings(), files=Full()) as broker:
+        with pytest.raises(qflow.DiskFull, match="free some space"):
+            broker.snapshot(tmp_path / "copy")
+        with pytest.raises(qflow.DiskFull, match="free some space"):
+            broker.compact()
+        assert not (tmp_path / "copy").exists()
+        assert not (spool / "log.new").exists()
+        broker.queue("q").put(b"new")
+        assert drained(broker.queue("q")) == [*KEPT, b"new"]
+        assert broker.check() == []
+
+
+def test_a_disk_that_is_really_full_refuses_copies(small_disk):  # noqa: F811
+    """A compaction, and a snapshot on the same disk: the log goes on with acks, and with puts once there is room."""
+    with qflow.open(small_disk / "spool") as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"x" * 10_000] * 60)
+        ballast = fill(small_disk)
+        with pytest.raises(qflow.DiskFull):
+            broker.snapshot(small_disk / "copy")
+        with pytest.raises(qflow.DiskFull):
+            broker.compact()
+        assert sorted(os.listdir(small_disk)) == ["ballast", "spool"]
+        assert not (small_disk / "spool" / "log.new").exists()
+        queue.get().ack(wait=True)
+        ballast.unlink()
+        assert broker.snapshot(small_disk / "copy").messages == 59
+        assert broker.check() == []
+
+
+def test_acks_find_their_reserve_in_a_compacted_log(small_disk):  # noqa: F811
+    """What the log of before had set aside for them, the new one has, too: the disk may be full at once."""
+    with qflow.open(small_disk / "spool") as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"x" * 1_000] * 60)
+        broker.compact()
+        ballast = fill(small_disk)
+        for _ in range(20):
+            queue.get(0).ack(wait=True)
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(b"x" * 1_000)
+        ballast.unlink()
+
+
+def test_commits_wait_for_a_compaction_and_gets_do_not(spool):
+    """While the copy is written: a put waits and is done afterwards; messages come out; `close` waits, too."""
+    faults = Faults()
+    copying, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        copying.set()
+        assert go_on.wait(PATIENCE_S)
+
+    faults.before["copy_to"] = pause
+    make_spool(spool)
+    broker = open_faulty(spool, faults)
+    queue = broker.queue("q")
+    compacting = threading.Thread(target=broker.compact)
+    compacting.start()
+    assert copying.wait(PATIENCE_S)
+    confirmed = queue.submit(b"new")
+    assert queue.get(0).body == b"0"
+    assert broker.stats().messages == 3
+    with broker.log.read() as txn:
+        assert txn.stat()["entries"]
+    assert not confirmed.done()
+    closing = threading.Thread(target=broker.close)
+    closing.start()
+    go_on.set()
+    assert confirmed.result(PATIENCE_S) == 103
+    compacting.join(PATIENCE_S)
+    closing.join(PATIENCE_S)
+    with qflow.open(spool) as again:
+        assert again.recovery.clean
+        assert drained(again.queue("q")) == [*KEPT, b"new"]
+
+
+def test_nobody_waits_for_a_snapshot_but_who_must(spool, tmp_path):
+    """Commits go on while it is written; a compaction begins after it, and keeps no commit waiting for that."""
+    faults = Faults()
+    copying, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        if not copying.is_set():
+            copying.set()
+            assert go_on.wait(PATIENCE_S)
+
+    faults.before["copy_to"] = pause
+    make_spool(spool)
+    with faulty_broker(spool, faults) as broker:
+        queue = broker.queue("q")
+        taken: list[object] = []
+        threads = [threading.Thread(target=lambda: taken.append(broker.snapshot(tmp_path / "copy")))]
+        threads[0].start()
+        assert copying.wait(PATIENCE_S)
+        threads.append(threading.Thread(target=lambda: taken.append(broker.compact())))
+        threads[1].start()
+        for number in range(20):
+            in_thread(lambda body=b"%d" % number: queue.put(body))
+        in_thread(lambda: queue.get(0).ack(wait=True))
+        late = Batch(None)  # one that was about to begin when the snapshot did
+        broker.log._work_alone(late, lambda env, still: taken.append("never"))
+        assert "try again" in str(late.error)
+        assert taken == []
+        go_on.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert [type(report).__name__ for report in taken] == ["SnapshotReport", "CompactionReport"]
+        assert len(queue) == 22
+        assert broker.check() == []
+
+
+def test_the_log_is_exchanged_while_nobody_reads(spool):
+    """The copy is written beside readers; what they have open is only closed when they are gone."""
+    make_spool(spool)
+    with qflow.open(spool) as broker:
+        seen: list[list[str]] = []
+
+        @contextmanager
+        def still() -> Iterator[None]:
+            seen.append(sorted(name for name in os.listdir(spool) if name.startswith("log")))
+            yield
+            seen.append(sorted(name for name in os.listdir(spool) if name.startswith("log")))
+
+        def work(env: Environment, reading: object) -> None:
+            assert reading is broker.log._reading
+            snapshots.compact(env, str(spool), Files(), broker.uuid, still())
+
+        broker.log.alone(work)
+        assert seen == [["log", "log.new"], ["log", "log.old"]]
+        assert drained(broker.queue("q")) == KEPT
+
+
+def test_close_waits_for_a_snapshot(spool, tmp_path):
+    """It is whole, and the log is closed after it; a later one is refused."""
+    faults = Faults()
+    copying = threading.Event()
+    order: list[str] = []
+
+    def pause() -> None:
+        copying.set()
+        while not broker.log._closing:
+            pass
+
+    faults.before["copy_to"] = pause
+    make_spool(spool)
+    broker = open_faulty(spool, faults)
+    env = broker.log._env
+    copy_to, close = env.copy_to, env.close
+    env.copy_to = lambda directory: (copy_to(directory), order.append("copied"))
+    env.close = lambda: (order.append("closed"), close())
+    taking = threading.Thread(target=broker.snapshot, args=[tmp_path / "copy"])
+    taking.start()
+    assert copying.wait(PATIENCE_S)
+    in_thread(broker.close)
+    taking.join(PATIENCE_S)
+    assert order == ["copied", "closed"]
+    with pytest.raises(qflow.BrokerClosed):
+        broker.log.alone(lambda env, still: None)
+    with qflow.open(tmp_path / "copy") as copy:
+        assert drained(copy.queue("q")) == KEPT
+
+
+def test_a_failed_log_is_not_copied(spool, tmp_path):
+    """What is in doubt must not become a spool: BrokerFailed, as for puts."""
+    faults = Faults()
+    make_spool(spool)
+    broker = open_faulty(spool, faults)
+    faults.fail("commit", environment.LmdbError("mdb_txn_commit: Input/output error"), times=1)
+    with pytest.raises(qflow.InDoubt):
+        broker.queue("q").put(b"doubtful")
+    with pytest.raises(qflow.BrokerFailed):
+        broker.snapshot(tmp_path / "copy")
+    with pytest.raises(qflow.BrokerFailed):
+        broker.compact()
+    assert not (tmp_path / "copy").exists()
+    broker.close()
+
+
+def test_commits_in_doubt_are_told_apart_by_numbers_that_begin_anew_in_a_compacted_log(spool):
+    """An interrupt right after a commit of the new log is found committed, one right before it is not: nothing doubles."""
+    faults = Faults()
+    make_spool(spool)
+    with faulty_broker(spool, faults) as broker:
+        queue = broker.queue("q")
+        before = broker.log._env.last_transaction()
+        broker.compact()
+        assert broker.log._env.last_transaction() < before
+        for late in (False, True):
+            faults.fail("commit", KeyboardInterrupt(), times=1, late=late)
+            with pytest.raises(KeyboardInterrupt):
+                queue.put(b"late" if late else b"early")
+            faults.heal()
+            queue.put(b"next")
+        assert drained(queue) == [*KEPT, b"early", b"next", b"late", b"next"]
+        assert broker.check() == []
+
+
+def test_what_a_killed_reader_pinned_is_let_go_while_the_broker_runs(spool):
+    """A `qflow snapshot` that is killed must not make the log grow until the next open."""
+    make_spool(spool)
+    reading = (
+        "import sys; from qflow.storage.environment import Environment; from qflow.storage.files import Files\n"
+        "env = Environment(sys.argv[1], Files(), read_only=True); txn = env.begin()\n"
+        "print('reading', flush=True); sys.stdin.read()"
+    )
+    with qflow.open(spool) as broker:
+        broker._stop.set()
+        broker._maintenance.join()
+        child = subprocess.Popen(
+            [sys.executable, "-c", reading, str(spool / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"reading\n"
+        env: Environment = broker.log._env
+        assert env.forget_dead_readers() == 0
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        assert env.forget_dead_readers() == 1
+        broker.log.forget_dead_readers()
+        assert env.forget_dead_readers() == 0
+
+
+def test_maintenance_forgets_dead_readers(spool, monkeypatch):
+    """Each second, with the statistics."""
+    asked = threading.Event()
+    monkeypatch.setattr(Environment, "forget_dead_readers", lambda self: asked.set())
+    with qflow.open(spool):
+        assert asked.wait(PATIENCE_S)
