@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qflow.errors import BrokerClosed
 from qflow.memory.ledger import Account, Ledger
@@ -177,6 +177,15 @@ class Room:
                 self._evict()
                 self._give_back(0)
             return self._account.borrowed < before
+
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = lock
+
+    @property
+    def busy(self) -> bool:
+        """Something that has its room is not in the log yet."""
+        return self._incoming > 0
 
     def close(self) -> None:
         """Wake who waits."""
