@@ -29,7 +29,7 @@ from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Partition, offset_of
-from qflow.streams.room import Room
+from qflow.streams.room import Room, Slab
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -114,6 +114,14 @@ class Part:
                     hints.popleft()
                 position = max(position, hints.popleft() if hints else end)
             return position, end
+
+    def leave_unread(self, position: int) -> None:
+        """What was read for a hint ended before what is confirmed does: go on here, whatever else comes."""
+        with self.partition.lock:
+            if self.live:
+                self.hints.appendleft(position)
+            else:
+                self.clear_to = min(self.clear_to, position)
 
     def clear(self) -> int | None:
         """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
@@ -497,26 +505,31 @@ class Cursor:
         claim = part.fetching = object()
         self._lock.release()
         found: Found | None = None
+        position, confirmed = part.next_to_read()
         try:
-            position, end = part.next_to_read()
-            if position < part.doubtful:
-                end = min(end, part.doubtful)
-            found = self._read(part, position, end, most, amount)
+            end = min(confirmed, part.doubtful) if position < part.doubtful else confirmed
+            slab = part.partition.tail.slabs.get(position)
+            if slab is not None and slab.end > end:
+                slab = None
+            if slab is None:
+                found = self.stream.read(part.partition.number, position, end, amount, self._wanted, most)
+                position = found.position
+            else:  # where the next commit is that is wanted, a hint tells
+                found = self._found_in(slab)
+                position = confirmed
         finally:
             self._lock.acquire()
             if part.fetching is claim:
                 part.fetching = None
+                if position < confirmed:
+                    part.leave_unread(position)
                 if found is not None:
                     amount -= self._install(part, found)
             self._room.let_go(amount)
             self._line.notify_first()
 
-    def _read(self, part: Part, position: int, end: int, most: int, amount: int) -> Found:
-        """Read from the live tail, else from the log."""
-        partition = part.partition
-        slab = partition.tail.slabs.get(position)
-        if slab is None or slab.end > end:
-            return self.stream.read(partition.number, position, end, amount, self._wanted, most)
+    def _found_in(self, slab: Slab) -> Found:
+        """Return what is wanted of a commit in the live tail."""
         records, topics = slab.records, list(slab.topics)
         times = [slab.time_ms] * len(records)
         sequences: Any = range(slab.first, slab.end)

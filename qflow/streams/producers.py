@@ -209,6 +209,10 @@ class Producers:
         with self._lock:
             return len(self._busy.keys() | self._idle.keys())
 
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = lock
+
     def claim(self, producer: object, number: object) -> Claim:
         """Return a claim that has not taken its number yet.
 

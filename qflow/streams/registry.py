@@ -515,8 +515,10 @@ class Streams:
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything."""
         self._lock = lock
+        self.room.die(lock)
+        self.producers.die(lock)
         for stream in self.all():
-            stream.end(ForkedProcess)
+            stream.ended = ForkedProcess
             for cursor in {*stream.cursors.values(), *(cursor for _, cursor in stream.readers)}:
                 cursor.die(lock)
 
