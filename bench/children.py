@@ -143,10 +143,21 @@ def main(arguments: list[str]) -> None:
     if group is not None:
         group.join()
         arguments = arguments[2:]
-    from bench import attribution, memory, overhead, pressure, promises, reading, restart
+    from bench import (
+        attribution,
+        memory,
+        overhead,
+        pressure,
+        promises,
+        reading,
+        restart,
+        stream_memory,
+        stream_retention,
+    )
 
     roles: dict[str, Any] = {}
-    for theme in (memory, overhead, restart, pressure, promises, attribution, reading):
+    streams = (stream_memory, stream_retention)
+    for theme in (memory, overhead, restart, pressure, promises, attribution, reading, *streams):
         roles.update(theme.ROLES)
     try:
         roles[arguments[0]](*arguments[1:])

@@ -23,6 +23,10 @@ from bench import (
     satellite,
     spill,
     stores,
+    stream_memory,
+    stream_retention,
+    stream_topics,
+    streams,
     threads,
 )
 from bench.measure import Workload
@@ -36,5 +40,11 @@ THEMES: dict[str, list[Workload]] = {
     "restart": restart.WORKLOADS,
     "aging": aging.WORKLOADS,
     "broker": [*broker_features.WORKLOADS, *delayed.WORKLOADS, *reading.WORKLOADS],
+    "streams": [
+        *streams.WORKLOADS,
+        *stream_topics.WORKLOADS,
+        *stream_retention.WORKLOADS,
+        *stream_memory.WORKLOADS,
+    ],
     "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],
 }

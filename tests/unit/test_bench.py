@@ -55,6 +55,20 @@ ROWS = (
     "20,000 transient delayed messages, 100 B, through 1.28 MiB, one by one",
     "get + ack from segments, 16 KiB, one by one: time through maps",
     "get + ack from segments, 16 KiB, one by one: time with the allocator not told",
+    "publish_many, 1,000 x 256 B, 100 topics a batch: rate over raw LMDB commits",
+    "publish_many, 1,000 x 256 B, 1,000 topics a batch: rate over raw LMDB commits",
+    "replay of 10,000 x 256 B to one subscriber, batches of 1,000, without a name",
+    "replay of 10,000 x 256 B to one subscriber, batches of 1,000, durable",
+    "publish_many, 1,000 x 256 B, 1,000 live subscribers with distinct filters",
+    "publish, 256 B, 1,000 live subscribers with distinct filters",
+    "replay of one topic of 1,000, 100,000 messages, in 1 % of the batches: blocks read",
+    "replay of one topic of 1,000, 100,000 messages, in 1 % of the batches: time",
+    "`site/+/temp` over 10,000 topics, 100 sites x 100: which topics it matches",
+    "`site/+/temp` over 10,000 topics, 10,000 sites x 1: time of a block",
+    "open after SIGKILL to the first message, 5,000 retained in a stream",
+    "retention drops 8 MiB of 256 B messages while one thread publishes",
+    "retention drops 8 MiB: p99 of a publish during it over before",
+    "20 MiB retained, 10 lagging subscribers",
 )
 ALLOWED_TO_LACK = ("not installed", "is installed and chosen", "segments", "cgroup", "RssAnon")
 """What a machine may lack: the peers, the second spill store, a cgroup, Linux's /proc."""
