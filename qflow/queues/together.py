@@ -94,7 +94,7 @@ class Together:
         parts = Parts(leavings)
         deadline = None if timeout is None else self._monotonic() + timeout
         try:
-            for _, places_of_one in groupby(lanes, owner_of):
+            for _, places_of_one in groupby(lanes, queue_of):
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
                 self._prepare(list(places_of_one), left, parts, dead)
         except BaseException:
@@ -225,6 +225,11 @@ def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
             lane.step.records.extend(step.records)
         places.append(place)
     return places, sorted(lanes.values(), key=owner_of)
+
+
+def queue_of(place: Place) -> Queue:
+    """Return where a place is: a queue, or a partition of a stream."""
+    return place.step.queue
 
 
 def owner_of(place: Place) -> int:

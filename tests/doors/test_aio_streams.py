@@ -182,6 +182,28 @@ def test_a_transaction_publishes_and_acks(spool: Path) -> None:
     on(spool, scenario)
 
 
+def test_a_transaction_puts_each_message_into_the_partition_of_its_key(spool: Path) -> None:
+    """A task's, and a thread's."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        stream = await broker.declare_stream("parts", topics=["p"], partitions=4)
+        keys = [b"%d" % number for number in range(20)]
+        async with broker.transaction() as tx:
+            for key in keys:
+                await tx.publish("p", key, key=key)
+        with broker.broker.transaction() as beside:
+            for key in keys:
+                beside.publish("p", key, key=key)
+        home = {key: stream.stream.partition_for("p", key).number for key in keys}
+        assert len(set(home.values())) == 4
+        assert [result.partitions["parts"] for result in tx.result + beside.result] == [*home.values()] * 2
+        stored = [message async for message in stream.query()]
+        assert len(stored) == 40
+        assert all(message.partition == home[message.body] for message in stored)
+
+    on(spool, scenario)
+
+
 def test_a_number_is_stored_once(spool: Path) -> None:
     """Many tasks that send the same number: one stores it, the others are told so; also when it must be read."""
 
