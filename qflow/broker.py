@@ -58,7 +58,7 @@ from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
-from qflow.routing import Claimed, PublishResult, Routing, check_key, result_of
+from qflow.routing import Claimed, Lots, PublishResult, Routing, check_key, result_of
 from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, SnapshotReport
 from qflow.storage import block_log, recovery, snapshots
 from qflow.storage.block_log import Row
@@ -285,6 +285,7 @@ class Broker:
             max_transaction_bytes=self.settings.max_transaction_bytes,
             new_owner=self._new_owner,
             report=self._report,
+            reroute=self._routing.forget,
             clock=self._clock,
             monotonic=self._monotonic,
         )
@@ -551,6 +552,7 @@ class Broker:
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
+        timeout_s: float | None = None,
     ) -> PublishResult:
         """Put a message into every stream that takes its topic and every queue bound to it, in one commit.
 
@@ -561,6 +563,7 @@ class Broker:
             key: messages of one key are in one partition of a stream, in order; without one, those of a topic are.
             producer, number: whoever publishes, and his number for this message: one he published before is not
                 stored again. See `docs/howto/streams.md`.
+            timeout_s: seconds to wait for room in queues that are at their limit; None = without end.
 
         Returns:
             The offset in each stream, and the sequence in each queue; None where its policy dropped it. Nothing where
@@ -574,7 +577,7 @@ class Broker:
             quick = self._routing.publish_quickly(topic, body)
             if quick is not None:
                 return quick
-        return self._publish([(topic, body, key)], headers, producer, number)[0]
+        return self._publish([(topic, body, key)], headers, producer, number, timeout_s)[0]
 
     def publish_many(
         self,
@@ -583,6 +586,7 @@ class Broker:
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
+        timeout_s: float | None = None,
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) pairs, or (topic, body, key), in one commit: all of them or none; see `publish`.
 
@@ -592,7 +596,7 @@ class Broker:
             given = list(messages)
         except TypeError as error:
             raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {messages!r}") from error
-        return self._publish(given, headers, producer, number)
+        return self._publish(given, headers, producer, number, timeout_s)
 
     def submit_publish(
         self,
@@ -603,13 +607,14 @@ class Broker:
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
+        timeout_s: float | None = None,
     ) -> Future[PublishResult]:
         """`publish` that waits for room but not for the sync: the future has the result once it is confirmed."""
         result: Future[PublishResult] = Future()
         result.set_running_or_notify_cancel()
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()
-        results = self._begin_publish([(topic, body, key)], headers, producer, number, done)
+        results = self._begin_publish([(topic, body, key)], headers, producer, number, timeout_s, done)
 
         def finish(finished: Future[Any]) -> None:
             error = finished.exception()
@@ -622,9 +627,14 @@ class Broker:
         return result
 
     def _publish(
-        self, messages: list[Any], headers: Headers | None, producer: str | None, number: int | None
+        self,
+        messages: list[Any],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        timeout_s: float | None,
     ) -> Sequence[PublishResult]:
-        return self._begin_publish(messages, headers, producer, number, None)()
+        return self._begin_publish(messages, headers, producer, number, timeout_s, None)()
 
     def _begin_publish(
         self,
@@ -632,27 +642,31 @@ class Broker:
         headers: Headers | None,
         producer: str | None,
         number: int | None,
+        timeout_s: float | None,
         done: Future[Any] | None,
     ) -> Callable[[], Sequence[PublishResult]]:
         """Publish, or let the flusher do that and resolve `done`; return what gives the results when it is done."""
-        self._check_open()
-        if producer is None:
-            if number is not None:
-                raise InvalidArgument("number= is that of a producer: say which with producer=")
-            return self._begin_claimed(messages, headers, None, done)
-        claim = self._streams.producers.claim(producer, number)
+        timeout = config.parse_timeout(timeout_s)
+        claim = self.claim_of(producer, number)
+        if claim is None:
+            return self._begin_claimed(messages, headers, None, timeout, done)
         try:
             if not claim.take():
                 if done is not None:
                     done.set_result(None)
                 return lambda: [PublishResult.of_duplicate() for _ in messages]
-            return self._begin_claimed(messages, headers, claim, done)
+            return self._begin_claimed(messages, headers, claim, timeout, done)
         except BaseException:
             claim.give_up()
             raise
 
     def _begin_claimed(
-        self, messages: list[Any], headers: Headers | None, claim: Claim | None, done: Future[Any] | None
+        self,
+        messages: list[Any],
+        headers: Headers | None,
+        claim: Claim | None,
+        timeout: float | None,
+        done: Future[Any] | None,
     ) -> Callable[[], Sequence[PublishResult]]:
         """`_begin_publish`, with a claim that has its number."""
         while (lots := self._routing.lots(messages, headers)) is not None:
@@ -674,11 +688,25 @@ class Broker:
             steps = [step for group in groups for step in group]
             leavings: list[Any] = [] if claim is None else [Claimed(claim)]
             try:
-                places = iter(self._together.commit(steps, leavings, wait=done is None, future=done))
+                places = iter(self._together.commit(steps, leavings, timeout=timeout, wait=done is None, future=done))
             except (QueueDeleted, StreamDeleted):
                 continue
             found = [[next(places) for _ in group] for group in groups]
             return lambda: [result_of(group) for group in found]
+
+    def claim_of(self, producer: str | None, number: int | None) -> Claim | None:
+        """Return the claim of a publish, which has not taken its number yet; None without a producer."""
+        self._check_open()
+        if producer is None:
+            if number is not None:
+                raise InvalidArgument("number= is that of a producer: say which with producer=")
+            return None
+        return self._streams.producers.claim(producer, number)
+
+    def lots_of(self, messages: list[Any], headers: Headers | None) -> Lots | None:
+        """Return what is published to streams alone; None if some of it goes to queues, which takes `steps_of`."""
+        self._check_open()
+        return self._routing.lots(messages, headers)
 
     def steps_of(self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None) -> list[Step]:
         """Return what a publish puts where."""

@@ -276,7 +276,10 @@ class Claimed:
     def __init__(self, claim: Claim) -> None:
         self.queue = self._claim = claim
         self.writes = (claim.write,)
-        self.committed, self.refused, self.give_up = claim.committed, claim.refused, claim.give_up
+        self.committed, self.refused = claim.committed, claim.refused
+
+    def give_up(self) -> None:
+        """Nothing: who publishes has the claim, and may try again with it."""
 
     @property
     def unit(self) -> Any:

@@ -14,8 +14,10 @@ message or room is woken by who brings it, and two threads of the broker do what
 
 from qflow.aio.broker import AsyncBroker, open
 from qflow.aio.consumer import AsyncConsumer
-from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDeliveries, AsyncStreamDelivery
 from qflow.aio.queue import AsyncQueue
+from qflow.aio.stream import AsyncStream
+from qflow.aio.subscription import AsyncSubscription
 from qflow.aio.transaction import AsyncTransaction
 
 __all__ = [
@@ -24,6 +26,10 @@ __all__ = [
     "AsyncDeliveries",
     "AsyncDelivery",
     "AsyncQueue",
+    "AsyncStream",
+    "AsyncStreamDeliveries",
+    "AsyncStreamDelivery",
+    "AsyncSubscription",
     "AsyncTransaction",
     "open",
 ]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled
 from qflow.message import HeaderValue
+from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 
 
 class Settling(Protocol):
-    """Who settles without blocking the loop: the queue."""
+    """Who settles without blocking the loop: the queue, or the subscription."""
 
     def settled(self) -> Awaitable[None]:
         """Return when all that was settled so far is synced."""
@@ -109,6 +110,38 @@ class AsyncDelivery:
         return f"<Async{repr(self.delivery)[1:]}"
 
 
+class AsyncStreamDelivery(AsyncDelivery):
+    """One message of a stream, leased to a subscriber; see `AsyncDelivery`."""
+
+    __slots__ = ()
+    delivery: StreamDelivery
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self.delivery.stream
+
+    @property
+    def partition(self) -> int:
+        """The number of its partition."""
+        return self.delivery.partition
+
+    @property
+    def offset(self) -> int:
+        """Its place in its partition: dense, and never given again."""
+        return self.delivery.offset
+
+    @property
+    def key(self) -> bytes | None:
+        """The key it was published with."""
+        return self.delivery.key
+
+    @property
+    def time_ms(self) -> int:
+        """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
+        return self.delivery.time_ms
+
+
 class AsyncDeliveries(Sequence[AsyncDelivery]):
     """A batch of acquired messages; see `qflow.Deliveries`."""
 
@@ -161,3 +194,34 @@ class AsyncDeliveries(Sequence[AsyncDelivery]):
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.deliveries)[1:]}"
+
+
+class AsyncStreamDeliveries(AsyncDeliveries):
+    """A batch of messages of a stream; see `AsyncDeliveries`. In order within each partition."""
+
+    __slots__ = ()
+    deliveries: StreamDeliveries
+
+    @property
+    def topics(self) -> list[str]:
+        """All topics, in order."""
+        return self.deliveries.topics
+
+    @property
+    def offsets(self) -> list[int]:
+        """All offsets, in order; of several partitions, see `partition` of each delivery."""
+        return self.deliveries.offsets
+
+    @overload
+    def __getitem__(self, index: int) -> AsyncStreamDelivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[AsyncStreamDelivery]: ...
+    def __getitem__(self, index: int | slice) -> AsyncStreamDelivery | Sequence[AsyncStreamDelivery]:
+        found: Any = self.deliveries[index]
+        if isinstance(index, slice):
+            return [AsyncStreamDelivery(one, self._settling) for one in found]
+        return AsyncStreamDelivery(found, self._settling)
+
+    def __iter__(self) -> Iterator[AsyncStreamDelivery]:
+        for one in self.deliveries:
+            yield AsyncStreamDelivery(one, self._settling)

@@ -10,6 +10,7 @@ A task that is cancelled gives up what it waits for; a step that runs in a threa
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from qflow.errors import BrokerClosed, again
+from qflow.errors import BrokerClosed, ForkedProcess, again
 from qflow.memory.line import FOREVER, WORK, Wake
 
 THREADS = 2
@@ -34,9 +35,10 @@ class Step(Protocol):
 
 
 class Told(Protocol):
-    """A put or a unit: what became of it, once its batch is done."""
+    """A put or a unit: what became of it when its batch is done. Its `first`, if it has one, is what a future gives."""
 
-    error: BaseException | None
+    @property
+    def error(self) -> BaseException | None: ...
 
 
 class Log(Protocol):
@@ -185,6 +187,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._process = os.getpid()
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._ended = False
@@ -195,8 +198,12 @@ class Worker:
         """Have a job done soon.
 
         Raises:
-            BrokerClosed: the broker was closed.
+            BrokerClosed: the broker was closed. ForkedProcess: it is that of a parent process.
         """
+        if os.getpid() != self._process:
+            raise ForkedProcess(
+                f"the broker of {self._name} belongs to process {self._process}: open a spool of your own instead"
+            )
         with self._lock:
             if self._ended:
                 raise BrokerClosed(f"the broker of {self._name} is closed: open the spool again")

@@ -131,9 +131,11 @@ class AsyncTransaction:
         size = sum(map(_size, all_bodies))
         await self._add(partial(self._transaction.put_many, _plain(queue), all_bodies, **options), size)
 
-    async def publish(self, topic: str, body: Body, *, headers: Headers | None = None) -> None:
+    async def publish(
+        self, topic: str, body: Body, *, key: bytes | str | None = None, headers: Headers | None = None
+    ) -> None:
         """Publish when the transaction commits; see `Transaction.publish`."""
-        steps = self._transaction.steps_of(topic, body, headers)
+        steps = self._transaction.steps_of(topic, body, headers, key)
         await self._add(partial(self._transaction.publish_steps, steps), len(steps) * _size(body))
 
     async def ack(self, delivery: AsyncDelivery) -> None:

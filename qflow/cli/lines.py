@@ -118,5 +118,5 @@ class Lines:
     def _refuse(self, position: int) -> None:
         raise MessageTooLarge(
             f"{self._name}: line {self._count + position} is longer than {self._max_bytes:,} bytes, the most that a "
-            "message of this queue may hold; is --delimiter right?"
+            "message may hold here; is --delimiter right?"
         )

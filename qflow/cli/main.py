@@ -14,12 +14,15 @@ from qflow.cli.demo.command import demo
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
 from qflow.cli.get import get
 from qflow.cli.pipe import pipe
+from qflow.cli.publish import publish
 from qflow.cli.put import put
 from qflow.cli.redrive import redrive
 from qflow.cli.show import show
 from qflow.cli.snapshot import snapshot
 from qflow.cli.spilled import spilled
 from qflow.cli.stats import stats
+from qflow.cli.streams import streams
+from qflow.cli.subscribe import subscribe
 from qflow.errors import QflowError
 
 
@@ -57,13 +60,17 @@ def _discard_stdout() -> None:
 def app() -> None:
     """Queues in a directory: memory is bounded, disk is used when memory is full, what was confirmed survives a crash.
 
-    A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get`, `pipe`, `redrive` and
-    `compact` need it for themselves; `stats`, `spilled`, `show`, `check` and `snapshot` only read, also beside an
-    owner.
+    A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get`, `pipe`, `redrive`,
+    `publish` and `compact` need it for themselves; `subscribe`, `streams`, `stats`, `spilled`, `show`, `check` and
+    `snapshot` only read, also beside an owner.
     """
 
 
-for _command in (demo, put, get, pipe, redrive, stats, spilled, show, check, snapshot, compact):
+_COMMANDS = (
+    *(demo, put, get, pipe, redrive, publish, subscribe, streams),
+    *(stats, spilled, show, check, snapshot, compact),
+)
+for _command in _COMMANDS:
     app.add_command(_command)
 
 

@@ -9,45 +9,24 @@ from __future__ import annotations
 
 import array
 import fcntl
-import os
-import select
-import stat
-import sys
 import termios
 from collections import deque
-from collections.abc import Iterable, Iterator
 
 from qflow.cli.stop import Stop
+from qflow.cli.writer import Writer
 from qflow.delivery import Deliveries
-from qflow.errors import StorageError
 
-_PATIENCE_MS = int(Stop.PATIENCE_S * 1000)
 _READ_CHECK_MS = 5
 
 
-class Outlet:
-    """Where lines leave.
-
-    Args:
-        descriptor: pipe, file or terminal to write to.
-        delimiter: written after each line.
-        stop: makes `send` and `wait` raise `Stopped`, between two lines.
-    """
+class Outlet(Writer):
+    """Where lines leave; `wait`, too, raises `Stopped` when it is asked to stop."""
 
     def __init__(self, descriptor: int, delimiter: bytes, stop: Stop) -> None:
+        super().__init__(descriptor, delimiter, stop)
         self.acked = 0
         """Lines acked so far."""
-        self._descriptor = descriptor
-        self._delimiter = delimiter
-        self._stop = stop
-        self._is_pipe = sys.platform == "linux" and stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        # A pipe that polls as writable takes so many bytes at once without blocking.
-        self._block_bytes = select.PIPE_BUF if self._is_pipe else 1024 * 1024
-        self._writable = select.poll()
-        self._writable.register(descriptor, select.POLLOUT)
-        self._broken = select.poll()
-        self._broken.register(descriptor, 0)
-        self._written = self._read = 0  # bytes
+        self._read = 0  # bytes
         self._pending: deque[tuple[int, int, Deliveries]] = deque()
         """Batches not acked yet, each with where it starts and ends in the bytes written."""
 
@@ -67,8 +46,7 @@ class Outlet:
         bodies = batch.bodies
         size = sum(map(len, bodies)) + len(bodies) * len(self._delimiter)
         self._pending.append((self._written, self._written + size, batch))
-        for block in self._blocks(bodies):
-            self._write(block)
+        self.write(bodies)
         self.settle()
 
     def settle(self) -> None:
@@ -107,38 +85,6 @@ class Outlet:
             self._stop.check()
             self.check(_READ_CHECK_MS)
             self.settle()
-
-    def check(self, patience_ms: int = 0) -> None:
-        """Raise `BrokenPipeError` if the reader is gone, or goes within `patience_ms`."""
-        if self._broken.poll(patience_ms):
-            raise BrokenPipeError
-
-    def _blocks(self, bodies: Iterable[bytes]) -> Iterator[bytearray]:
-        """Group whole lines, so that only a line longer than a block can be cut."""
-        block = bytearray()
-        for body in bodies:
-            if block and len(block) + len(body) + len(self._delimiter) > self._block_bytes:
-                yield block
-                block = bytearray()
-            block += body
-            block += self._delimiter
-        yield block
-
-    def _write(self, block: bytearray) -> None:
-        self._stop.check()
-        while not self._writable.poll(_PATIENCE_MS):
-            self._stop.check()
-        with memoryview(block) as view:
-            done = 0
-            while done < len(view):
-                try:
-                    count = os.write(self._descriptor, view[done : done + self._block_bytes])
-                except BrokenPipeError:
-                    raise
-                except OSError as error:
-                    raise StorageError(f"cannot write the lines out: {error.strerror}") from error
-                done += count
-                self._written += count
 
     def _unread(self) -> int:
         if not self._is_pipe:

@@ -10,18 +10,19 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.exits import Exit
+from qflow.cli.streams import print_streams
 
 if TYPE_CHECKING:
     from qflow.inspect import SpoolFacts
 
 
-@click.command(short_help="Show the queues of a spool.")
+@click.command(short_help="Show the queues and streams of a spool.")
 @options.existing_spool
 @options.as_json
 def stats(spool: Path, as_json: bool) -> int:
-    """Show the queues of a spool.
+    """Show the queues and streams of a spool.
 
-    The first table comes from the log: it is exact at any time. The second is what the owner, if there is one, wrote
+    The first tables come from the log: they are exact at any time. The last is what the owner, if there is one, wrote
     down last: it does so each second. Exits with 1 if the log says something that cannot be.
     """
     from qflow import inspect
@@ -49,6 +50,9 @@ def _print(found: SpoolFacts) -> None:
         )
     else:
         click.echo("no durable queues")
+    if found.streams:
+        click.echo()
+        print_streams(found.streams)
     if found.live is not None and found.owner_pid is not None:
         _print_live(found.live, found.live_age_s)
 

@@ -67,6 +67,13 @@ class Line(threading.Condition):
         if n > 0:
             super().notify(n)
 
+    def notify_first(self) -> None:
+        """Wake all threads, but only the first watcher: it has the next one look when it leaves something."""
+        watchers = self.watchers
+        if watchers:
+            watchers.popleft()()
+        super().notify_all()
+
     def notify_all(self) -> None:
         """Wake everybody."""
         watchers = self.watchers

@@ -164,15 +164,20 @@ def _blocks(
 ) -> Iterator[tuple[int, bytes | None, bool]]:
     """Yield (first sequence, bytes, whether none is left out before it) of each block that may matter.
 
-    In place of the bytes stands None where all below the sequence is done.
+    In place of the bytes stands None where all below the sequence is done. A block that has vanished has no bytes: it
+    was not retention that took it, for `position` is not below the floor.
     """
     while wanted is not None and position < end:
         candidates = wanted.blocks(txn, lane, position, BLOCKS_AT_ONCE)
         if candidates.end <= position:
             break
         for first in candidates.blocks:
-            value = txn.get(key_of(BLOCKS, owner, lane, first)) if first < end else None
-            if value is not None and not _is_over(value, first, position):  # None: it lay below the floor, and is gone
+            if first >= end:
+                continue
+            value = txn.get(key_of(BLOCKS, owner, lane, first))
+            if value is None and (first >= position or _next_block(txn, owner, lane, first) > position):
+                value = b""  # it has vanished; one that lay below the floor is not missed
+            if value is not None and not _is_over(value, first, position):
                 yield first, value, False
         position = min(candidates.end, end)
         yield position, None, False

@@ -30,7 +30,7 @@ class Candidates(NamedTuple):
     """Blocks that may hold a message which a filter matches."""
 
     blocks: list[int]
-    """First sequences, ascending. Some may be gone by now, with their messages: they lay below the floor."""
+    """First sequences, ascending. Some may be gone by now: below the floor, or damaged."""
     end: int
     """No other block holds one that lies at or after the position asked for and below this. Where it is that position,
     nothing is indexed from there on: the reader looks at the blocks."""
@@ -103,12 +103,12 @@ class Selection:
             if at >= progress.indexed_to:
                 break
             try:
-                segment = self._segment_at(txn, lane, at)
+                segment = segment_at(txn, self._owner, lane, at)
                 stop = min(segment.end, progress.indexed_to)
                 candidates = segment.find(wanted, at)
             except CorruptionError as error:
                 problems.append(str(error))
-                stop = min(self._next_segment(txn, lane, at), progress.indexed_to)
+                stop = min(next_segment(txn, self._owner, lane, at), progress.indexed_to)
                 candidates = blocks_between(txn, self._owner, lane, at, stop, limit + 2)
             for first in candidates:
                 if first >= stop:
@@ -150,25 +150,27 @@ class Selection:
             self._seen = (row.next, row.tail)
         return None if self._broad else self._known
 
-    def _segment_at(self, txn: Any, lane: int, position: int) -> Postings:
-        """Return the segment that speaks for a position.
 
-        Raises:
-            CorruptionError: there is none, or its head is damaged.
-        """
-        key = key_of(POSTINGS, self._owner, lane, position)
-        with txn.cursor() as cursor:
-            if at_or_before(cursor, key):
-                first = int.from_bytes(bytes(cursor.key())[-8:], "big")
-                segment = Postings(cursor.value(), self._owner, lane, first)
-                if segment.end > position:
-                    return segment
-        raise CorruptionError(f"the postings for {position} of stream {self._owner}, lane {lane} have vanished")
+def segment_at(txn: Any, owner: int, lane: int, position: int) -> Postings:
+    """Return the segment that speaks for a position, a view that ends with the transaction.
 
-    def _next_segment(self, txn: Any, lane: int, position: int) -> int:
-        """Return where the first segment begins after a position; 2 ** 64 if there is none."""
-        key = key_of(POSTINGS, self._owner, lane, position + 1)
-        with txn.cursor() as cursor:
-            if cursor.set_range(key) and bytes(cursor.key()).startswith(key[:-8]):
-                return int.from_bytes(bytes(cursor.key())[-8:], "big")
-        return 2**64
+    Raises:
+        CorruptionError: there is none, or its head is damaged.
+    """
+    key = key_of(POSTINGS, owner, lane, position)
+    with txn.cursor() as cursor:
+        if at_or_before(cursor, key):
+            first = int.from_bytes(bytes(cursor.key())[-8:], "big")
+            segment = Postings(cursor.value(), owner, lane, first)
+            if segment.end > position:
+                return segment
+    raise CorruptionError(f"the postings for {position} of stream {owner}, lane {lane} have vanished")
+
+
+def next_segment(txn: Any, owner: int, lane: int, position: int) -> int:
+    """Return where the first segment begins after a position; 2 ** 64 if there is none."""
+    key = key_of(POSTINGS, owner, lane, position + 1)
+    with txn.cursor() as cursor:
+        if cursor.set_range(key) and bytes(cursor.key()).startswith(key[:-8]):
+            return int.from_bytes(bytes(cursor.key())[-8:], "big")
+    return 2**64

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
 from qflow.errors import AlreadySettled, BrokerClosed, GapError, InvalidArgument, QflowError, StreamDeleted
 from qflow.memory.ledger import Ledger
-from qflow.memory.line import WORK, Line, Wake
+from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.stats import SubscriptionStats
 from qflow.storage.block_log import Row, Settled, clear_marks
 from qflow.storage.partitions import Found, Hole, Piece
-from qflow.storage.transaction_log import Lane, TransactionLog, Unit
+from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Partition, offset_of
@@ -178,6 +178,30 @@ class Leaving:
             self.refused(None)
 
 
+class Getting:
+    """A get by a caller who has no thread to wait with. Nobody but its cursor changes it."""
+
+    __slots__ = (
+        "batch", "deadline", "follow", "given_up", "member", "most", "number", "skip_gaps", "taker", "watcher",
+    )  # fmt: skip
+
+    def __init__(
+        self, member: Any, most: int, deadline: float | None, taker: object, *, follow: bool, skip_gaps: bool
+    ) -> None:
+        self.batch: StreamDeliveries | None = None
+        """What it got; None at the time-out, or at the end of what must not grow."""
+        self.member = member
+        self.most = most
+        self.deadline = deadline
+        self.taker = taker
+        self.follow = follow
+        self.skip_gaps = skip_gaps
+        self.given_up = False
+        self.number = -1
+        """Its place among those who wait."""
+        self.watcher: Watcher | None = None
+
+
 class Totals(NamedTuple):
     """What happened to a cursor since it was opened."""
 
@@ -228,6 +252,10 @@ class Cursor:
         self._lock = threading.Lock()
         self._line = Line(self._lock)
         self._waiting = 0
+        """Who waits, or looks whether he must: raised before he looks, so that publishers need no lock to ask."""
+        self._starved = False
+        """Somebody found no room for what he was to get."""
+        self._arrivals = 0
         self._held: dict[StreamDeliveries, float | None] = {}
         self._unsettled = 0
         self._again: list[tuple[int, int, Share]] = []  # (sequence, number, what came back)
@@ -309,78 +337,133 @@ class Cursor:
         self, member: Any, most: int, timeout: float | None, *, follow: bool, skip_gaps: bool
     ) -> StreamDeliveries | None:
         """Return a batch as soon as there is something; None at the time-out, or at the end of what must not grow."""
-        deadline = None if timeout is None else self._monotonic() + timeout
+        getting = self.begin_get(member, most, timeout, threading.get_ident(), follow=follow, skip_gaps=skip_gaps)
+        deadline = getting.deadline
         with self._line:
-            while True:
-                found = self._step(member, most, follow, skip_gaps, may_work=True)
-                if not isinstance(found, float):
-                    return found
-                if deadline is not None:
-                    found = min(found, deadline - self._monotonic())
-                    if found <= 0:
-                        return None
-                self._waiting += 1
-                try:
+            self._waiting += 1
+            try:
+                while True:
+                    found = self._step(getting, may_work=True)
+                    if not isinstance(found, float):
+                        return found
+                    if deadline is not None:
+                        found = min(found, deadline - self._monotonic())
+                        if found <= 0:
+                            return None
                     self._line.wait(min(found, threading.TIMEOUT_MAX))
-                finally:
-                    self._waiting -= 1
+            finally:
+                self._waiting -= 1
 
-    def try_get(
-        self, member: Any, most: int, wake: Wake | None, *, follow: bool, skip_gaps: bool, may_work: bool
-    ) -> StreamDeliveries | float | None:
-        """A step of `get` by a caller who has no thread to wait with: a batch, None at the end, or see `line`."""
+    def begin_get(
+        self, member: Any, most: int, timeout: float | None, taker: object, *, follow: bool, skip_gaps: bool
+    ) -> Getting:
+        """Begin a get by a caller who has no thread to wait with: `try_get` until it is done. `taker` is who he is."""
+        deadline = None if timeout is None else self._monotonic() + timeout
+        return Getting(member, most, deadline, taker, follow=follow, skip_gaps=skip_gaps)
+
+    def try_get(self, getting: Getting, wake: Wake | None, *, may_work: bool) -> float | None:
+        """A step of a get: set `getting.batch`, or see to be woken.
+
+        Returns:
+            None: the batch is what it gets, or it is None. Else see `line`; without `wake`, no watcher is left.
+
+        Raises:
+            As `Subscription.get`; `give_up_get` it then.
+        """
         with self._line:
-            found = self._step(member, most, follow, skip_gaps, may_work=may_work)
-            if isinstance(found, float) and found != WORK and wake is not None:
-                self._line.watch(wake, 0)
-            return found
+            self._unwatch(getting)
+            if getting.given_up or getting.batch is not None:
+                return None
+            self._waiting += 1
+            try:
+                found = self._step(getting, may_work=may_work)
+                if found == WORK:
+                    return WORK
+                if isinstance(found, float):
+                    if getting.deadline is not None:
+                        found = min(found, getting.deadline - self._monotonic())
+                    if found > 0 and not getting.given_up:
+                        if wake is not None:
+                            if getting.number < 0:
+                                getting.number = self._arrivals = self._arrivals + 1
+                            getting.watcher = self._line.watch(wake, getting.number)
+                        return found
+                elif found is not None and getting.given_up:  # while it was read by another thread
+                    self._return(found, 0.0, repeated=False)
+                else:
+                    getting.batch = found
+            finally:
+                self._waiting -= 1
+            if self._line.watchers and self._is_worth_a_look():
+                self._line.notify_first()
+            return None
 
-    def _step(
-        self, member: Any, most: int, follow: bool, skip_gaps: bool, *, may_work: bool
-    ) -> StreamDeliveries | float | None:
+    def give_up_get(self, getting: Getting) -> None:
+        """Get no more: what it has goes back uncounted, a wake-up it had goes to another; twice is fine."""
+        with self._line:
+            if getting.given_up:
+                return
+            getting.given_up = True
+            self._unwatch(getting)
+            if getting.batch is not None and getting.batch in self._held:
+                self._return(getting.batch, 0.0, repeated=False)
+            self._line.notify_first()
+
+    def _unwatch(self, getting: Getting) -> None:
+        if getting.watcher is not None:
+            self._line.unwatch(getting.watcher)
+            getting.watcher = None
+
+    def _is_worth_a_look(self) -> bool:
+        """Tell whether the next one who waits may find something, or has a moment to wait for. Under the lock."""
+        if self._again or self._later:
+            return True
+        return any(part.buffer or part.behind is not None or part.has_more() for part in self.parts)
+
+    def _step(self, getting: Getting, *, may_work: bool) -> StreamDeliveries | float | None:
         """Return a batch; None at the end; or how long to wait, at most. With the lock held; it may let go of it."""
         while True:
             self.check_open()
-            if member not in self.members:
+            if getting.member not in self.members:
                 raise InvalidArgument("the subscription is closed: subscribe again")
             now = self._monotonic()
             self._expire(now)
             if not self.owner:
-                self._settle_previous()
-            self._tell_gap(skip_gaps)
+                self._settle_previous(getting.taker)
+            self._tell_gap(getting.skip_gaps)
             room = MOST_UNSETTLED - self._unsettled
             ready = sum(len(share.piece.records) for _, _, share in self._again)
             size = 0
             for part in self.parts:
                 ready += sum(len(share.piece.records) for share in part.buffer)
                 size += part.buffered
-            wanted = min(most, room)
+            wanted = min(getting.most, room)
             reading = self._part_to_read() if ready < wanted and size < BATCH_BYTES else None
             amount = self._room_for(wanted - ready, ready) if reading is not None else 0
             if reading is not None and amount:
                 if not may_work and not self._is_in_memory(reading):
                     self._room.let_go(amount)
                     return WORK
-                self._fetch(reading, max(wanted - ready, 256 if most == 1 else 1), amount)
+                self._fetch(reading, max(wanted - ready, 256 if getting.most == 1 else 1), amount)
                 continue
             if ready and room > 0:
-                return self._take(member, wanted, now)
+                return self._take(getting, wanted, now)
             if any(one.fetching is not None for one in self.parts):
                 return 1.0  # whoever does that tells when he is done
             if (
                 reading is None
-                and not follow
+                and not getting.follow
                 and room > 0
                 and not self._later
                 and not any(map(Part.has_more, self.parts))
             ):
                 return None
+            self._starved |= reading is not None or room <= 0
             return self._patience(now, LOOK_S if reading is not None else None)
 
-    def _settle_previous(self) -> None:
+    def _settle_previous(self, taker: object) -> None:
         """Without a name nothing is logged, and who asks for more has done with what he got before. Under the lock."""
-        thread = threading.get_ident()
-        for batch in [batch for batch in self._held if batch.thread == thread]:
+        for batch in [batch for batch in self._held if batch.taker == taker]:
             self._drop(batch, len(batch) - len(batch.settled or ()))
 
     def _part_to_read(self) -> Part | None:
@@ -426,7 +509,7 @@ class Cursor:
                 if found is not None:
                     amount -= self._install(part, found)
             self._room.let_go(amount)
-            self._line.notify_all()
+            self._line.notify_first()
 
     def _read(self, part: Part, position: int, end: int, most: int, amount: int) -> Found:
         """Read from the live tail, else from the log."""
@@ -485,7 +568,7 @@ class Cursor:
                     end=end,
                 )
 
-    def _take(self, member: Any, most: int, now: float) -> StreamDeliveries:
+    def _take(self, getting: Getting, most: int, now: float) -> StreamDeliveries:
         """Return a batch from what is ready: first what came back, then what was read ahead. Under the lock."""
         shares: list[Share] = []
         count = charged = 0
@@ -509,7 +592,7 @@ class Cursor:
                 part.buffered -= size
                 charged += size
                 part.seen = max(part.seen, taken.piece.end)
-        batch = StreamDeliveries(self, shares, member, charged)
+        batch = StreamDeliveries(self, shares, getting.member, charged, getting.taker)
         self._held[batch] = None if self.ack_timeout_s is None else now + self.ack_timeout_s
         self._unsettled += count
         self.totals = self.totals._replace(delivered=self.totals.delivered + count)
@@ -527,7 +610,7 @@ class Cursor:
         """Have those look who wait. Called by publishers, without a lock."""
         if self._waiting or self._line.watchers:
             with self._line:
-                self._line.notify_all()
+                self._line.notify_first()
 
     # Settling: what a delivery calls ------------------------------------------------------------
 
@@ -556,6 +639,11 @@ class Cursor:
 
     return_one = extend_one = settle_one
 
+    def join_settles(self) -> Batch | None:
+        """Return what to wait for until every settle so far is synced; None where nothing is logged."""
+        lanes = [part.lane for part in self.parts if part.lane is not None]
+        return self._log.settle_all([(lane, []) for lane in lanes]) if lanes else None
+
     def return_batch(self, batch: Any, requeue: bool, delay_s: float) -> None:
         """Have what is left of a batch again, in its place; with `requeue=False` settle it, for nobody wants it."""
         if not requeue:
@@ -581,7 +669,7 @@ class Cursor:
             batch.settled.add(index)
             if len(batch.settled) == len(batch):
                 self._drop(batch, 0)
-            self._line.notify_all()
+            self._line.notify_first()
 
     def extend_batch(self, batch: Any, seconds: float) -> None:
         """Let a batch be held longer."""
@@ -639,7 +727,7 @@ class Cursor:
         Raises:
             AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
         """
-        if batch.epoch != self.epoch:
+        if batch.epoch != self.epoch or not batch.total:
             return False
         if batch in self._held:
             return True
@@ -656,6 +744,8 @@ class Cursor:
         self.totals = self.totals._replace(acked=self.totals.acked + 1)
         if len(batch.settled) == len(batch):
             self._drop(batch, 0)
+        else:
+            self._feed()
 
     def _drop(self, batch: StreamDeliveries, acked: int) -> None:
         """Let a batch go of which nothing is left. Under the lock."""
@@ -664,7 +754,13 @@ class Cursor:
         self._unsettled -= acked
         self.totals = self.totals._replace(acked=self.totals.acked + acked)
         self._room.let_go(batch.charged)
-        self._line.notify_all()
+        self._feed()
+
+    def _feed(self) -> None:
+        """There is more room than before: have those look who found none. Under the lock."""
+        if self._starved:
+            self._starved = False
+            self._line.notify_all()
 
     def _log_settled(self, shares: list[Share], wait: bool) -> None:
         """Give ranges to the log, where the cursor is durable."""
@@ -686,6 +782,7 @@ class Cursor:
         if not repeated:
             self.totals = self.totals._replace(delivered=self.totals.delivered - count)
         self._drop(batch, 0)
+        self._line.notify_first()
 
     def _put_back(self, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
         for part, piece, marks in shares:
@@ -721,7 +818,7 @@ class Cursor:
             before = len(self._again)
             self._expire(self._monotonic())
             if len(self._again) > before:
-                self._line.notify_all()
+                self._line.notify_first()
             idle = not self._held and not self._again and not self._later
             settles: list[tuple[Lane, list[Settled]]] = []
             for part in self.parts if idle else ():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -106,17 +105,17 @@ class Share(NamedTuple):
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
-    __slots__ = ("charged", "epoch", "member", "shares", "thread")
+    __slots__ = ("charged", "epoch", "member", "shares", "taker")
 
-    def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int) -> None:
+    def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
         self.shares = shares
         self.total = sum(len(share.piece.records) for share in shares)
         self.member = member
         self.charged = charged
         self.epoch = settler.epoch
-        self.thread = threading.get_ident()
-        """Who got it."""
+        self.taker = taker
+        """The thread or task that got it."""
 
     @property
     def bodies(self) -> list[bytes]:
@@ -168,6 +167,10 @@ class StreamDeliveries(Deliveries):
         if self.settled is None or position in self.settled:
             offset = offset_of(self.at(position)[0])
             raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
+
+    def is_unsettled(self, delivery: StreamDelivery) -> bool:
+        """Tell whether one of it is still held."""
+        return self.settled is not None and self._position(delivery.sequence) not in self.settled
 
     def take_back(self, delivery: Delivery, position: int) -> None:
         raise NotImplementedError("deliveries of a stream never leave their batch")

@@ -7,15 +7,16 @@ whose filter matches where to look, and nobody else: what it costs grows with th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.errors import MessageTooLarge, QflowError, StreamDeleted, TransactionTooLarge
+from qflow.memory.line import Wake
 from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record
 from qflow.storage.block_log import Row
 from qflow.storage.bodies import SHARED_BYTES
 from qflow.storage.transaction_log import Lane, Put
-from qflow.streams.room import SLAB_BYTES, Room, Slab, Tail, charge_for
+from qflow.streams.room import SLAB_BYTES, Asking, Room, Slab, Tail, charge_for
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -50,7 +51,8 @@ class Partition:
         self.tail = Tail()
         self.next = row.next
         """The sequence behind the last one that subscribers may see."""
-        self._room = room
+        self.room = room
+        """Of all streams of the broker."""
         self._arrived = row.next
         self._max_transaction_bytes = max_transaction_bytes
         self.published = 0
@@ -81,12 +83,12 @@ class Partition:
             return
         if end > self._arrived:
             self._arrived = end
-            self._room.arrived(charge_for(len(records), size))
+            self.room.arrived(charge_for(len(records), size))
         trie = self.stream.readers
         readers: dict[Reader, None] = {}
         if len(trie):
             charged = charge_for(len(records), size) + SLAB_BYTES
-            self._room.keep(self.tail, Slab(first, records, topics, time_ms, charged))
+            self.room.keep(self.tail, Slab(first, records, topics, time_ms, charged))
         with self.lock:  # who becomes live does so under it, and is among the readers before
             if len(trie):
                 for topic in topics if len(topics) == 1 else dict.fromkeys(topics):
@@ -106,7 +108,7 @@ class Partition:
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
         if not put.refused:
             put.refused = True
-            self._room.arrived(charge_for(len(put.records), put.size))
+            self.room.arrived(put_charge(put))
 
     # Called by who publishes -----------------------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class Partition:
         puts = [self.draft(records, False, number) for number, records in lots]
         for index, put in enumerate(puts):
             try:
-                self._room.reserve(charge_for(len(put.records), put.size))
+                self.room.reserve(put_charge(put))
             except BaseException:
                 for reserved in puts[:index]:
                     self.refused(reserved)
@@ -151,27 +153,17 @@ class Partition:
         charged = size + (OVERHEAD_BYTES + 4) * len(records) + sum(map(len, topics)) * 4
         return Put(self.lane, records, sizes, plain, size, charged, topics)
 
-    def reserve(self, put: Put) -> None:
-        """Take room for a put, waiting for it."""
-        self._room.reserve(charge_for(len(put.records), put.size))
+    def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Any = None, dead: bool = False) -> Asking:
+        """Begin to reserve for a put by a caller who has no thread to wait with: `try_put` until it has its room."""
+        return Asking(put_charge(put))
 
-    def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Any = None, dead: bool = False) -> list[bool]:
-        """Begin to reserve for a put by a caller who has no thread to wait with; returns what `try_put` notes in."""
-        return []
+    def try_put(self, put: Put, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+        """A step of reserving for a put; see `line`. `give_up_put` it if that raises."""
+        return self.room.try_reserve(asking, wake, may_work=may_work)
 
-    def try_put(
-        self, put: Put, asked: list[bool], wake: Callable[[], object] | None, *, may_work: bool
-    ) -> float | None:
-        """Reserve for a put; None when that is done, else how long to wait before it is tried again."""
-        if not asked and not self._room.try_reserve(charge_for(len(put.records), put.size)):
-            return 0.01
-        asked.append(True)
-        return None
-
-    def give_up_put(self, put: Put, asked: list[bool]) -> None:
+    def give_up_put(self, put: Put, asking: Asking) -> None:
         """Give back what was reserved for a caller who was stopped."""
-        if asked:
-            self.refused(put)
+        self.room.give_up(asking)
 
     def check_not_deleted(self) -> None:
         """Refuse what comes too late."""
@@ -181,6 +173,11 @@ class Partition:
 
     def keep_within_bounds(self) -> None:
         """Nothing to do: see `exceeds`."""
+
+
+def put_charge(put: Put) -> int:
+    """Return what a put is charged while it is on its way, in bytes."""
+    return charge_for(len(put.records), put.size)
 
 
 def _without_topic(record: Record) -> Record:

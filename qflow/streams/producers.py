@@ -145,6 +145,15 @@ class Claim:
         """
         return self._producers.answer(self, wake)
 
+    @property
+    def is_known(self) -> bool:
+        """Its producer is in memory: to take it reads nothing."""
+        return self._producers.knows(self.producer)
+
+    def learn(self) -> None:
+        """Have its producer in memory, so that who takes it need not read."""
+        self._producers.learn(self.producer)
+
     def write(self, txn: Any) -> None:
         """Note the number as stored, in the transaction that stores the message. By the leader; again if that fails.
 
@@ -229,6 +238,22 @@ class Producers:
                     return self._answer(known, claim, wake)
                 finally:
                     self._evict()
+
+    def knows(self, name: str) -> bool:
+        """Tell whether a producer is in memory."""
+        with self._lock:
+            return self._find(name) is not None
+
+    def learn(self, name: str) -> None:
+        """Read what is stored of a producer, unless it is in memory."""
+        with self._reading:
+            if self.knows(name):
+                return  # another thread was here first
+            with self._read() as txn:
+                window = table.read(txn, name)
+            with self._lock:
+                self._evict()
+                self._idle[name] = _Known(name, window)  # one more than there should be, until somebody takes a number
 
     def _find(self, name: str) -> _Known | None:
         """Return what is in memory of a producer, and remember that it was asked for. Under the lock."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from qflow.errors import StreamDeleted
 from qflow.message import Headers, Message, Record, encode_headers
 from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
-from qflow.streams.partition import Partition
+from qflow.streams.partition import Partition, put_charge
 from qflow.streams.producers import Claim
+from qflow.streams.room import Room
 
 
 class Lot:
@@ -47,6 +47,59 @@ class Sent:
         return self.puts[0].error if self.unit is None else self.unit.error
 
 
+class Sending:
+    """Lots on their way: drafted; then whoever sends them has room reserved for all of them; then they join a batch."""
+
+    __slots__ = ("_claim", "_lots", "_unit", "amount", "puts")
+
+    def __init__(self, lots: dict[Partition, Lot], claim: Claim | None) -> None:
+        """Raises MessageTooLarge, TransactionTooLarge."""
+        self.puts = [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in lots.items()]
+        self.amount = sum(map(put_charge, self.puts))
+        """What is to be reserved, all at once: who has a part of it and waits for the rest could be waited for."""
+        self._lots = lots
+        self._claim = claim
+        self._unit: Unit | None = None
+
+    @property
+    def room(self) -> Room | None:
+        """Where to reserve; None where there is nothing to send."""
+        return next((partition.room for partition in self._lots), None)
+
+    def enter(self, log: TransactionLog, future: Future[Any] | None = None) -> Sent | None:
+        """Have puts that have their room join one batch, with the claim; None for nothing.
+
+        Raises:
+            StreamDeleted, BrokerClosed: nothing was done, and the room was given back.
+        """
+        puts, claim = self.puts, self._claim
+        try:
+            for partition in self._lots:
+                if partition.stream.ended is not None:
+                    partition.stream.check_open()
+            if claim is None:
+                if not puts:
+                    return None
+                if len(puts) == 1:
+                    puts[0].future = future
+                    return Sent(log.put(puts[0]), puts, None)
+                unit = self._unit = Unit(puts)
+            else:
+                unit = self._unit = claim.unit = Unit(puts, (), [claim], [claim.write])
+            unit.future = future
+            return Sent(log.join(unit), puts, unit)
+        except BaseException:
+            self.withdraw()
+            raise
+
+    def withdraw(self) -> None:
+        """Give back the room of what did not join a batch; twice is fine."""
+        if self._unit is None or not self._unit.joined:
+            for partition, put in zip(self._lots, self.puts, strict=True):
+                if not put.joined:
+                    partition.refused(put)
+
+
 def send(
     log: TransactionLog,
     lots: dict[Partition, Lot],
@@ -59,29 +112,13 @@ def send(
     Raises:
         MessageTooLarge, TransactionTooLarge, StreamDeleted, BrokerClosed: nothing was done.
     """
-    puts = [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in lots.items()]
-    taken: list[tuple[Partition, Put]] = []
+    sending = Sending(lots, claim)
+    room = sending.room
+    if room is None:
+        return sending.enter(log, future)
+    room.reserve(sending.amount)
     try:
-        for partition, put in zip(lots, puts, strict=True):
-            partition.reserve(put)
-            taken.append((partition, put))
-        for partition in lots:
-            if partition.stream.ended is not None:
-                partition.stream.check_open()
-                raise StreamDeleted(f"stream {partition.name!r} was deleted")
-        if claim is None:
-            if not puts:
-                return None
-            if len(puts) == 1:
-                puts[0].future = future
-                return Sent(log.put(puts[0]), puts, None)
-            unit = Unit(puts)
-        else:
-            unit = claim.unit = Unit(puts, (), [claim], [claim.write])
-        unit.future = future
-        return Sent(log.join(unit), puts, unit)
+        return sending.enter(log, future)
     except BaseException:
-        for partition, put in taken:
-            if not put.joined:
-                partition.refused(put)
+        sending.withdraw()
         raise

@@ -71,6 +71,7 @@ class Streams:
         max_transaction_bytes: int,
         new_owner: Callable[[], int],
         report: Callable[[str, int], None],
+        reroute: Callable[[], None],
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,6 +84,7 @@ class Streams:
         self._max_transaction_bytes = max_transaction_bytes
         self._new_owner = new_owner
         self._report = report
+        self._reroute = reroute
         self._clock = clock
         self._monotonic = monotonic
         self.producers = Producers(log.read, clock)
@@ -250,6 +252,7 @@ class Streams:
         stream = self.get(name)
         for topic_filter in stream.settings.topics:
             self.routes.remove(topic_filter, stream)
+        self._reroute()
         stream.end(StreamDeleted)  # before it is gone: what is published from now on finds that
         self._log.drain()
         cursors = list(stream.cursors.values())

@@ -2,8 +2,8 @@
 
 One account of the broker's ledger. What is on its way in, and what subscribers hold, is charged before it is there; a
 live tail is a cache: it takes what is free, and gives it back to whoever asks, oldest first, for all of it is in the
-log. Where even that is not enough, a publish waits until another has ended, and only one may pass without room: then it
-passes alone.
+log. Where even that is not enough, publishes wait in line until others have ended: who ends has the first ones have
+their room. Only one may pass without any: then it passes alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from qflow.errors import BrokerClosed
 from qflow.memory.ledger import Account, Ledger
+from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.message import OVERHEAD_BYTES, Record
 
 TAIL_SHARE = 4
@@ -23,6 +24,8 @@ SLAB_BYTES = 600
 """Charged for what is kept of one commit in a live tail, beside its messages."""
 TOPIC_BYTES = 80
 """Charged for a topic of a message that is kept."""
+LOOK_S = 1.0
+"""How often the first in line looks again: nobody tells him what queues give back."""
 
 Relief = Callable[[Account, int], bool]
 
@@ -48,6 +51,21 @@ class Tail:
         self.slabs: dict[int, Slab] = {}
 
 
+class Asking:
+    """Who reserves room, and may have to wait for it. Nobody but the room changes it."""
+
+    __slots__ = ("amount", "given_up", "granted", "in_line", "is_first", "wake")
+
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+        self.granted = False
+        self.given_up = False
+        self.in_line = False
+        self.is_first = False
+        """It knows that it is the first in line: it looks for room, the others need not."""
+        self.wake: Wake | None = None
+
+
 class Room:
     """See the module. Thread-safe; to reserve takes 0.5 µs where there is room."""
 
@@ -56,6 +74,7 @@ class Room:
         self.ledger = ledger
         self._relief = relief
         self._lock = threading.Condition(threading.Lock())
+        self._line: deque[Asking] = deque()
         self._kept: deque[tuple[Tail, int]] = deque()
         self._kept_bytes = 0
         self._most_kept = ledger.capacity // TAIL_SHARE
@@ -76,40 +95,49 @@ class Room:
         Raises:
             BrokerClosed: the broker was closed meanwhile.
         """
-        with self._lock:
-            while not self._take(amount, evict=True):
-                self._lock.release()
-                try:
-                    relieved = self._relief(self._account, amount)
-                finally:
-                    self._lock.acquire()
-                if self._take(amount, evict=True):
-                    break
-                if not self._incoming:
-                    self._slack += amount
-                    break
-                if not relieved:
-                    self._lock.wait(1.0)
-                if self._closed:
-                    raise BrokerClosed("the broker was closed while a publish waited for memory")
-            self._incoming += amount
+        if self.reserve_at_once(amount):
+            return
+        asking = Asking(amount)
+        try:
+            with self._lock:
+                while (wait_s := self._try(asking, self._lock.notify_all, may_work=True)) is not None:
+                    self._lock.wait(min(wait_s, threading.TIMEOUT_MAX))
+        except BaseException:
+            self.give_up(asking)
+            raise
 
-    def try_reserve(self, amount: int) -> bool:
-        """`reserve`, if that need not wait."""
+    def reserve_at_once(self, amount: int) -> bool:
+        """`reserve`, if nobody waits for that and it need not either. Cost: 0.4 µs."""
         with self._lock:
-            if not self._take(amount, evict=True):
-                if self._incoming:
-                    return False
-                self._slack += amount
+            if self._line or not self._take(amount, evict=True):
+                return False
             self._incoming += amount
             return True
+
+    def try_reserve(self, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+        """A step of `reserve` by a caller who has no thread to wait with; see `line`. Raises as `reserve`."""
+        with self._lock:
+            return self._try(asking, wake, may_work=may_work)
+
+    def give_up(self, asking: Asking) -> None:
+        """Reserve no more, and give back what was; twice is fine."""
+        with self._lock:
+            if asking.given_up:
+                return
+            asking.given_up = True
+            if asking.granted:
+                self._incoming -= asking.amount
+                self._settle_slack()
+            elif asking.in_line:
+                self._line.remove(asking)
+            self._serve()
 
     def arrived(self, amount: int) -> None:
         """Give back what `reserve` took: the messages are in the log, or were refused."""
         with self._lock:
             self._incoming -= amount
             self._settle_slack()
-            self._lock.notify_all()
+            self._serve()
 
     def hold(self, amount: int, *, least: bool) -> bool:
         """Take room for what a subscriber is given; with `least` also where there is none."""
@@ -126,7 +154,7 @@ class Room:
         with self._lock:
             self._held -= amount
             self._settle_slack()
-            self._lock.notify_all()
+            self._serve()
 
     def keep(self, tail: Tail, slab: Slab) -> None:
         """Keep what was just committed in memory, if there is room for that without taking any from others."""
@@ -157,7 +185,9 @@ class Room:
             while self._kept:
                 self._evict()
             self._give_back(0)
-            self._lock.notify_all()
+            for asking in self._line:
+                if asking.wake is not None:
+                    asking.wake()
 
     def problems(self) -> list[str]:
         """Recount; return what is wrong, in words."""
@@ -174,6 +204,57 @@ class Room:
             return problems
 
     # Under the lock ----------------------------------------------------------------------------------------------
+
+    def _try(self, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+        """See `try_reserve`. It may let go of the lock, to have queues give way."""
+        relieved = False
+        while True:
+            if asking.granted or asking.given_up:
+                return None
+            if self._closed:
+                raise BrokerClosed("the broker was closed while a publish waited for memory: open the spool again")
+            if not asking.in_line:
+                self._line.append(asking)
+                asking.in_line = True
+            if self._line[0] is not asking:
+                asking.wake = wake
+                return FOREVER
+            asking.is_first, asking.wake = True, None
+            self._serve(without_room=relieved)
+            if asking.granted:
+                return None
+            asking.wake = wake
+            if relieved:
+                return LOOK_S
+            if not may_work:
+                return WORK
+            self._lock.release()
+            try:
+                self._relief(self._account, asking.amount)
+            finally:
+                self._lock.acquire()
+            relieved = True
+
+    def _serve(self, *, without_room: bool = False) -> None:
+        """Give room to those who wait, in their order, as far as there is any.
+
+        The first whom that leaves is woken, to have queues give way; if nothing is on its way, to pass without room.
+        """
+        line = self._line
+        while line:
+            asking = line[0]
+            if not self._take(asking.amount, evict=True):
+                if self._incoming or not without_room:
+                    if asking.wake is not None and not (self._incoming and asking.is_first):
+                        asking.wake()
+                    return
+                self._slack += asking.amount
+                without_room = False
+            self._incoming += asking.amount
+            line.popleft()
+            asking.granted = True
+            if asking.wake is not None:
+                asking.wake()
 
     def _take(self, amount: int, *, evict: bool) -> bool:
         """See that so much more is borrowed than used."""

@@ -13,7 +13,7 @@ from itertools import islice
 from xxhash import xxh3_64_intdigest
 
 from qflow.config import StreamSettings, parse_count, parse_moment
-from qflow.errors import BrokerClosed, CorruptionError, InvalidArgument, QflowError, StreamDeleted, again
+from qflow.errors import BrokerClosed, CorruptionError, ForkedProcess, InvalidArgument, QflowError, StreamDeleted, again
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
 from qflow.storage import partitions
@@ -96,6 +96,8 @@ class Stream:
     def check_open(self) -> None:
         if self.ended is BrokerClosed:
             raise BrokerClosed(f"the broker of stream {self.name!r} is closed: open the spool again")
+        if self.ended is ForkedProcess:
+            raise ForkedProcess(f"stream {self.name!r} belongs to the parent process: open a spool of your own")
         if self.ended is not None:
             raise StreamDeleted(f"stream {self.name!r} was deleted: declare it again")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from qflow.config import parse_count, parse_timeout
 from qflow.errors import InvalidArgument, QueueEmpty
 from qflow.stats import SubscriptionStats
-from qflow.streams.cursor import Cursor
+from qflow.streams.cursor import Cursor, Getting
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from qflow.streams.partition import offset_of
 
@@ -87,7 +87,16 @@ class Subscription:
         Cost: 0.3 µs a message in a replay.
         """
         batch = self._get(parse_count(max_messages, "max_messages"), timeout_s)
-        return StreamDeliveries(self._cursor, [], self, 0) if batch is None else batch
+        return self.empty_batch() if batch is None else batch
+
+    def empty_batch(self) -> StreamDeliveries:
+        """Return what `get_many` gives at the time-out."""
+        return StreamDeliveries(self._cursor, [], self, 0)
+
+    def begin_get(self, most: int, timeout_s: float | None, taker: object) -> Getting:
+        """Begin a get by a caller who has no thread to wait with; see `Cursor.begin_get`."""
+        timeout = parse_timeout(timeout_s)
+        return self._cursor.begin_get(self, most, timeout, taker, follow=self._follow, skip_gaps=self._skip_gaps)
 
     def _get(self, most: int, timeout_s: float | None) -> StreamDeliveries | None:
         return self._cursor.get(self, most, parse_timeout(timeout_s), follow=self._follow, skip_gaps=self._skip_gaps)
@@ -99,7 +108,7 @@ class Subscription:
             try:
                 for delivery in batch:
                     yield delivery
-                    if batch.settled is not None and batch._position(delivery.sequence) not in batch.settled:
+                    if batch.is_unsettled(delivery):
                         delivery.ack()
             finally:
                 self._cursor.release(batch)

@@ -89,3 +89,21 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
     problems = await broker.check()
     assert not problems, problems
     return found
+
+
+async def leave_no_reader_behind(broker: qflow.aio.AsyncBroker) -> None:
+    """Check that nobody waits for a stream or for room, that no subscription is open, and that all books agree."""
+    await turns()
+    broker.broker.log.drain()
+    problems = await broker.check()
+    assert not problems, problems
+    streams: Any = broker.broker._streams
+    for stream in streams.all():
+        assert len(stream.readers) == 0, stream
+        for cursor in stream.cursors.values():
+            assert not cursor.members, cursor
+            assert not cursor._line.watchers, cursor
+            assert cursor._waiting == cursor._unsettled == 0, cursor
+    assert not streams.room._line
+    assert (streams.room._incoming, streams.room._held, streams.room._slack) == (0, 0, 0)
+    assert not streams.producers._busy

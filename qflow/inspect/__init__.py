@@ -10,23 +10,45 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import attrs
 
 from qflow.errors import CorruptionError, NotFound
+from qflow.inspect.stream_check import check_streams
+from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, SubscriptionFacts, streams_of
+from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.stats import SnapshotReport
-from qflow.storage import block_log, blocks, bodies, recovery
+from qflow.storage import block_log, blocks, bodies, producers, recovery
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, owner_pid
 from qflow.storage.recovery import QueueRecord, Recovery
 from qflow.storage.snapshots import make_snapshot, open_to_read
 from qflow.storage.spill import SPILL, SPILL_TABLE
+
+__all__ = [
+    "Gap",
+    "MessageFacts",
+    "PartitionFacts",
+    "QueueFacts",
+    "SpilledFacts",
+    "SpoolFacts",
+    "StreamFacts",
+    "StreamReader",
+    "SubscriptionFacts",
+    "check_spool",
+    "read_message",
+    "read_spool",
+    "read_stream",
+    "spilled",
+]
 
 _READ_AT_ONCE = 16 * 2**20
 _BLOCKS_AT_ONCE = 1024
@@ -63,6 +85,7 @@ class SpoolFacts:
     owner_pid: int | None
     """None: nobody has it open. 0: somebody has, who is not known."""
     queues: list[QueueFacts]
+    streams: list[StreamFacts]
     live: dict[str, Any] | None
     """What the owner last wrote to `stats.json`: the fields of `BrokerStats`, pid, time_s."""
     live_age_s: float | None
@@ -123,7 +146,7 @@ def _queue(found: Recovery, name: str) -> QueueRecord:
 
 
 def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> SpoolFacts:
-    """Return what a spool's log and its owner's `stats.json` say. Cost: one row a lane.
+    """Return what a spool's log and its owner's `stats.json` say. Cost: one row a lane, partition and cursor.
 
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
@@ -131,6 +154,7 @@ def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> S
     spool = os.path.abspath(path)
     with _log(spool) as (env, found):
         queues = [_facts(record) for record in found.queues if not record.deleted]
+        streams = streams_of(found)
         txn = env.begin()
         try:
             origin = recovery.read_origin(txn, spool)
@@ -145,6 +169,7 @@ def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> S
         clean=found.clean,
         owner_pid=owner_pid(spool),
         queues=queues,
+        streams=streams,
         live=live,
         live_age_s=age,
         problems=found.problems,
@@ -312,8 +337,35 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
     )
 
 
+def read_stream(
+    path: str | os.PathLike[str],
+    stream: str,
+    topic_filter: str = "#",
+    *,
+    partition: int | None = None,
+    start: str | int | datetime = "earliest",
+    on_gap: Callable[[Gap], object],
+) -> StreamReader:
+    """Return a reader of a stream, which goes on from call to call; nobody notices, nothing is settled.
+
+    Args:
+        topic_filter: as in MQTT.
+        partition: of this one only.
+        start: `"earliest"`, `"latest"`, an offset, or the first message not earlier than a datetime with a time zone.
+        on_gap: told of what cannot be read any more, before what follows it is returned.
+
+    Raises:
+        NotFound: there is no spool, or no such stream. InvalidArgument: the filter is not valid, or an offset is past
+        the end. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
+    """
+    spool = os.path.abspath(path)
+    return StreamReader(
+        spool, partial(_log, spool), stream, topic_filter, partition=partition, start=start, on_gap=on_gap
+    )
+
+
 def check_spool(path: str | os.PathLike[str]) -> list[str]:
-    """Read every block of the log and compare it with the rows; return what does not agree, in words.
+    """Read every block of the log and compare it with rows, index and cursors; return what does not agree, in words.
 
     Cost: reads the whole log once, in short transactions.
     """
@@ -326,17 +378,19 @@ def check_spool(path: str | os.PathLike[str]) -> list[str]:
                 found_problems += _check_lane(env, record, lane, row)
         txn = env.begin()
         try:
-            for record in found.queues:
-                kept = list(block_log.kept_damaged(txn, record.owner))
+            for record in (*found.queues, *found.streams):
                 found_problems += [
-                    f"queue {record.name!r}: damaged block {first} was set aside ({size} bytes)" for first, size in kept
+                    f"{record.kind} {record.name!r}: damaged block {first} was set aside ({size} bytes)"
+                    for first, size in block_log.kept_damaged(txn, record.owner)
                 ]
             found_problems += [
                 f"damaged shared body {number} was set aside ({size} bytes)"
                 for number, size in block_log.kept_damaged(txn, bodies.NOBODY)
             ]
+            found_problems += producers.problems(txn)
         finally:
             txn.abort()
+        found_problems += check_streams(env, found)
         found_problems += _check_bodies(env)
     return found_problems
 

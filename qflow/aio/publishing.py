@@ -1,0 +1,152 @@
+"""Publishing by tasks: what goes to streams alone joins a batch at once, where there is room for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from qflow.aio.loops import Home, Homes, Waiter, Worker, attend
+from qflow.aio.transaction import AsyncTogether
+from qflow.broker import Broker
+from qflow.errors import QueueDeleted, StreamDeleted
+from qflow.message import Headers
+from qflow.routing import Claimed, Lots, PublishResult
+from qflow.streams.producers import Answer, Claim
+from qflow.streams.publishing import Sending, Sent
+from qflow.streams.room import Asking
+
+
+class Submitted:
+    """What a future of a publish is told when its batch is done."""
+
+    def __init__(self, lots: Lots, sent: Sent) -> None:
+        self._lots = lots
+        self._sent = sent
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._sent.error
+
+    @property
+    def first(self) -> PublishResult:
+        """What the future gives."""
+        return self._lots.results(self._sent)[0]
+
+
+class AsyncPublishing:
+    """See the module. One a broker."""
+
+    def __init__(self, broker: Broker, together: AsyncTogether, homes: Homes, worker: Worker) -> None:
+        self._broker = broker
+        self._together = together
+        self._homes = homes
+        self._worker = worker
+
+    async def publish(
+        self, messages: list[Any], headers: Headers | None, producer: str | None, number: int | None
+    ) -> Sequence[PublishResult]:
+        """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish_many`.
+
+        Cancelled while it waits for room, or for another with its number, nothing was done; while it waits for the
+        commit, it is done all the same, or refused.
+        """
+        claim = self._broker.claim_of(producer, number)
+        if claim is None:
+            return await self._publish(messages, headers, None)
+        try:
+            if not await self._take(claim):
+                return [PublishResult.of_duplicate() for _ in messages]
+            return await self._publish(messages, headers, claim)
+        except BaseException:
+            claim.give_up()
+            raise
+
+    async def publish_one(
+        self, message: tuple[Any, ...], headers: Headers | None, producer: str | None, number: int | None
+    ) -> PublishResult:
+        """`publish` of one message."""
+        if producer is None and number is None:
+            lots = self._broker.lots_of([message], headers)
+            if lots is not None:
+                if not lots.lots:
+                    return lots.results(None)[0]
+                sent = self._send_at_once(lots)
+                if sent is not None:
+                    await self._homes.here().confirmed(sent.batch, sent)
+                    return lots.results(sent)[0]
+        return (await self.publish([message], headers, producer, number))[0]
+
+    def submit(
+        self, message: tuple[Any, ...], headers: Headers | None, producer: str | None, number: int | None
+    ) -> asyncio.Future[PublishResult]:
+        """`publish_one` that does not wait: where that can be done at once, without a task."""
+        home = self._homes.here()
+        if producer is None and number is None:
+            lots = self._broker.lots_of([message], headers)
+            if lots is not None:
+                if not lots.lots:
+                    future: asyncio.Future[PublishResult] = home.loop.create_future()
+                    future.set_result(lots.results(None)[0])
+                    return future
+                sent = self._send_at_once(lots)
+                if sent is not None:
+                    return home.confirmed(sent.batch, Submitted(lots, sent))
+        return home.loop.create_task(self.publish_one(message, headers, producer, number))
+
+    def _send_at_once(self, lots: Lots) -> Sent | None:
+        """Have lots join a batch, if there is room."""
+        sending = Sending(lots.lots, None)
+        room = sending.room
+        if room is None or not room.reserve_at_once(sending.amount):
+            return None
+        try:
+            return sending.enter(self._broker.log)
+        except StreamDeleted:
+            return None
+
+    async def _take(self, claim: Claim) -> bool:
+        """Take a producer's number, waiting for whoever has it; False if it is stored."""
+        home = self._homes.here()
+        while True:
+            if not claim.is_known:
+                await self._worker.run(home, claim.learn)
+            waiter = Waiter(home)
+            answer = claim.try_take(waiter.wake)
+            if answer is not Answer.PENDING:
+                return answer is Answer.NEW
+            await waiter.wait()
+
+    async def _publish(
+        self, messages: list[Any], headers: Headers | None, claim: Claim | None
+    ) -> Sequence[PublishResult]:
+        broker, home = self._broker, self._homes.here()
+        while (lots := broker.lots_of(messages, headers)) is not None:
+            sending = Sending(lots.lots, claim)
+            try:
+                await self._reserve(home, sending)
+                sent = sending.enter(broker.log)
+            except StreamDeleted:
+                await asyncio.sleep(0)
+                continue  # it was deleted since, and is not reached any more
+            if sent is not None:
+                await home.confirmed(sent.batch, sent)
+            return lots.results(sent)
+        while True:
+            groups = [broker.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
+            steps = [step for group in groups for step in group]
+            leavings: list[Any] = [] if claim is None else [Claimed(claim)]
+            try:
+                places = iter(await self._together.commit(steps, leavings))
+            except (QueueDeleted, StreamDeleted):
+                await asyncio.sleep(0)
+                continue
+            return [broker.result_of([next(places) for _ in group]) for group in groups]
+
+    async def _reserve(self, home: Home, sending: Sending) -> None:
+        room = sending.room
+        if room is None or room.reserve_at_once(sending.amount):
+            return
+        asking = Asking(sending.amount)
+        await attend(home, self._worker, partial(room.try_reserve, asking), partial(room.give_up, asking))

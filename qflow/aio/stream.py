@@ -1,0 +1,58 @@
+"""A stream as tasks use it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from qflow.aio.loops import Homes, Worker
+from qflow.config import StreamSettings
+from qflow.stats import StreamStats
+from qflow.streams.deliveries import StreamMessage
+from qflow.streams.stream import Stream
+
+QUERIED_AT_ONCE = 256
+
+
+class AsyncStream:
+    """A named stream, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Stream` has."""
+
+    def __init__(self, stream: Stream, homes: Homes, worker: Worker) -> None:
+        self.stream = stream
+        """The same stream for threads; its methods block."""
+        self._homes = homes
+        self._worker = worker
+
+    @property
+    def name(self) -> str:
+        """The name it was declared under."""
+        return self.stream.name
+
+    @property
+    def settings(self) -> StreamSettings:
+        """How it was declared, or altered since."""
+        return self.stream.settings
+
+    async def query(self, topic_filter: str = "#", **options: Any) -> AsyncIterator[StreamMessage]:
+        """Yield retained messages that a filter matches, without subscribing; options and errors as `Stream.query`.
+
+        Cost: as `Stream.query`, and a turn of a thread for each 256 messages.
+        """
+        home = self._homes.here()
+        messages = await self._worker.run(home, partial(self.stream.query, topic_filter, **options))
+        while found := await self._worker.run(home, lambda: list(islice(messages, QUERIED_AT_ONCE))):
+            for message in found:
+                yield message
+
+    async def last(self, topic_filter: str = "#") -> dict[str, StreamMessage]:
+        """Return the newest retained message of each topic that a filter matches; see `Stream.last`."""
+        return await self._worker.run(self._homes.here(), partial(self.stream.last, topic_filter))
+
+    async def stats(self) -> StreamStats:
+        """Return a snapshot; see `Stream.stats`."""
+        return await self._worker.run(self._homes.here(), self.stream.stats)
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self.stream)[1:]}"

@@ -1,0 +1,237 @@
+"""`qflow publish`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from qflow.cli import options
+from qflow.cli.lines import Lines
+from qflow.cli.published import Tally
+from qflow.cli.spool import owned
+from qflow.cli.stop import Stop, Stopped
+from qflow.config import QueueSettings
+from qflow.errors import InvalidArgument, MessageTooLarge, QflowError, TransactionTooLarge
+
+if TYPE_CHECKING:
+    from qflow.broker import Broker
+    from qflow.message import Headers
+
+STDIN = 0
+ROOM_S = 1.0
+"""Time for room at the limit of a bound queue: nobody can make any, for the spool is ours."""
+OUTSTANDING = 512
+"""Messages of a producer that share a commit; below what is known of his numbers."""
+MAX_TOPIC_BYTES = 65_535
+
+
+def _parse_headers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    headers = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE")
+        headers[name] = text
+    return headers
+
+
+@click.command(short_help="Publish to a topic: into streams, and queues that are bound to it.")
+@options.existing_spool
+@click.argument("topic", required=False)
+@click.argument("body", required=False)
+@click.option("--topic-in-line", is_flag=True, help="Each line of stdin is a topic, a tab, and the message.")
+@click.option("--key", help="Messages of one key are in one partition of a stream, in order.")
+@click.option(
+    "--header", "headers", metavar="NAME=VALUE", multiple=True, callback=_parse_headers, help="May be repeated."
+)
+@click.option("--producer", metavar="NAME", help="Who publishes: what has a number he published before is not stored.")
+@click.option(
+    "--number", type=click.IntRange(min=0), help="The number of the first message; each next one has one more."
+)
+@options.delimiter
+@options.capacity
+@options.as_json
+def publish(
+    spool: Path,
+    topic: str | None,
+    body: str | None,
+    topic_in_line: bool,
+    key: str | None,
+    headers: dict[str, str],
+    producer: str | None,
+    number: int | None,
+    delimiter: bytes,
+    capacity: int,
+    as_json: bool,
+) -> int | None:
+    """Publish BODY to TOPIC, or the lines of stdin: a message a line.
+
+    A message goes into every stream that takes its topic, and every queue that is bound to it. What is printed as
+    confirmed is synced on disk; it is printed whatever happens. An interrupted run can be continued after as many lines
+    as were confirmed, were duplicates and were taken by nobody, together.
+
+    With --producer and --number, lines can be published again without harm, as long as their numbers are among the last
+    1,024 of that producer.
+
+    With --topic-in-line, lines that nobody takes are counted and left out, and it exits with 2 in the end.
+    """
+    from qflow import inspect
+
+    if topic_in_line and topic is not None:
+        raise click.UsageError("with --topic-in-line, topics and messages come from stdin: leave TOPIC out")
+    if not topic_in_line and topic is None:
+        raise click.UsageError("Missing argument 'TOPIC'; or --topic-in-line")
+    if (producer is None) != (number is None):
+        raise click.UsageError("--producer and --number go together")
+    inspect.read_spool(spool)  # no spool is made where there is none
+    form = Form(topic=topic, key=key, headers=headers, producer=producer, number=number)
+    with Stop() as stop:
+        tally = Tally(spool)
+        publisher = Publisher(form, tally, "" if body is not None else "stdin")
+        try:
+            _publish(spool, capacity, body, delimiter, publisher, stop)
+        except Stopped:
+            return stop.exit_code
+        finally:
+            tally.print(as_json)
+        tally.check()
+        return stop.exit_code
+
+
+@attrs.frozen(kw_only=True)
+class Form:
+    """What all messages have in common."""
+
+    topic: str | None
+    """None: it stands in each line."""
+    key: str | None
+    headers: Headers
+    producer: str | None
+    number: int | None
+
+
+class Publisher:
+    """Makes messages of lines and publishes them, with one broker after the other.
+
+    Args:
+        source: where lines come from, for errors; empty if there is only one.
+    """
+
+    def __init__(self, form: Form, tally: Tally, source: str) -> None:
+        self._form = form
+        self._tally = tally
+        self._source = source
+
+    def publish(self, broker: Broker, lines: list[bytes]) -> None:
+        """Publish some lines; those before one that is refused are confirmed.
+
+        Raises:
+            NotFound: nobody takes the topic they have in common.
+        """
+        messages: list[tuple[Any, ...]] = []
+        for line in lines:
+            try:
+                messages.append(self._message(line))
+            except InvalidArgument as error:
+                self._send(broker, messages)
+                raise self._named(error) from error
+        self._send(broker, messages)
+        if self._form.topic is not None:
+            self._tally.check()
+
+    def _message(self, line: bytes) -> tuple[Any, ...]:
+        form = self._form
+        if form.topic is not None:
+            return form.topic, line, form.key
+        topic, tab, body = line.partition(b"\t")
+        if not tab:
+            raise InvalidArgument("there is no tab in it, which ends the topic: see --topic-in-line")
+        try:
+            return topic.decode(), body, form.key
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"its topic is not UTF-8: {error}") from error
+
+    def _named(self, error: QflowError) -> QflowError:
+        """Return an error that tells which line it is about: the one behind those that were counted."""
+        return type(error)(f"{self._source}: line {self._tally.lines + 1}: {error}") if self._source else error
+
+    def _send(self, broker: Broker, messages: list[tuple[Any, ...]]) -> None:
+        if self._form.producer is None:
+            self._send_together(broker, messages)
+            return
+        for start in range(0, len(messages), OUTSTANDING):
+            self._send_numbered(broker, messages[start : start + OUTSTANDING])
+
+    def _send_together(self, broker: Broker, messages: list[tuple[Any, ...]]) -> None:
+        """Publish in one commit; if one of them is refused, which refuses all, in parts, to store those before it."""
+        try:
+            results = broker.publish_many(messages, headers=self._form.headers or None, timeout_s=ROOM_S)
+        except (InvalidArgument, MessageTooLarge, TransactionTooLarge) as error:
+            if len(messages) == 1:
+                raise self._named(error) from error
+            middle = len(messages) // 2
+            self._send_together(broker, messages[:middle])
+            self._send_together(broker, messages[middle:])
+        else:
+            self._tally.count(messages, results)
+
+    def _send_numbered(self, broker: Broker, messages: list[tuple[Any, ...]]) -> None:
+        form = self._form
+        assert form.number is not None
+        first = form.number + self._tally.lines
+        futures = []
+        refusal: QflowError | None = None
+        for number, (topic, body, key) in enumerate(messages, first):
+            try:
+                future = broker.submit_publish(
+                    topic,
+                    body,
+                    key=key,
+                    headers=form.headers or None,
+                    producer=form.producer,
+                    number=number,
+                    timeout_s=ROOM_S,
+                )
+            except QflowError as error:
+                refusal = error
+                break
+            futures.append(future)
+        for message, future in zip(messages, futures, strict=False):
+            self._tally.count([message], [future.result()])
+        if refusal is not None:
+            raise self._named(refusal) from refusal
+
+
+def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, publisher: Publisher, stop: Stop) -> None:
+    """Publish everything, in one opening of the spool after the other.
+
+    What went to queues stays in memory, and this process never takes it back: see `qflow put`.
+    """
+    lines: Lines | None = None
+    batches: Iterator[list[bytes]] | None = None if body is None else iter([[os.fsencode(body)]])
+    while True:
+        with owned(spool, capacity, None if batches is None or body is not None else stop) as broker:
+            if batches is None:
+                lines = Lines(STDIN, "stdin", delimiter, _settings(broker), stop)
+                batches = iter(lines)
+            for batch in batches:
+                publisher.publish(broker, batch)
+                if 2 * broker.stats().resident_bytes > capacity:
+                    break
+            else:
+                break
+    if lines is not None:
+        lines.warn_of_unfinished()
+
+
+def _settings(broker: Broker) -> QueueSettings:
+    """Return what bounds a line: the largest message that anybody admits, with its topic."""
+    sizes = [broker.stream(name).settings.max_message_bytes for name in broker.streams()]
+    sizes += [broker.queue(name).settings.max_message_bytes for name in broker.queues()]
+    largest = max(sizes, default=QueueSettings().max_message_bytes)
+    return QueueSettings(max_message_bytes=min(largest + MAX_TOPIC_BYTES, 2**31))

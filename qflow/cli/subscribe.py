@@ -1,0 +1,181 @@
+"""`qflow subscribe`."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qflow.cli import facts, options
+from qflow.cli.exits import Exit
+from qflow.cli.stop import Stop, Stopped
+from qflow.cli.writer import Writer
+
+if TYPE_CHECKING:
+    from qflow import StreamMessage
+    from qflow.inspect import Gap, StreamReader
+
+STDOUT = 1
+
+
+def _parse_start(_context: click.Context, _parameter: click.Parameter, value: str) -> str | int | datetime:
+    if value in ("earliest", "latest"):
+        return value
+    if value.isascii() and value.isdecimal():
+        return int(value[:40])  # longer ones are past the end of everything, too
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"it is earliest, latest, an offset, or a moment such as 2026-01-31T12:00:00Z, not {value!r}"
+        ) from None
+    if moment.tzinfo is None:
+        raise click.BadParameter(f"the moment needs a time zone: {value}Z, or {value}+02:00")
+    return moment
+
+
+@click.command(short_help="Write messages of a stream to stdout, and change nothing.")
+@options.existing_spool
+@click.argument("stream")
+@click.argument("topic_filter", metavar="[FILTER]", default="#")
+@click.option(
+    "--from",
+    "start",
+    metavar="START",
+    default="earliest",
+    show_default=True,
+    callback=_parse_start,
+    help="earliest, latest, an offset, or a moment such as 2026-01-31T12:00:00Z.",
+)
+@click.option("--partition", type=click.IntRange(min=0), help="Of this partition only.")
+@click.option("--follow", is_flag=True, help="At the end of the stream, wait for more.")
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["body", "topic", "json"]),
+    default="body",
+    show_default=True,
+    help="What is written of a message: its body; topic, tab and body; or all of it.",
+)
+@options.delimiter
+def subscribe(
+    spool: Path,
+    stream: str,
+    topic_filter: str,
+    start: str | int | datetime,
+    partition: int | None,
+    follow: bool,
+    limit: int | None,
+    form: str,
+    delimiter: bytes,
+) -> int | None:
+    """Write the messages of STREAM whose topics FILTER matches to stdout, each followed by the delimiter.
+
+    FILTER is one of MQTT: `+` stands for a level, `#` for the rest; `#` alone is everything but topics that begin with
+    `$`. It only reads: beside an owner or without one, and nothing is remembered of what was written.
+
+    A partition is in order; several are merged by the times of their messages, with --follow each time anew. Messages
+    that retention took before they could be written, or that are damaged, are counted on stderr. If some are damaged,
+    it exits with 1 in the end.
+
+    What --format=topic writes, `qflow publish --topic-in-line` reads. With --format=json, a body that is no UTF-8 text
+    stands in `body_base64`, and a key in `key_base64`.
+    """
+    from qflow import inspect
+
+    gaps = _Gaps(stream)
+    with Stop() as stop:
+        try:
+            with inspect.read_stream(
+                spool, stream, topic_filter, partition=partition, start=start, on_gap=gaps.tell
+            ) as reader:
+                writer = Writer(STDOUT, delimiter, stop)
+                lines_of = _LINES[form]
+                for batch in _up_to(_batches(reader, writer, stop if follow else None), limit):
+                    writer.write(lines_of(batch))
+        except Stopped:
+            return stop.exit_code
+        return Exit.DIFFERS if gaps.damaged else Exit.FINE
+
+
+class _Gaps:
+    """Tells on stderr what cannot be read any more."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self.damaged = False
+
+    def tell(self, gap: Gap) -> None:
+        self.damaged |= gap.damaged
+        what = f"{gap.messages:,} messages of all topics are gone, offsets {gap.first} to {gap.end - 1}"
+        if gap.messages == 1:
+            what = f"a message is gone, offset {gap.first}"
+        where = f"stream {facts.readable(self._stream)}, partition {gap.partition}"
+        click.echo(f"qflow: {where}: {what}: {' '.join(gap.reason.split())}", err=True)
+
+
+def _batches(reader: StreamReader, writer: Writer, stop: Stop | None) -> Iterator[list[StreamMessage]]:
+    """Yield what there is, and with `stop`, what comes, until it raises `Stopped`."""
+    yield from reader.new()
+    while stop is not None:
+        writer.check()
+        stop.sleep(Stop.PATIENCE_S)
+        yield from reader.new()
+
+
+def _up_to(batches: Iterable[list[StreamMessage]], limit: int | None) -> Iterator[list[StreamMessage]]:
+    """Yield batches until they hold so many messages; the next one is not asked for then."""
+    left = limit
+    for batch in batches:
+        if left is None or len(batch) < left:
+            yield batch
+            left = None if left is None else left - len(batch)
+        else:
+            yield batch[:left]
+            return
+
+
+def _bodies(batch: list[StreamMessage]) -> list[bytes]:
+    return [message.body for message in batch]
+
+
+def _with_topics(batch: list[StreamMessage]) -> list[bytes]:
+    return [b"%b\t%b" % (message.topic.encode(), message.body) for message in batch]
+
+
+def _as_json(batch: list[StreamMessage]) -> list[bytes]:
+    return [json.dumps(_facts(message)).encode() for message in batch]
+
+
+def _facts(message: StreamMessage) -> dict[str, object]:
+    published_at = datetime.fromtimestamp(message.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return {
+        "stream": message.stream,
+        "partition": message.partition,
+        "offset": message.offset,
+        "topic": message.topic,
+        "published_at": published_at,
+        **_text("key", message.key),
+        "headers": message.headers,
+        **_text("body", message.body),
+    }
+
+
+def _text(name: str, value: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value or b"").decode()}
+
+
+_LINES: dict[str, Callable[[list[StreamMessage]], list[bytes]]] = {
+    "body": _bodies,
+    "topic": _with_topics,
+    "json": _as_json,
+}

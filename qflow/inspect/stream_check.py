@@ -1,0 +1,106 @@
+"""Whether a log agrees with itself on its streams: blocks, rows, the index of topics, and cursors.
+
+Each transaction is short, so that a live owner can go on; what he changes meanwhile is never taken for damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from qflow.errors import CorruptionError
+from qflow.inspect.stream_facts import rows_of
+from qflow.storage import block_log, partitions, recovery
+from qflow.storage.block_log import Row
+from qflow.storage.environment import Environment
+from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.topic_check import IndexCheck
+from qflow.streams.partition import offset_of
+
+_READ_AT_ONCE = 16 * 2**20
+
+
+def check_streams(env: Environment, found: Recovery) -> Iterator[str]:
+    """Yield what does not agree, in words. Cost: reads each stream once, and its index."""
+    streams = {record.owner: record for record in found.streams if not record.deleted}
+    for record in streams.values():
+        if record.rows is None:
+            continue  # recovery has named it
+        name = f"stream {record.name!r}"
+        for number in range(record.settings["partitions"]):
+            for problem in _check_partition(env, record.owner, number):
+                yield f"{name}, partition {number}: {problem}"
+        for problem in _check_index(env, record):
+            yield f"{name}: {problem}"
+    for cursor in found.cursors:
+        stream = streams.get(cursor.settings["stream"])
+        if not cursor.deleted and cursor.rows is not None and stream is not None and stream.rows is not None:
+            for problem in _check_cursor(env, cursor, stream):
+                yield f"subscription {cursor.name!r} of stream {stream.name!r}: {problem}"
+
+
+@contextmanager
+def _reading(env: Environment) -> Iterator[Any]:
+    txn = env.begin()
+    try:
+        yield txn
+    finally:
+        txn.abort()
+
+
+def _check_partition(env: Environment, owner: int, number: int) -> Iterator[str]:
+    """Read all blocks from the floor to where the partition ended when this began, and compare them with the row."""
+    messages = size = 0
+    position = end = -1
+    before = Row()
+    while position < end or position < 0:
+        with _reading(env) as txn:
+            if not recovery.is_there(txn, owner):
+                return
+            row = block_log.read_row(txn, owner, number)
+            if position < 0:
+                before, position, end = row, row.floor, row.next
+            position = max(position, row.floor)
+            read = partitions.read(txn, owner, number, position, end, _READ_AT_ONCE) if position < end else None
+        if read is not None:
+            if read.hole is not None:
+                yield read.hole.problem
+                before = Row()  # counts are those of what can be read, too
+            messages += sum(len(piece.records) for piece in read.pieces)
+            size += sum(piece.size for piece in read.pieces)
+            position = read.position
+    if row == before and (messages, size) != (row.messages, row.bytes):
+        yield f"the row says {row.messages} messages of {row.bytes} bytes, the blocks hold {messages} of {size}"
+
+
+def _check_index(env: Environment, record: QueueRecord) -> Iterator[str]:
+    """Look at the index step by step; stop if the owner makes it anew, or deletes the stream, meanwhile."""
+    check = IndexCheck(record.owner)
+    try:
+        more = True
+        while more:
+            with _reading(env) as txn:
+                more = recovery.is_there(txn, record.owner) and check.step(txn)
+            yield from check.take_problems()
+    except CorruptionError as error:
+        yield str(error)
+
+
+def _check_cursor(env: Environment, cursor: QueueRecord, stream: QueueRecord) -> Iterator[str]:
+    """Compare where a subscription is with the stream, and the number of its marks with what is there."""
+    count = stream.settings["partitions"]
+    with _reading(env) as txn:
+        if not (recovery.is_there(txn, cursor.owner) and recovery.is_there(txn, stream.owner)):
+            return
+        ends = [block_log.read_row(txn, stream.owner, number).next for number in range(count)]
+        rows = rows_of(cursor._replace(rows=block_log.read_rows(txn, cursor.owner)), count)
+        for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            if row.floor > end:
+                yield (
+                    f"in partition {number} it is settled up to {offset_of(row.floor)}, where the stream ends with "
+                    f"{offset_of(end)}"
+                )
+            marks = sum(1 for _ in block_log.settled_ranges(txn, cursor.owner, number, row.floor, 2**64 - 1))
+            if marks != row.marks:
+                yield f"in partition {number} the row says {row.marks} ranges are settled out of order, found {marks}"

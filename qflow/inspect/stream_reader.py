@@ -1,0 +1,252 @@
+"""Reads a stream from outside, and keeps its place: beside a live owner, who adds to it, or without one.
+
+It is no subscription: nothing is settled, nothing is written, and retention does not wait for it. Each read is a short
+transaction of its own, so that the owner can go on using pages. The log may be replaced by a compacted one at any time;
+that is seen by its file, and the new one is opened: sequences stay what they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import attrs
+
+from qflow.config import parse_count, parse_moment
+from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageError, StreamDeleted
+from qflow.inspect.stream_facts import find_stream, sequence_of
+from qflow.storage import block_log, partitions, recovery
+from qflow.storage.block_log import Row
+from qflow.storage.environment import Environment
+from qflow.storage.partitions import Found
+from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.streams.deliveries import StreamMessage
+from qflow.streams.interest import Interest
+from qflow.streams.partition import offset_of
+
+READ_BYTES, READ_MESSAGES = 256 * 1024, 4096
+"""Read at once, of each partition: until there are so many, and the block is through."""
+
+OpenLog = Callable[[], AbstractContextManager[tuple[Environment, Recovery]]]
+
+
+@attrs.frozen
+class Gap:
+    """Offsets of a partition that cannot be read any more, of whatever topics."""
+
+    partition: int
+    first: int
+    end: int
+    reason: str
+    damaged: bool
+    """Else retention took them."""
+
+    @property
+    def messages(self) -> int:
+        return self.end - self.first
+
+
+class _Opened(NamedTuple):
+    env: Environment
+    found: Recovery
+    place: tuple[int, int] | None
+    """Device and inode of the log's file."""
+
+
+class StreamReader:
+    """Made by `inspect.read_stream`; a context manager. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        spool: str,
+        open_log: OpenLog,
+        stream: str,
+        topic_filter: str,
+        *,
+        partition: int | None,
+        start: str | int | datetime,
+        on_gap: Callable[[Gap], object],
+    ) -> None:
+        self._spool = spool
+        self._open_log = open_log
+        self._on_gap = on_gap
+        self._stack = ExitStack()
+        self._opened = self._open()
+        try:
+            record = self._stream(self._opened.found, stream)
+            self.name = stream
+            self._owner = record.owner
+            self._interest = Interest(topic_filter, record.owner, _leave_to_check)
+            self._positions = self._starts(record, partition, start)
+        except BaseException:
+            self.close()
+            raise
+
+    # Opening ---------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> _Opened:
+        while True:
+            place = self._place()
+            env, found = self._stack.enter_context(self._open_log())
+            if self._place() == place:
+                return _Opened(env, found, place)
+            self._stack.close()  # it was replaced meanwhile: which one was opened?
+
+    def _place(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(os.path.join(self._spool, "log", "data.mdb"))
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _renew(self) -> Environment:
+        """Return the environment of the log that is in its place now."""
+        opened, place = self._opened, self._place()
+        if place is None and not os.path.isdir(self._spool):
+            raise NotFound(f"the spool at {self._spool} is gone")
+        if place in (None, opened.place):  # without one, it is just being replaced
+            return opened.env
+        self._stack.close()  # LMDB opens a file once a process
+        self._opened = self._open()
+        if self._opened.found.uuid != opened.found.uuid:
+            raise StorageError(f"{self._spool} is another spool now: begin anew")
+        return self._opened.env
+
+    def _stream(self, found: Recovery, name: str) -> QueueRecord:
+        record = find_stream(found, name)
+        if record is None:
+            names = ", ".join(repr(one.name) for one in found.streams if not one.deleted) or "none"
+            raise NotFound(f"there is no stream {name!r} in {self._spool}; there are: {names}")
+        if record.rows is None:
+            raise CorruptionError(f"the rows of stream {name!r} are damaged: see `qflow check`")
+        return record
+
+    def _starts(self, record: QueueRecord, partition: int | None, start: str | int | datetime) -> dict[int, int]:
+        count = record.settings["partitions"]
+        if partition is not None and parse_count(partition, "partition", least=0) >= count:
+            raise InvalidArgument(f"stream {self.name!r} has partitions 0 to {count - 1}, not {partition}")
+        if count > 1 and partition is None and isinstance(start, int):
+            raise InvalidArgument(
+                f"stream {self.name!r} has {count} partitions, and each its own offsets: say which partition, or start "
+                "at a moment"
+            )
+        numbers = range(count) if partition is None else [partition]
+        txn = self._opened.env.begin()
+        try:
+            return {number: self._position(txn, number, start) for number in numbers}
+        finally:
+            txn.abort()
+
+    def _position(self, txn: Any, number: int, start: str | int | datetime) -> int:
+        row = self._row(txn, number)
+        if start == "earliest":
+            return row.floor
+        if start == "latest":
+            return row.next
+        if isinstance(start, datetime):
+            time_ms = int(parse_moment(start, "a start") * 1000)
+            return partitions.find_time(txn, self._owner, number, row, row.next, time_ms)
+        if isinstance(start, str):
+            raise InvalidArgument(f"a start is earliest, latest, an offset or a datetime, not {start!r}")
+        position = sequence_of(number, parse_count(start, "an offset", least=0))
+        if position > row.next:
+            raise InvalidArgument(
+                f"offset {start} is past the end of stream {self.name!r}, partition {number}: the next message gets "
+                f"{offset_of(row.next)}"
+            )
+        return position
+
+    # Reading ---------------------------------------------------------------------------------------------------------
+
+    def new(self) -> Iterator[list[StreamMessage]]:
+        """Yield, in batches, what is confirmed now and was not read yet; to be taken to its end.
+
+        In order within a partition; several partitions are merged by the times of their messages.
+
+        Raises:
+            StreamDeleted, NotFound, StorageError: the stream, or the spool, is not there any more.
+        Cost: 0.5 µs a message; blocks without a match are not read.
+        """
+        ends = self._ends()
+        if len(ends) == 1:
+            ((number, end),) = ends.items()
+            yield from filter(None, self._batches(number, end))
+            return
+        lines = [(message for batch in self._batches(number, end) for message in batch) for number, end in ends.items()]
+        yield from _in_batches(heapq.merge(*lines, key=attrgetter("time_ms")))
+
+    def _ends(self) -> dict[int, int]:
+        env = self._renew()
+        txn = env.begin()
+        try:
+            ends = {number: self._row(txn, number).next for number in self._positions}
+        finally:
+            txn.abort()
+        if any(end < self._positions[number] for number, end in ends.items()):
+            raise StorageError(f"{self._spool} was replaced by an older copy of it: begin anew")
+        return {number: end for number, end in ends.items() if end > self._positions[number]}
+
+    def _batches(self, number: int, end: int) -> Iterator[list[StreamMessage]]:
+        while self._positions[number] < end:
+            found = self._read(number, self._positions[number], end)
+            self._positions[number] = found.position
+            yield [
+                StreamMessage(self.name, sequence, record, topic, time_ms)
+                for piece in found.pieces
+                for sequence, record, topic, time_ms in zip(*piece[2:], strict=True)
+            ]
+
+    def _read(self, number: int, position: int, end: int) -> Found:
+        env = self._renew()
+        txn = env.begin()
+        try:
+            floor = self._row(txn, number).floor
+            if position < floor:
+                self._miss(number, position, floor, "retention took them", damaged=False)
+                return Found([], None, floor, 0)
+            found = partitions.read(txn, self._owner, number, position, end, READ_BYTES, self._interest, READ_MESSAGES)
+        finally:
+            txn.abort()
+        if found.hole is not None:
+            self._miss(number, found.hole.start, found.hole.end, found.hole.problem, damaged=True)
+        return found
+
+    def _miss(self, number: int, first: int, end: int, reason: str, *, damaged: bool) -> None:
+        self._on_gap(Gap(number, offset_of(first), offset_of(end), reason, damaged))
+
+    def _row(self, txn: Any, number: int) -> Row:
+        if not recovery.is_there(txn, self._owner):
+            raise StreamDeleted(f"stream {self.name!r} was deleted")
+        return block_log.read_row(txn, self._owner, number)
+
+    def close(self) -> None:
+        """Let go of the log; twice is fine."""
+        self._stack.close()
+
+    def __enter__(self) -> StreamReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _in_batches(messages: Iterable[StreamMessage]) -> Iterator[list[StreamMessage]]:
+    batch: list[StreamMessage] = []
+    size = 0
+    for message in messages:
+        batch.append(message)
+        size += len(message.body)
+        if size >= READ_BYTES or len(batch) >= READ_MESSAGES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _leave_to_check(_problem: str) -> None:
+    """Damage of an index costs time, not messages: `qflow check` names it."""
