@@ -629,9 +629,9 @@ class Cursor:
             if not self._check_held(batch):
                 return
             batch.check_unsettled(index)
-            share = batch.share_at(index)
+            shares = [batch.share_at(index)] if self.owner else []  # without a name nothing is logged
             self._settle_index(batch, index)
-        self._log_settled([share], wait)
+        self._log_settled(shares, wait)
 
     def settle_one(self, delivery: Any, wait: bool) -> None:
         """Every delivery of a stream is of a batch."""
