@@ -662,7 +662,8 @@ class Cursor:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
-            logged = self._log_settled([batch.share_at(index)])
+            shares = [batch.share_at(index)] if self.owner else []  # without a name nothing is logged
+            logged = self._log_settled(shares)
             self._settle_index(batch, index)
         self._confirm(logged, wait)
 
