@@ -297,6 +297,7 @@ class Broker:
             elif record.rows is not None:
                 self._recover(record, record.rows)
         self._streams.recover(found.streams, found.cursors, clean=self._clean)
+        self._routing.forget()
 
     def _new_owner(self) -> int:
         """Return a number that nobody has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, overload
 
@@ -15,6 +15,7 @@ from qflow.queues.together import Place, Step
 from qflow.streams.partition import Partition, offset_of
 from qflow.streams.producers import Claim
 from qflow.streams.publishing import Lot, Sent, prefix_of
+from qflow.streams.shortcut import Shortcut
 from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic
 
@@ -68,18 +69,21 @@ class Route(NamedTuple):
 class Routing:
     """Bindings of a broker. Changed by one thread at a time, read by any."""
 
+    shortcut: Shortcut
+    _routes: dict[str, Route]
+
     def __init__(self) -> None:
         self._trie: FilterTrie[Queue] = FilterTrie()
         self.streams: FilterTrie[Stream] = FilterTrie()
         """Changed by who declares streams, who calls `forget` then."""
-        self._routes: dict[str, Route] = {}
+        self.forget()
         self._lock = threading.Lock()
         self.unrouted = 0
 
     def bind(self, queue: Queue, topic_filter: str) -> bool:
         """Add a binding; False if it is there."""
         changed = self._trie.add(check_filter(topic_filter), queue)
-        self._routes = {}
+        self.forget()
         return changed
 
     def unbind(self, queue: Queue, topic_filter: str) -> bool:
@@ -90,7 +94,7 @@ class Routing:
         """
         if not self._trie.remove(check_filter(topic_filter), queue):
             raise NotFound(f"queue {queue.name!r} is not bound to {topic_filter!r}")
-        self._routes = {}
+        self.forget()
         return True
 
     def replace(self, queue: Queue, filters: list[str]) -> None:
@@ -99,11 +103,12 @@ class Routing:
             self._trie.remove(topic_filter, queue)
         for topic_filter in filters:
             self._trie.add(topic_filter, queue)
-        self._routes = {}
+        self.forget()
 
     def forget(self) -> None:
         """Look topics up anew."""
         self._routes = {}
+        self.shortcut = Shortcut(self._trie, self.streams)
 
     def filters_of(self, queue: Queue) -> list[str]:
         """Return a queue's filters, in the order they were bound."""
@@ -120,6 +125,18 @@ class Routing:
         if len(routes) < ROUTES_KEPT:
             routes[topic] = route  # of the dictionary that was there before the match: a change has made another
         return route
+
+    def place_of_all(self, topics: Collection[str]) -> Partition | None:
+        """Return the partition that all of these topics lead to, and to nothing else; None if there is no such."""
+        shortcut = self.shortcut  # before the tries are asked: a change has made another
+        routes = list(map(self.route, topics))
+        streams = routes[0].streams
+        if len(streams) != 1 or len(streams[0].partitions) != 1:
+            return None
+        if any(route.streams != streams or route.queues for route in routes):
+            return None
+        shortcut.remember(topics, streams[0].partitions[0])
+        return streams[0].partitions[0]
 
     def publish_quickly(self, topic: str, body: Any) -> PublishResult | None:
         """Publish to queues that are not durable, one by one; None if that cannot be done. Cost: 0.3 µs a queue."""
@@ -159,10 +176,10 @@ class Routing:
     def lots(self, messages: list[Any], headers: Headers | None) -> Lots | None:
         """Return messages, (topic, body) or (topic, body, key), for streams alone; None if some of them go to queues.
 
-        Cost: 0.15 µs a message where all go to one partition, else 1 µs.
+        Cost: 0.1 µs a message where all go to one partition, 0.3 with a topic not seen before; else 1 µs.
         """
         lots = Lots()
-        if headers is None and len(messages) > 1 and lots.add_all(messages, self.route):
+        if headers is None and len(messages) > 1 and lots.add_all(messages, self):
             return lots
         unrouted = 0
         prefixes: dict[bytes | None, bytes] = {}
@@ -211,7 +228,7 @@ class Lots:
             lot.topics.append(topic)
         self._places.append(places)
 
-    def add_all(self, messages: list[Any], route_of: Callable[[str], Route]) -> bool:
+    def add_all(self, messages: list[Any], routing: Routing) -> bool:
         """Add messages, if they are pairs of a topic and bytes that all go to one partition; else nothing is done."""
         try:
             columns = list(zip(*messages, strict=True))
@@ -220,15 +237,17 @@ class Lots:
         if len(columns) != 2 or not is_plain(columns[1]):
             return False
         topics = columns[0]
-        routes = list(map(route_of, dict.fromkeys(topics)))
-        streams = routes[0].streams
-        if len(streams) != 1 or len(streams[0].partitions) != 1:
+        place = routing.shortcut.partition_for(topics)
+        if place is None:
+            try:
+                place = routing.place_of_all(dict.fromkeys(topics))
+            except TypeError:  # one is not even hashable
+                return False
+        if place is None:
             return False
-        if any(route.streams != streams or route.queues for route in routes):
-            return False
-        lot = self.lots[streams[0].partitions[0]] = Lot()
+        lot = self.lots[place] = Lot()
         lot.records, lot.topics = list(columns[1]), topics
-        self._places = streams[0].partitions[0]
+        self._places = place
         return True
 
     def results(self, sent: Sent | None) -> Sequence[PublishResult]:

@@ -14,7 +14,7 @@ from qflow.cli import facts
 from qflow.errors import NotFound
 
 if TYPE_CHECKING:
-    from qflow.routing import PublishResult
+    from qflow import PublishResult
 
 
 class Tally:

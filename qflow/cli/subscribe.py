@@ -17,8 +17,8 @@ from qflow.cli.stop import Stop, Stopped
 from qflow.cli.writer import Writer
 
 if TYPE_CHECKING:
+    from qflow import StreamMessage
     from qflow.inspect import Gap, StreamReader
-    from qflow.streams.deliveries import StreamMessage
 
 STDOUT = 1
 
@@ -113,11 +113,11 @@ class _Gaps:
 
     def tell(self, gap: Gap) -> None:
         self.damaged |= gap.damaged
-        click.echo(
-            f"qflow: stream {facts.readable(self._stream)}, partition {gap.partition}: {gap.messages:,} messages "
-            f"of all topics are gone, offsets {gap.first} to {gap.end - 1}: {' '.join(gap.reason.split())}",
-            err=True,
-        )
+        what = f"{gap.messages:,} messages of all topics are gone, offsets {gap.first} to {gap.end - 1}"
+        if gap.messages == 1:
+            what = f"a message is gone, offset {gap.first}"
+        where = f"stream {facts.readable(self._stream)}, partition {gap.partition}"
+        click.echo(f"qflow: {where}: {what}: {' '.join(gap.reason.split())}", err=True)
 
 
 def _batches(reader: StreamReader, writer: Writer, stop: Stop | None) -> Iterator[list[StreamMessage]]:

@@ -164,27 +164,37 @@ def _blocks(
 ) -> Iterator[tuple[int, bytes | None, bool]]:
     """Yield (first sequence, bytes, whether none is left out before it) of each block that may matter.
 
-    In place of the bytes stands None where all below the sequence is done.
+    In place of the bytes stands None where all below the sequence is done. A block that has vanished has no bytes: it
+    was not retention that took it, for `position` is not below the floor.
     """
     while wanted is not None and position < end:
         candidates = wanted.blocks(txn, lane, position, BLOCKS_AT_ONCE)
         if candidates.end <= position:
             break
         for first in candidates.blocks:
-            value = txn.get(key_of(BLOCKS, owner, lane, first)) if first < end else None
-            if value is not None:  # else it lay below the floor, and is gone
+            if first >= end:
+                continue
+            value = txn.get(key_of(BLOCKS, owner, lane, first))
+            if value is None and (first >= position or _next_block(txn, owner, lane, first) > position):
+                value = b""  # it has vanished; one that lay below the floor is not missed
+            if value is not None and not _is_over(value, first, position):
                 yield first, value, False
         position = min(candidates.end, end)
         yield position, None, False
     for key, value in scan(txn, owner, lane, position, end):
         first = int.from_bytes(key[-8:], "big")
-        if first < position and len(value) >= blocks.HEADER_BYTES:
-            try:
-                if blocks.read_header(value, where="").end <= position:
-                    continue
-            except CorruptionError:
-                pass  # the reader will name it
-        yield first, value, True
+        if not _is_over(value, first, position):
+            yield first, value, True
+
+
+def _is_over(value: bytes, first: int, position: int) -> bool:
+    """Tell whether a block ends before a position; of a damaged one it is not known, and the reader will name it."""
+    if first >= position or len(value) < blocks.HEADER_BYTES:
+        return False
+    try:
+        return blocks.read_header(value, where="").end <= position
+    except CorruptionError:
+        return False
 
 
 def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:

@@ -30,7 +30,7 @@ class Candidates(NamedTuple):
     """Blocks that may hold a message which a filter matches."""
 
     blocks: list[int]
-    """First sequences, ascending. Some may be gone by now, with their messages: they lay below the floor."""
+    """First sequences, ascending. Some may be gone by now: below the floor, or damaged."""
     end: int
     """No other block holds one that lies at or after the position asked for and below this. Where it is that position,
     nothing is indexed from there on: the reader looks at the blocks."""

@@ -178,10 +178,6 @@ class Room:
                 self._give_back(0)
             return self._account.borrowed < before
 
-    def die(self, lock: Any) -> None:
-        """In a forked child: refuse everything."""
-        self._lock = lock
-
     @property
     def busy(self) -> bool:
         """Something that has its room is not in the log yet."""
@@ -197,6 +193,10 @@ class Room:
             for asking in self._line:
                 if asking.wake is not None:
                     asking.wake()
+
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = lock
 
     def problems(self) -> list[str]:
         """Recount; return what is wrong, in words."""

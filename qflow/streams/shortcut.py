@@ -1,0 +1,99 @@
+"""The one partition that many topics lead to, found for all of them at once: what `publish_many` nearly always asks.
+
+A topic that was asked for is remembered. All others are looked at together, as one text, with a regular expression for
+each filter; that is done in C. Where the answer is not simply one partition, or where there are many filters, there is
+none, and each topic takes the way through the tries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from qflow.storage.topic_names import joined, pattern_of
+from qflow.streams.partition import Partition
+from qflow.streams.topic_filter import CACHED_CHARACTERS, MAX_TOPIC_BYTES, FilterTrie
+
+if TYPE_CHECKING:
+    from qflow.streams.stream import Stream
+
+MOST_FILTERS = 16
+KEPT = 16_384
+"""Topics that are remembered: 3 MB, if they have 20 characters."""
+
+
+class Shortcut:
+    """See the module. Any thread may ask; when a filter changes, another one takes its place."""
+
+    def __init__(self, queues: FilterTrie[Any], streams: FilterTrie[Stream]) -> None:
+        self._queues = queues
+        self._streams = streams
+        self._known: dict[str, Partition] = {}
+        self._patterns: tuple[list[re.Pattern[bytes]], dict[Stream, list[re.Pattern[bytes]]]] | None = None
+
+    def partition_for(self, topics: Collection[str]) -> Partition | None:
+        """Return the partition that all of these lead to, and to nothing else; None if it is not that, or not known.
+
+        Cost: 0.05 µs a topic that was asked for before, 0.25 µs one that was not.
+        """
+        known = self._known
+        unknown: set[str] = set()
+        try:
+            found: set[Partition | None] = set(map(known.get, topics))
+            if None in found:
+                unknown = set(topics).difference(known)
+                found.discard(None)
+                found.add(self._ask(unknown))
+        except TypeError:  # there is something that is no topic
+            return None
+        place = found.pop()
+        if found or place is None:
+            return None
+        if unknown:
+            self.remember(unknown, place)
+        return place
+
+    def remember(self, topics: Collection[str], place: Partition) -> None:
+        """Note that these lead to a partition, and to nothing else."""
+        if len(topics) <= KEPT and max(map(len, topics)) <= CACHED_CHARACTERS:
+            if len(self._known) + len(topics) > KEPT:
+                self._known.clear()
+            self._known.update(dict.fromkeys(topics, place))
+
+    def _ask(self, topics: Collection[str]) -> Partition | None:
+        """Return the one place of topics that are asked for the first time, all of which are valid; else None."""
+        if len(self._queues) + len(self._streams) > MOST_FILTERS:
+            return None
+        try:
+            text = joined(list(topics))
+        except UnicodeEncodeError:
+            return None
+        if b"+" in text or b"#" in text or b"\0\0" in text or text.count(b"\0") != len(topics) + 1:
+            return None
+        if 4 * max(map(len, topics)) > MAX_TOPIC_BYTES:
+            return None
+        if self._patterns is None:
+            self._patterns = _patterns_of(self._queues, self._streams)
+        of_queues, of_streams = self._patterns
+        if any(pattern.search(text) for pattern in of_queues):
+            return None
+        place: Partition | None = None
+        for stream, patterns in of_streams.items():
+            matched: set[bytes] = set()
+            for pattern in patterns:
+                matched.update(pattern.findall(text))
+            if matched:
+                if place is not None or len(matched) < len(topics) or len(stream.partitions) > 1:
+                    return None
+                place = stream.partitions[0]
+        return place
+
+
+def _patterns_of(
+    queues: Iterable[tuple[str, Any]], streams: Iterable[tuple[str, Stream]]
+) -> tuple[list[re.Pattern[bytes]], dict[Stream, list[re.Pattern[bytes]]]]:
+    by_stream: dict[Stream, list[re.Pattern[bytes]]] = {}
+    for topic_filter, stream in streams:
+        by_stream.setdefault(stream, []).append(pattern_of(topic_filter))
+    return [pattern_of(topic_filter) for topic_filter, _ in queues], by_stream
