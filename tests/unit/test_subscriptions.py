@@ -492,12 +492,13 @@ def test_a_read_that_fails_loses_nothing(broker: qflow.Broker, monkeypatch: pyte
     subscription = broker.subscribe("s")
     assert not subscription.get_many(1, 0)  # it is live
     publish(broker, 3)
-    read = subscription.cursor._read
+    broker._streams.room.give_way(2**30)  # not from memory
+    read = subscription.stream.read
     for error in (qflow.StorageError("the disk is gone"), KeyboardInterrupt()):
-        monkeypatch.setattr(subscription.cursor, "_read", lambda *_, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(subscription.stream, "read", lambda *_, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(type(error)):
             subscription.get_many(10, 0)
-        monkeypatch.setattr(subscription.cursor, "_read", read)
+        monkeypatch.setattr(subscription.stream, "read", read)
     assert subscription.get_many(10, 0).offsets == [10, 11, 12]
 
 
@@ -514,18 +515,19 @@ def test_a_big_commit_reaches_who_cannot_hold_it_in_memory(open_at: Open) -> Non
 def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -> None:
     """What that thread was about to read, and what comes then, reaches who asks next."""
     subscription = broker.subscribe("s")
-    cursor = subscription.cursor
+    stream, room = subscription.stream, broker._streams.room
     assert not subscription.get_many(1, 0)
     publish(broker, 1)
-    read, reading, go_on = cursor._read, threading.Event(), threading.Event()
+    room.give_way(2**30)  # it is read from the log
+    read, reading, go_on = stream.read, threading.Event(), threading.Event()
 
     def slow(*arguments: object) -> object:
-        cursor._read = read  # type: ignore[method-assign]
+        stream.read = read  # type: ignore[method-assign]
         reading.set()
         go_on.wait(LONG_S)
         return read(*arguments)  # type: ignore[arg-type]
 
-    cursor._read = slow  # type: ignore[method-assign, assignment]
+    stream.read = slow  # type: ignore[method-assign, assignment]
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(subscription.get_many(1, LONG_S).offsets))
     thread.start()
