@@ -209,10 +209,6 @@ class Producers:
         with self._lock:
             return len(self._busy.keys() | self._idle.keys())
 
-    def die(self, lock: Any) -> None:
-        """In a forked child: refuse everything."""
-        self._lock = lock
-
     def claim(self, producer: object, number: object) -> Claim:
         """Return a claim that has not taken its number yet.
 
@@ -320,6 +316,10 @@ class Producers:
         # Where the table has forgotten the producer, or the record was damaged since it was read, memory stands in: all
         # batches before this one are done, so it has all that is committed.
         table.write(txn, known.name, with_number(window or known.window, number, int(self._clock() * 1000)))
+
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = self._reading = lock
 
     def end(self, claim: Claim, state: _State) -> None:
         """Tell what became of a claim, and wake who waits for that. Each step may be repeated after an interrupt."""

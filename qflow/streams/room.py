@@ -178,6 +178,11 @@ class Room:
                 self._give_back(0)
             return self._account.borrowed < before
 
+    @property
+    def busy(self) -> bool:
+        """Something that has its room is not in the log yet."""
+        return self._incoming > 0
+
     def close(self) -> None:
         """Wake who waits."""
         with self._lock:
