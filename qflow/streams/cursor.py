@@ -37,7 +37,7 @@ from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Partition, offset_of
-from qflow.streams.room import Room
+from qflow.streams.room import Room, Slab
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -523,8 +523,14 @@ class Cursor:
         stop = min(end, part.doubtful) if position < part.doubtful else end
         self._lock.release()
         found: Found | None = None
+        reached = position
         try:
-            found = self._read(part, position, stop, most, amount)
+            slab = part.partition.tail.slabs.get(position)
+            if slab is None or slab.end > stop:
+                found = self.stream.read(part.partition.number, position, stop, amount, self._wanted, most)
+                reached = found.position
+            else:  # where the next commit is that is wanted, a hint tells
+                found, reached = self._found_in(slab), end
         except QflowError:
             self.check_open()  # it was closed meanwhile, which is the reason
             raise
@@ -533,7 +539,7 @@ class Cursor:
             charged = 0
             if part.fetching is claim:
                 part.fetching = None
-                part.read_to(position if found is None else found.position, end)
+                part.read_to(reached, end)
                 if found is not None:
                     charged = self._install(part, found)
             if charged > amount:  # a block, or a message, is larger than what was taken for it
@@ -542,12 +548,8 @@ class Cursor:
                 self._room.let_go(amount - charged)
             self._line.notify_first()
 
-    def _read(self, part: Part, position: int, end: int, most: int, amount: int) -> Found:
-        """Read from the live tail, else from the log."""
-        partition = part.partition
-        slab = partition.tail.slabs.get(position)
-        if slab is None or slab.end > end:
-            return self.stream.read(partition.number, position, end, amount, self._wanted, most)
+    def _found_in(self, slab: Slab) -> Found:
+        """Return what is wanted of a commit in the live tail."""
         records, topics = slab.records, list(slab.topics)
         times = [slab.time_ms] * len(records)
         sequences: Any = range(slab.first, slab.end)
@@ -660,7 +662,8 @@ class Cursor:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
-            logged = self._log_settled([batch.share_at(index)])
+            shares = [batch.share_at(index)] if self.owner else []  # without a name nothing is logged
+            logged = self._log_settled(shares)
             self._settle_index(batch, index)
         self._confirm(logged, wait)
 

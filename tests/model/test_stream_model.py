@@ -396,7 +396,7 @@ class StreamMachine(SpoolMachine):
                 batch = member.get_many(most, 0)
             except qflow.GapError as gap:
                 self.miss(reader, gap)
-                assert member.stats().gap_total == before + gap.messages
+                assert member.stats().gap_total == before + gap.messages  # noqa: PT017
                 continue
             break
         if not batch:

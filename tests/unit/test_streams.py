@@ -489,7 +489,7 @@ def test_a_broker_closes_under_publishers_and_subscribers(spool: Path) -> None:
         running = threading.Barrier(5)
 
         def publish(index: int) -> None:
-            running.wait()
+            running.wait()  # noqa: B023
             while True:
                 broker.publish_many([("t", b"x" * 50, b"k%d" % number) for number in range(10)])  # noqa: B023
                 confirmed[index] += 10  # noqa: B023
