@@ -673,6 +673,7 @@ class Broker:
             try:
                 sent = publishing.send(self._log, lots.lots, claim=claim, future=done)
             except StreamDeleted:
+                self._routing.forget()
                 continue  # it was deleted since, and is not reached any more
             if sent is not None and done is None:
                 self._log.wait(sent.batch)
@@ -690,6 +691,7 @@ class Broker:
             try:
                 places = iter(self._together.commit(steps, leavings, timeout=timeout, wait=done is None, future=done))
             except (QueueDeleted, StreamDeleted):
+                self._routing.forget()
                 continue
             found = [[next(places) for _ in group] for group in groups]
             return lambda: [result_of(group) for group in found]
@@ -1300,6 +1302,7 @@ class Broker:
             self._released = True
             for queue in queues:
                 queue.settle_down(self._log.drain, QUIET_S)
+            self._streams.settle_down()
             self._log.drain()
             if not self._log.failed:
                 self._log.commit(self._log.write(partial(_write_ending, queues, self._streams)))

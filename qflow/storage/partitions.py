@@ -172,19 +172,29 @@ def _blocks(
         if candidates.end <= position:
             break
         for first in candidates.blocks:
-            if first < end:
-                yield first, txn.get(key_of(BLOCKS, owner, lane, first)) or b"", False
+            if first >= end:
+                continue
+            value = txn.get(key_of(BLOCKS, owner, lane, first))
+            if value is None and (first >= position or _next_block(txn, owner, lane, first) > position):
+                value = b""  # it has vanished; one that lay below the floor is not missed
+            if value is not None and not _is_over(value, first, position):
+                yield first, value, False
         position = min(candidates.end, end)
         yield position, None, False
     for key, value in scan(txn, owner, lane, position, end):
         first = int.from_bytes(key[-8:], "big")
-        if first < position and len(value) >= blocks.HEADER_BYTES:
-            try:
-                if blocks.read_header(value, where="").end <= position:
-                    continue
-            except CorruptionError:
-                pass  # the reader will name it
-        yield first, value, True
+        if not _is_over(value, first, position):
+            yield first, value, True
+
+
+def _is_over(value: bytes, first: int, position: int) -> bool:
+    """Tell whether a block ends before a position; of a damaged one it is not known, and the reader will name it."""
+    if first >= position or len(value) < blocks.HEADER_BYTES:
+        return False
+    try:
+        return blocks.read_header(value, where="").end <= position
+    except CorruptionError:
+        return False
 
 
 def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:

@@ -19,7 +19,15 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
-from qflow.errors import AlreadySettled, BrokerClosed, GapError, InvalidArgument, QflowError, StreamDeleted
+from qflow.errors import (
+    AlreadySettled,
+    BrokerClosed,
+    ForkedProcess,
+    GapError,
+    InvalidArgument,
+    QflowError,
+    StreamDeleted,
+)
 from qflow.memory.ledger import Ledger
 from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.stats import SubscriptionStats
@@ -29,7 +37,7 @@ from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Partition, offset_of
-from qflow.streams.room import Room
+from qflow.streams.room import Room, Slab
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -114,6 +122,15 @@ class Part:
                     hints.popleft()
                 position = max(position, hints.popleft() if hints else end)
             return position, end
+
+    def read_to(self, position: int, end: int) -> None:
+        """Note that what was to be read up to `end` was read up to `position` only: the rest comes next."""
+        if position < end:
+            with self.partition.lock:
+                if self.live:
+                    self.hints.appendleft(position)
+                else:
+                    self.clear_to = min(self.clear_to, position)
 
     def clear(self) -> int | None:
         """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
@@ -237,8 +254,6 @@ class Cursor:
         self.owner = owner
         self.is_group = group
         self.ack_timeout_s = ack_timeout_s
-        self.epoch = 0
-        """Raised by `seek`: what was delivered before is not settled any more."""
         self.parts = [
             Part(self, partition, position, None if lanes is None else lanes[partition.number])
             for partition, position in zip(stream.partitions, positions, strict=True)
@@ -256,6 +271,8 @@ class Cursor:
         self._starved = False
         """Somebody found no room for what he was to get."""
         self._arrivals = 0
+        self._moving = False
+        """It is being moved in the log; nothing is delivered meanwhile."""
         self._held: dict[StreamDeliveries, float | None] = {}
         self._unsettled = 0
         self._again: list[tuple[int, int, Share]] = []  # (sequence, number, what came back)
@@ -292,7 +309,7 @@ class Cursor:
     def _withdraw(self) -> None:
         """Nobody reads any more: forget what was read ahead."""
         self.stream.readers.remove(self.interest.filter, self)
-        self._forget([part.position for part in self.parts])
+        self._forget([part.position if part.lane is None else part.lane.row.floor for part in self.parts])
 
     def _forget(self, positions: Iterable[int]) -> None:
         """Forget everything in memory, and read on from here. Under the lock."""
@@ -322,9 +339,14 @@ class Cursor:
         if self.ended is not None:
             raise StreamDeleted(f"stream {self.name!r}, or this subscription of it, was deleted: declare it again")
 
+    def stand_still(self) -> None:
+        """Return when nobody moves it any more."""
+        with self._line:
+            self._wait_until_moved()
+
     def recall(self, skips: list[list[tuple[int, int]]]) -> None:
         """Begin where what is settled ends, given what was settled above that, by partition. Nobody has it open."""
-        with self._lock:
+        with self._line:
             for part, ranges in zip(self.parts, skips, strict=True):
                 assert part.lane is not None
                 part.skips = ranges
@@ -426,6 +448,8 @@ class Cursor:
             self.check_open()
             if getting.member not in self.members:
                 raise InvalidArgument("the subscription is closed: subscribe again")
+            if self._moving:
+                return LOOK_S  # who moves it tells when he is done
             now = self._monotonic()
             self._expire(now)
             if not self.owner:
@@ -495,28 +519,37 @@ class Cursor:
     def _fetch(self, part: Part, most: int, amount: int) -> None:
         """Read on in a part, without the lock, and keep what came unless somebody went elsewhere meanwhile."""
         claim = part.fetching = object()
+        position, end = part.next_to_read()  # under the lock: nobody else takes what this part was told
+        stop = min(end, part.doubtful) if position < part.doubtful else end
         self._lock.release()
         found: Found | None = None
+        reached = position
         try:
-            position, end = part.next_to_read()
-            if position < part.doubtful:
-                end = min(end, part.doubtful)
-            found = self._read(part, position, end, most, amount)
+            slab = part.partition.tail.slabs.get(position)
+            if slab is None or slab.end > stop:
+                found = self.stream.read(part.partition.number, position, stop, amount, self._wanted, most)
+                reached = found.position
+            else:  # where the next commit is that is wanted, a hint tells
+                found, reached = self._found_in(slab), end
+        except QflowError:
+            self.check_open()  # it was closed meanwhile, which is the reason
+            raise
         finally:
             self._lock.acquire()
+            charged = 0
             if part.fetching is claim:
                 part.fetching = None
+                part.read_to(reached, end)
                 if found is not None:
-                    amount -= self._install(part, found)
-            self._room.let_go(amount)
+                    charged = self._install(part, found)
+            if charged > amount:  # a block, or a message, is larger than what was taken for it
+                self._room.hold(charged - amount, least=True)
+            else:
+                self._room.let_go(amount - charged)
             self._line.notify_first()
 
-    def _read(self, part: Part, position: int, end: int, most: int, amount: int) -> Found:
-        """Read from the live tail, else from the log."""
-        partition = part.partition
-        slab = partition.tail.slabs.get(position)
-        if slab is None or slab.end > end:
-            return self.stream.read(partition.number, position, end, amount, self._wanted, most)
+    def _found_in(self, slab: Slab) -> Found:
+        """Return what is wanted of a commit in the live tail."""
         records, topics = slab.records, list(slab.topics)
         times = [slab.time_ms] * len(records)
         sequences: Any = range(slab.first, slab.end)
@@ -537,10 +570,10 @@ class Cursor:
         charged = 0
         for read in found.pieces:
             piece = read._replace(start=part.covered) if part.covered < read.start else read
-            part.covered = piece.end
             left = _without_settled(piece, part.skips) if part.skips else piece
-            if left is not None:
-                marks = MAY_BE_REPEATED if left.start < part.doubtful else 0
+            if left is not None:  # else what follows covers it
+                part.covered = piece.end
+                marks = MAY_BE_REPEATED if left.sequences[0] < part.doubtful else 0
                 share = Share(part, left, marks)
                 part.buffer.append(share)
                 charged += share.charged
@@ -619,19 +652,20 @@ class Cursor:
         with self._line:
             if not self._check_held(batch):
                 return
-            shares = batch.left_shares()
+            logged = self._log_settled(batch.left_shares())  # under the lock: a seek comes before it, or after
             self._drop(batch, len(batch) - len(batch.settled or ()))
-        self._log_settled(shares, wait)
+        self._confirm(logged, wait)
 
     def settle_part(self, batch: Any, index: int, wait: bool) -> None:
         """Settle one message of a batch."""
         with self._line:
-            if not self._check_held(batch):
+            if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
-            share = batch.share_at(index)
+            shares = [batch.share_at(index)] if self.owner else []  # without a name nothing is logged
+            logged = self._log_settled(shares)
             self._settle_index(batch, index)
-        self._log_settled([share], wait)
+        self._confirm(logged, wait)
 
     def settle_one(self, delivery: Any, wait: bool) -> None:
         """Every delivery of a stream is of a batch."""
@@ -659,7 +693,7 @@ class Cursor:
             self.settle_part(batch, index, False)
             return
         with self._line:
-            if not self._check_held(batch):
+            if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
             share = batch.share_at(index)
@@ -695,6 +729,8 @@ class Cursor:
                 if position is not None:
                     batch.check_unsettled(position)
                 leaving.append((batch, None if position is None else [position]))
+            for batch, _ in leaving:
+                self._held[batch] = None  # its lease does not run out while the commit waits for room
             return Leaving(self, leaving)
 
     def left(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
@@ -710,27 +746,34 @@ class Cursor:
                         self._settle_index(batch, position)
 
     def stays(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
-        """Whoever held these holds them still."""
+        """Whoever held these holds them still, as long as from now on."""
+        until = None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s
+        with self._line:
+            for batch, _ in held:
+                if batch in self._held:
+                    self._held[batch] = until
+            self._line.notify_all()
 
     def shares(self, ledger: Ledger) -> bool:
         """Tell whether it is of the broker that has this ledger."""
         return self._room.ledger is ledger
 
     def die(self, lock: Any) -> None:
-        """In a forked child: refuse everything."""
+        """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
+        self.ended = ForkedProcess
         self._lock = lock
         self._line = lock
 
-    def _check_held(self, batch: StreamDeliveries) -> bool:
+    def _check_held(self, batch: StreamDeliveries, *, whole: bool = True) -> bool:
         """Tell whether a batch can be settled; False if that means nothing any more.
 
         Raises:
             AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
         """
-        if batch.epoch != self.epoch or not batch.total:
-            return False
         if batch in self._held:
             return True
+        if not batch.total or (whole and batch.taken):
+            return False
         if self.ended is StreamDeleted:
             return False
         if self.ended is not None:
@@ -762,15 +805,19 @@ class Cursor:
             self._starved = False
             self._line.notify_all()
 
-    def _log_settled(self, shares: list[Share], wait: bool) -> None:
+    def _log_settled(self, shares: list[Share]) -> Batch | None:
         """Give ranges to the log, where the cursor is durable."""
         settles = _settles(shares)
-        if settles:
-            batch = self._log.settle_all(settles)
-            if wait:
-                self._log.commit(batch)
-            else:
-                self._log.flush(batch)
+        return self._log.settle_all(settles) if settles else None
+
+    def _confirm(self, logged: Batch | None, wait: bool) -> None:
+        """Wait for what was given to the log, or leave it to the flusher. Without the lock."""
+        if logged is None:
+            return
+        if wait:
+            self._log.commit(logged)
+        else:
+            self._log.flush(logged)
 
     def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
         """Put what is left of a batch back in its place. Under the lock."""
@@ -867,20 +914,49 @@ class Cursor:
             gap_total=totals.gap,
         )
 
-    def seek(self, positions: dict[int, int]) -> None:
-        """Go on at these sequences, by partition; what is held is not settled any more. Cost: durable, a commit."""
-        with self._line:
-            self.check_open()
-            self.epoch += 1
-            kept = [self._position(part) for part in self.parts]
-            wanted = [positions.get(part.partition.number, place) for part, place in zip(self.parts, kept, strict=True)]
-            self._forget(wanted)
-            for part in self.parts:
-                part.skips, part.doubtful = [], max(part.doubtful, part.seen)
-            self._line.notify_all()
-        moved = [(part.lane, place) for part, place in zip(self.parts, wanted, strict=True) if part.lane is not None]
-        if moved:
-            self._move(moved)
+    def seek(self, member: Any, positions: dict[int, int]) -> None:
+        """Go on at these sequences, by partition; what is held of those is not settled any more.
+
+        Cost: durable, a commit.
+        """
+        moving = False
+        try:
+            with self._line:
+                self._wait_until_moved()
+                self.check_open()
+                if member not in self.members:
+                    raise InvalidArgument("the subscription is closed: subscribe again")
+                moved = [(self.parts[number], place) for number, place in positions.items()]
+                for part, place in moved:
+                    self._leave_place(part, place)
+                moving = self._moving = True
+            lanes = [(part.lane, place) for part, place in moved if part.lane is not None]
+            if lanes:
+                self._move(lanes)
+        finally:
+            if moving:
+                with self._line:
+                    self._moving = False
+                    self._line.notify_all()
+
+    def _wait_until_moved(self) -> None:
+        while self._moving:
+            self._line.wait(LOOK_S)
+
+    def _leave_place(self, part: Part, place: int) -> None:
+        """Take back what is held of one partition, and read on there from somewhere else. Under the lock."""
+        waiting = [share for _, _, share in (*self._again, *self._later) if share.part is part]
+        freed = part.buffered + sum(share.charged for share in waiting)
+        self._again = [entry for entry in self._again if entry[2].part is not part]
+        self._later = [entry for entry in self._later if entry[2].part is not part]
+        for batch in list(self._held):
+            taken = batch.take_part(part)
+            self._unsettled -= len(taken)
+            if batch.settled is not None and len(batch.settled) == len(batch):
+                self._drop(batch, 0)
+        part.restart(place)
+        part.skips, part.doubtful = [], max(part.doubtful, part.seen)
+        self._room.let_go(freed)
 
     def _move(self, moved: list[tuple[Lane, int]]) -> None:
         """Write where a durable cursor is now, after what was settled before."""

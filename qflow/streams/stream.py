@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ _logger = logging.getLogger("qflow")
 
 QUERY_BYTES = 256 * 1024
 """Read at once by a query."""
+QUIET_S = 10.0
+"""How long an end waits for what has reserved room and not joined a batch yet."""
 NEWEST_AT_ONCE = 1024
 """A query of the newest messages looks at so many first, then at twice as many, and so on."""
 
@@ -262,11 +265,10 @@ class Stream:
         settings = self.settings
         ceiling = partition.next
         if settings.retain_until_consumed:
-            if not self.cursors:
-                return None
-            ceiling = min(
-                ceiling, *(self._committed(cursor, partition.number) for cursor in list(self.cursors.values()))
-            )
+            cursors = list(self.cursors.values())
+            if not (cursors or settings.has_limit):
+                return None  # nobody has had anything
+            ceiling = min([ceiling, *(self._committed(cursor, partition.number) for cursor in cursors)])
         messages, size = settings.retention_messages, settings.retention_bytes
         if len(self.partitions) > 1:
             messages = None if messages is None else self._share(partition, messages, "messages")
@@ -401,6 +403,14 @@ class Stream:
             cursor.end(error)
         for cursor in list(self.cursors.values()):
             cursor.end(error)
+
+    def settle_down(self) -> None:
+        """After `end`: return when who was about to publish has joined a batch, or was refused, and all are done."""
+        deadline = time.monotonic() + QUIET_S
+        while any(partition.joining for partition in self.partitions) and time.monotonic() < deadline:
+            self._log.drain()
+            threading.Event().wait(0.001)
+        self._log.drain()
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}, {len(self.partitions)} partitions>"

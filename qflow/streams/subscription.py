@@ -103,10 +103,14 @@ class Subscription:
 
     def __iter__(self) -> Iterator[StreamDelivery]:
         """Yield messages; asking for the next acks the previous. Ends when there is no more, with `follow=False`."""
-        most = 1 if self._cursor.is_group else READ_AHEAD
-        while (batch := self._get(most, None)) is not None:
+        shared = self._cursor.is_group or self._cursor.ack_timeout_s is not None
+        while (batch := self._get(1 if shared else READ_AHEAD, None)) is not None:
             try:
                 for delivery in batch:
+                    if batch.settled is None:
+                        break  # it went back, or was left behind by a seek, and what is to come is another one
+                    if batch.taken and batch._position(delivery.sequence) in batch.taken:
+                        continue
                     yield delivery
                     if batch.is_unsettled(delivery):
                         delivery.ack()
@@ -142,7 +146,7 @@ class Subscription:
             )
         numbers = range(count) if partition is None else [partition]
         places = {number: position_for(stream, number, to) for number in numbers}
-        self._cursor.seek(places)
+        self._cursor.seek(self, places)
 
     @property
     def position(self) -> int:

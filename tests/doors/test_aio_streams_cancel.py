@@ -115,7 +115,11 @@ async def empty_the_room(stage: Stage) -> None:
 
 
 async def publish_in_the_full(stage: Stage) -> None:
-    await asyncio.gather(*(stage.broker.publish("t/new", b"new %d" % one + bytes(49_000)) for one in range(5)))
+    await asyncio.gather(*(publish_large(stage, number) for number in range(5)))
+
+
+async def publish_large(stage: Stage, number: int) -> None:
+    await stage.broker.publish("t/new", b"new %d" % number + bytes(49_000), producer="large", number=number)
 
 
 async def transact_in_the_full(stage: Stage) -> None:
@@ -238,6 +242,7 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
         stage.acked = [body for body in stage.acked if body not in bodies]  # it was about to ack it
     assert stage.acked + bodies == OLD
     await left.ack()
+    assert not stage.sub.subscription.cursor._line.watchers
     await stage.sub.close()
 
 
