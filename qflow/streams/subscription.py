@@ -195,6 +195,8 @@ class Subscription:
 
 def position_for(stream: Stream, number: int, to: int | datetime) -> int:
     """Return the sequence an offset or a moment stands for, and refuse what is past the end."""
+    if to is None:
+        raise InvalidArgument("a place in a stream is an offset, or a datetime with a time zone, got None")
     partition = stream.partitions[stream.check_number(number)]
     sequence = stream.sequence_at(number, to, default=partition.next)
     if sequence > partition.next:

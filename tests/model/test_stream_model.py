@@ -8,6 +8,7 @@ messages go through every seam: parts of blocks, evicted tails, readers that fal
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime
 from typing import Any
 
@@ -129,6 +130,7 @@ class StreamMachine(SpoolMachine):
             (room_module, "TAIL_SHARE", 2),
         ):
             self.patch.setattr(place, name, value)
+        self.patch.setattr(Broker, "_maintain", lambda broker: None)  # nor in that of a snapshot
         self.clock = Clock()
         self.bodies = 0
         self.place_of: dict[bytes | str, int] = {}
@@ -384,7 +386,9 @@ class StreamMachine(SpoolMachine):
     @precondition(lambda self: any(reader.members for reader in self.readers))
     @rule(data=st.data(), most=st.sampled_from([1, 1, 3, 10, 1000]))
     def get(self, data: st.DataObject, most: int) -> None:
-        reader, member = self.some_reader(data)
+        self.get_some(*self.some_reader(data), most)
+
+    def get_some(self, reader: Reader, member: qflow.Subscription, most: int) -> int:
         self.release_late(reader)
         if reader.name is None:  # who asks for more has done with what he got
             for line in reader.lines:
@@ -394,15 +398,34 @@ class StreamMachine(SpoolMachine):
             before = member.stats().gap_total
             try:
                 batch = member.get_many(most, 0)
-            except qflow.GapError as gap:
-                self.miss(reader, gap)
-                assert member.stats().gap_total == before + gap.messages  # noqa: PT017
+            except qflow.GapError as error:
+                self.miss(reader, member, error, before)
                 continue
             break
         if not batch:
             assert not self.misses_something(reader)
-            return
-        self.take(reader, member, batch)
+        else:
+            self.take(reader, member, batch)
+        return len(batch)
+
+    @precondition(lambda self: any(reader.members for reader in self.readers))
+    @rule(data=st.data(), most=st.sampled_from([2, 1000]))
+    def catch_up(self, data: st.DataObject, most: int) -> None:
+        """Read to the end, and be live from then on."""
+        reader, member = self.some_reader(data)
+        count = -1
+        while count:
+            count = self.get_some(reader, member, most)
+            for line in reader.lines if reader.name is not None else ():
+                for offset, held in list(line.held.items()):
+                    held.delivery.ack()
+                    del line.held[offset]
+                    self.confirm(reader, line, offset, False)
+
+    @rule()
+    def evict(self) -> None:
+        """Queues take the memory of live tails."""
+        self.broker._streams.room.give_way(2**30)
 
     def misses_something(self, reader: Reader) -> bool:
         """Something is ready, and neither skipped nor held back for want of memory."""
@@ -413,8 +436,9 @@ class StreamMachine(SpoolMachine):
                 self.pass_over(reader, number, self.floors[number])
         return self.ready(reader)
 
-    def miss(self, reader: Reader, gap: qflow.GapError) -> None:
+    def miss(self, reader: Reader, member: qflow.Subscription, gap: qflow.GapError, before: int) -> None:
         """Messages that were to come are gone: just those, and they are."""
+        assert member.stats().gap_total == before + gap.messages
         line = reader.lines[gap.partition]
         assert not reader.skips
         assert line.base <= gap.first < gap.end <= self.floors[gap.partition]
@@ -728,6 +752,33 @@ class StreamMachine(SpoolMachine):
         for message in found:
             sent = self.lines[message.partition][message.offset]
             assert (message.topic, message.body, message.key) == (sent.topic, sent.body, sent.key)
+
+    @rule()
+    def compact(self) -> None:
+        self.broker.compact()
+        self.all_logged()
+
+    @rule()
+    def snapshot(self) -> None:
+        """A copy opens as a spool, and has what the log has."""
+        self.broker._log.drain()
+        self.all_logged()
+        path = self.directory / "snapshot"
+        self.broker.snapshot(path)
+        copy = Broker(path, BrokerSettings(), clock=self.clock.wall, monotonic=self.clock.monotonic)
+        try:
+            stats = copy.stream("s").stats()
+            assert (stats.first_offsets, stats.next_offsets) == (self.floors, [len(line) for line in self.lines])
+            found = [(one.partition, one.offset, one.body) for one in copy.stream("s").query("#")]
+            mine = [(one.partition, one.offset, one.body) for one in self.stream.query("#")]
+            assert found == mine
+            theirs = {one.name: one.committed for one in stats.subscriptions}
+            ours = {one.name: one.committed for one in self.stream.stats().subscriptions if one.name is not None}
+            assert theirs == ours
+            assert copy.check() == []
+        finally:
+            copy.close()
+        shutil.rmtree(path)
 
     # After every step ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 import qflow
 from crash.seams import run_in_child
 from qflow.stats import StreamStats
-from unit.clocks import LONG_S, Clock
+from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
 
@@ -479,46 +479,52 @@ def test_nothing_works_in_a_forked_child_and_the_parent_goes_on(open_spool: Open
     assert subscription.get(0).offset == 1
 
 
+class Busy:
+    """Publishers and readers at full speed, each in a thread, until the broker closes."""
+
+    def __init__(self, broker: qflow.Broker) -> None:
+        self.broker = broker
+        self.confirmed = [0, 0]
+        self.wrong: list[BaseException] = []
+        self.running = threading.Barrier(5)
+        works = [(work, index) for work in (self.publish, self.read) for index in (0, 1)]
+        self.threads = [threading.Thread(target=self.guarded, args=one) for one in works]
+        for thread in self.threads:
+            thread.start()
+        self.running.wait()
+
+    def guarded(self, work: Callable[[int], None], index: int) -> None:
+        try:
+            work(index)
+        except qflow.BrokerClosed:
+            return
+        except BaseException as error:
+            self.wrong.append(error)
+
+    def publish(self, index: int) -> None:
+        self.running.wait()
+        while True:
+            self.broker.publish_many([("t", b"x" * 50, b"k%d" % number) for number in range(10)])
+            self.confirmed[index] += 10
+
+    def read(self, index: int) -> None:
+        with self.broker.subscribe("s", name=f"r{index}", start="earliest") as subscription:
+            self.running.wait()
+            while True:
+                subscription.get_many(100).ack(wait=True)
+
+
 def test_a_broker_closes_under_publishers_and_subscribers(spool: Path) -> None:
     """Whoever is at work gets `BrokerClosed`, nothing else; what was confirmed is there."""
     for round_number in range(8):
-        broker = qflow.open(spool, capacity_bytes=100_000)
-        broker.declare_stream("s", topics=["#"], partitions=2)
-        confirmed: list[int] = [0, 0]
-        wrong: list[BaseException] = []
-        running = threading.Barrier(5)
-
-        def publish(index: int) -> None:
-            running.wait()  # noqa: B023
-            while True:
-                broker.publish_many([("t", b"x" * 50, b"k%d" % number) for number in range(10)])  # noqa: B023
-                confirmed[index] += 10  # noqa: B023
-
-        def read(index: int) -> None:
-            with broker.subscribe("s", name=f"r{index}", start="earliest") as subscription:  # noqa: B023
-                running.wait()  # noqa: B023
-                while True:
-                    subscription.get_many(100).ack(wait=True)
-
-        def guarded(work: Callable[[int], None], index: int) -> None:
-            try:
-                work(index)
-            except qflow.BrokerClosed:
-                pass
-            except BaseException as error:
-                wrong.append(error)  # noqa: B023
-
-        threads = [threading.Thread(target=guarded, args=(work, index)) for work in (publish, read) for index in (0, 1)]
-        before = sum(broker.stream("s").stats().next_offsets)
-        for thread in threads:
-            thread.start()
-        running.wait()
-        while sum(confirmed) < 10 * round_number:
-            pass
-        broker.close()
-        for thread in threads:
+        with qflow.open(spool, capacity_bytes=100_000) as broker:
+            broker.declare_stream("s", topics=["#"], partitions=2)
+            before = sum(broker.stream("s").stats().next_offsets)
+            busy = Busy(broker)
+            until(lambda busy=busy, most=round_number: sum(busy.confirmed) >= 10 * most)  # type: ignore[misc]
+        for thread in busy.threads:
             thread.join(LONG_S)
-        assert wrong == []
+        assert busy.wrong == []
         with qflow.open(spool) as broker:
-            assert sum(broker.stream("s").stats().next_offsets) - before >= sum(confirmed)
+            assert sum(broker.stream("s").stats().next_offsets) - before >= sum(busy.confirmed)
             assert broker.check() == []
