@@ -74,6 +74,7 @@ class Stream:
         self._report = report
         self._clock = clock
         self._dropped = self._damaged = 0
+        self._retaining = threading.Lock()
         self._reported: set[int] = set()
         self._index = TopicIndex(owner)
         self._index_problems: set[str] = set()
@@ -247,6 +248,10 @@ class Stream:
         settings = self.settings
         if self.ended is not None or not (settings.has_limit or settings.retain_until_consumed):
             return False
+        with self._retaining:  # two who drop the same messages would count them twice
+            return self._retain()
+
+    def _retain(self) -> bool:
         more = False
         batch: Batch | None = None
         for partition in self.partitions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import traceback
 from contextlib import aclosing
@@ -600,11 +601,19 @@ def test_every_call_in_a_forked_child_says_so(spool: Path) -> None:
 
     with asyncio.Runner() as runner:
         broker, reader = runner.run(begun())
+        inner: Any = broker.broker
+        lock = inner._streams.room._lock
+        lock.acquire()  # as if another thread had it
         child = os.fork()
-        if not child:
+        if child:
+            lock.release()
+        else:
             status = 1
             try:
+                signal.alarm(30)
                 asyncio.run(refused(broker, reader))
+                with pytest.raises(qflow.ForkedProcess):
+                    broker.stream("s").stream.query()
                 status = 0
             except BaseException:
                 traceback.print_exc()
