@@ -182,7 +182,7 @@ class Leaving:
     def committed(self, unit: Unit | None) -> None:
         """Called by the leader; twice is fine."""
         held, self._held = self._held, []
-        self.queue.left(held)
+        self.queue.left(held, self._shares)
 
     def refused(self, unit: Unit | None) -> None:
         """Called by the leader; twice is fine."""
@@ -733,17 +733,39 @@ class Cursor:
                 self._held[batch] = None  # its lease does not run out while the commit waits for room
             return Leaving(self, leaving)
 
-    def left(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
+    def left(self, held: list[tuple[StreamDeliveries, list[int] | None]], shares: list[Share]) -> None:
         """Forget what was settled in a commit."""
         with self._line:
             for batch, positions in held:
                 if batch not in self._held:
+                    if not batch.taken:
+                        self._pass_over(shares)  # it went back meanwhile, for its member has closed
                     continue
                 if positions is None:
                     self._drop(batch, len(batch) - len(batch.settled or ()))
                 for position in positions or ():
                     if batch.settled is not None and position not in batch.settled:
                         self._settle_index(batch, position)
+
+    def _pass_over(self, settled: list[Share]) -> None:
+        """Take what was settled out of what is to come. Under the lock."""
+        ranges: dict[Part, list[tuple[int, int]]] = {}
+        for part, piece, _ in settled:
+            ranges.setdefault(part, []).append((piece.start, piece.end))
+        freed = 0
+
+        def left_of(share: Share) -> Share | None:
+            nonlocal freed
+            if share.part not in ranges:
+                return share
+            left = _without_settled(share.piece, ranges[share.part])
+            kept = None if left is None else share._replace(piece=left)
+            freed += share.charged - (0 if kept is None else kept.charged)
+            return kept
+
+        self._again = [(place, n, kept) for place, n, share in self._again if (kept := left_of(share)) is not None]
+        self._later = [(moment, n, kept) for moment, n, share in self._later if (kept := left_of(share)) is not None]
+        self._room.let_go(freed)
 
     def stays(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
         """Whoever held these holds them still, as long as from now on."""

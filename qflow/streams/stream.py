@@ -255,11 +255,14 @@ class Stream:
         more = False
         batch: Batch | None = None
         for partition in self.partitions:
+            lane = partition.lane
+            if partition.floor < partition.retained_to:  # that failed, and waits in the log to be tried again
+                batch = self._log.settle(lane, [])
+                continue
             found = self._surplus(partition)
             if found is not None and found.floor > partition.floor:
-                lane = partition.lane
-                settled = Settled(partition.floor, found.floor, found.messages, found.bytes)
-                batch = self._log.settle(lane, [settled])
+                batch = self._log.settle(lane, [Settled(partition.floor, found.floor, found.messages, found.bytes)])
+                partition.retained_to = found.floor
                 self._dropped += found.messages
                 more |= found.more
         if batch is not None:

@@ -113,6 +113,28 @@ def test_a_lot_goes_in_parts(open_at: Open) -> None:
     assert broker.check() == []
 
 
+def test_retention_that_failed_is_tried_again_and_counts_once(open_at: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: the floor is raised when there is room, by what it was to be raised by."""
+    broker = open_at()
+    declare(broker, retention_messages=5)
+    publish(broker, 20)
+    make_room = broker._log._env.make_room
+
+    def full(*_: object, **__: object) -> None:
+        raise qflow.DiskFull("no room")
+
+    monkeypatch.setattr(broker._log._env, "make_room", full)
+    for _ in range(3):
+        with pytest.raises(qflow.DiskFull):
+            broker.stream("s").retain()
+    monkeypatch.setattr(broker._log._env, "make_room", make_room)
+    maintain(broker)
+    assert kept(broker) == [15, 16, 17, 18, 19]
+    stats = broker.stats().streams["s"]
+    assert (stats.messages, stats.bytes, stats.dropped_total) == (5, 50, 15)
+    assert broker.check() == []
+
+
 # Held back by subscriptions ------------------------------------------------------------------------------------------
 
 

@@ -262,6 +262,19 @@ def test_a_transaction_settles_and_publishes_together(broker: qflow.Broker, cloc
     assert subscription.get(0).offset == 3
 
 
+def test_what_a_commit_settled_goes_to_no_other_member(broker: qflow.Broker) -> None:
+    """The member closes while its transaction is committed: the rest of what it held is for others, that is not."""
+    one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
+    batch, other = one.get_many(4, 0), one.get_many(2, 0)
+    leaving = one.cursor.begin_leaving([batch[1], other])
+    one.close()
+    leaving.committed(None)
+    leaving.committed(None)
+    assert two.get_many(100, 0).offsets == [0, 2, 3, 6, 7, 8, 9]
+    assert two.stats().unsettled_messages == 7
+    two.close()
+
+
 def test_seek_leaves_behind_what_is_held(open_at: Open, broker: qflow.Broker, clock: Clock) -> None:
     """Back and forth, by offset and moment, in the log too; acks of what was held do nothing."""
     subscription = broker.subscribe("s", name="d", start="earliest")
