@@ -143,9 +143,17 @@ class StreamMachine(SpoolMachine):
         age=st.sampled_from([None, None, 60.0]),
         consumed=st.booleans(),
         capacity=st.sampled_from([0, 3_000, 12_000, 1_000_000]),
+        filters=st.tuples(st.sampled_from(FILTERS), st.sampled_from(FILTERS)),
     )
     def begin(
-        self, partitions: int, messages: int | None, size: int | None, age: float | None, consumed: bool, capacity: int
+        self,
+        partitions: int,
+        messages: int | None,
+        size: int | None,
+        age: float | None,
+        consumed: bool,
+        capacity: int,
+        filters: tuple[str, str] = ("#", "a/+"),
     ) -> None:
         self.partitions, self.capacity = partitions, capacity
         self.retention = {
@@ -157,6 +165,8 @@ class StreamMachine(SpoolMachine):
         self.lines: list[list[Sent]] = [[] for _ in range(partitions)]
         self.floors = [0] * partitions
         self.open()
+        self.subscribe(None, filters[0], "earliest", 0, False, None, False)
+        self.subscribe("one", filters[1], "earliest", 0, False, None, False)
 
     def open(self) -> None:
         settings = BrokerSettings(capacity_bytes=self.capacity)
