@@ -121,7 +121,7 @@ class StreamMachine(SpoolMachine):
         for place, name, value in (
             (block_log, "TAIL_BYTES", 400),
             (block_log, "REMOVED_AT_ONCE", 4),
-            (blocks, "MAX_MESSAGES", 5),
+            (blocks, "MAX_MESSAGES", 3),
             (partitions, "BLOCKS_AT_ONCE", 2),
             (cursor_module, "HINTS", 2),
             (cursor_module, "READ_BYTES", 600),
@@ -292,13 +292,16 @@ class StreamMachine(SpoolMachine):
 
     @rule(
         parts=st.lists(
-            st.tuples(st.sampled_from(TOPICS), st.sampled_from([0, 50, 200]), st.sampled_from(KEYS)), max_size=25
+            st.tuples(st.sampled_from(TOPICS), st.sampled_from([0, 50, 200]), st.sampled_from(KEYS)),
+            min_size=1,
+            max_size=3,
         ),
+        times=st.sampled_from([0, 1, 2, 8, 12]),
         plain=st.booleans(),
         headers=st.booleans(),
     )
-    def publish_many(self, parts: list[tuple[str, int, bytes | None]], plain: bool, headers: bool) -> None:
-        batch = [self.message(topic, size, None if plain else key, False) for topic, size, key in parts]
+    def publish_many(self, parts: list[tuple[str, int, bytes | None]], times: int, plain: bool, headers: bool) -> None:
+        batch = [self.message(topic, size, None if plain else key, False) for topic, size, key in parts * times]
         both = {"all": True} if headers else None
         given = [(one.topic, one.body) if plain else (one.topic, one.body, one.key) for one in batch]
         results = self.broker.publish_many(given, headers=both)
