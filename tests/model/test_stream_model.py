@@ -799,7 +799,7 @@ class StreamMachine(SpoolMachine):
         assert room._incoming == 0
         cursors = {reader.members[0].cursor for reader in self.readers if reader.members}
         assert room._held == sum(
-            sum(part.buffered for part in cursor.parts)
+            sum(part.charged for part in cursor.parts)
             + sum(batch.charged for batch in cursor._held)
             + sum(share.charged for _, _, share in (*cursor._again, *cursor._later))
             for cursor in cursors
