@@ -82,6 +82,8 @@ OURS = frozenset({"lock", "log", "log.new", snapshots.OLD, SPILL, WIPING, "stats
 MAINTENANCE_S = 1.0
 REST = 4
 """Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
+LONGEST_REST_S = 0.1
+"""But not longer: what took long because others were at work would else rest five times for them."""
 WIPED_AT_ONCE = 256
 REMOVING_S = 0.05
 """How long settled blocks are removed at once, a bounded number each commit."""
@@ -1165,7 +1167,7 @@ class Broker:
         busy = True
         took = 0.0
         written = -math.inf
-        while not self._stop.wait(min(max(0.01, REST * took), MAINTENANCE_S) if busy else MAINTENANCE_S):
+        while not self._stop.wait(min(max(0.01, REST * took), LONGEST_REST_S) if busy else MAINTENANCE_S):
             started = time.perf_counter()
             try:
                 self._tell_all()

@@ -13,12 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
+from qflow.delivery import ONE_ATTEMPT
 from qflow.errors import (
     AlreadySettled,
     BrokerClosed,
@@ -29,21 +28,21 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.ledger import Ledger
-from qflow.memory.line import WORK, Line, Wake, Watcher
+from qflow.memory.line import WORK, Line, Wake
 from qflow.stats import SubscriptionStats
 from qflow.storage.block_log import Row, Settled, clear_marks
-from qflow.storage.partitions import Found, Hole, Piece
-from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
+from qflow.storage.partitions import Found, Piece
+from qflow.storage.transaction_log import Batch, Lane, TransactionLog
 from qflow.streams.deliveries import Share, StreamDeliveries
+from qflow.streams.holds import Getting, Leaving, settles_of
 from qflow.streams.interest import Interest
-from qflow.streams.partition import Partition, offset_of
+from qflow.streams.part import Part, without_settled
+from qflow.streams.partition import offset_of
 from qflow.streams.room import Room, Slab
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
 
-HINTS = 1024
-"""A live part that is behind by more commits is live no more: it reads on as one that replays."""
 MOST_UNSETTLED = 65_536
 """Messages that the members of a cursor may hold: it bounds what is settled out of order."""
 READ_BYTES = 256 * 1024
@@ -52,180 +51,6 @@ BATCH_BYTES = 2**20
 """A batch of many is filled up to so many bytes."""
 LOOK_S = 0.05
 """How often who waits for memory looks again: nobody tells him what others give back."""
-
-
-class Part:
-    """A cursor's place in one partition. Under the cursor's lock, but what is said to be under the partition's."""
-
-    __slots__ = (
-        "behind", "buffer", "buffered", "clear_to", "covered", "cursor", "doubtful", "fetching", "hints", "lane",
-        "live", "partition", "position", "seen", "skips",
-    )  # fmt: skip
-
-    def __init__(self, cursor: Cursor, partition: Partition, position: int, lane: Lane | None) -> None:
-        self.cursor = cursor
-        self.partition = partition
-        self.lane = lane
-        """Where what is settled is logged; None for a cursor that is not durable."""
-        self.position = self.covered = position
-        """Everything below has been read; everything below `covered` is in a piece that was."""
-        self.buffer: deque[Share] = deque()
-        self.buffered = 0
-        self.behind: Hole | None = None
-        """Messages that are gone, and somebody has to be told."""
-        self.fetching: object | None = None
-        self.skips: list[tuple[int, int]] = []
-        """What was settled above the floor when the cursor was opened."""
-        self.doubtful = 0
-        """What is below it may have been delivered before."""
-        self.seen = 0
-        """What is below it was delivered, or passed over."""
-        self.live = False
-        self.hints: deque[int] = deque()
-        self.clear_to = position
-        """Under the partition's lock: where something comes that is wanted; nothing is below `clear_to`."""
-
-    def come(self, first: int) -> None:
-        """Something wanted was committed. Under the partition's lock."""
-        if self.live:
-            if len(self.hints) >= HINTS:
-                self.live = False
-                self.clear_to = self.hints[0]
-                self.hints.clear()
-            else:
-                self.hints.append(first)
-
-    def wake(self) -> None:
-        """Have the cursor look again."""
-        self.cursor.wake()
-
-    def has_more(self) -> bool:
-        """Tell whether there is something to read; if not, the part is live."""
-        partition = self.partition
-        with partition.lock:
-            if self.live:
-                return bool(self.hints)
-            if max(self.position, self.clear_to) < partition.next:
-                return True
-            self.live = True
-            return False
-
-    def next_to_read(self) -> tuple[int, int]:
-        """Return from where to read, and where what is confirmed ends."""
-        partition = self.partition
-        with partition.lock:
-            end = partition.next
-            position = max(self.position, self.clear_to)
-            if self.live:
-                hints = self.hints
-                while hints and hints[0] < position:
-                    hints.popleft()
-                position = max(position, hints.popleft() if hints else end)
-            return position, end
-
-    def read_to(self, position: int, end: int) -> None:
-        """Note that what was to be read up to `end` was read up to `position` only: the rest comes next."""
-        if position < end:
-            with self.partition.lock:
-                if self.live:
-                    self.hints.appendleft(position)
-                else:
-                    self.clear_to = min(self.clear_to, position)
-
-    def clear(self) -> int | None:
-        """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
-        if self.buffer or self.fetching is not None or self.behind is not None:
-            return None
-        return self.partition.next - self.lag() if self.live else self.position
-
-    def lag(self) -> int:
-        """Return how many messages, of all topics, are before it."""
-        with self.partition.lock:
-            end = self.partition.next
-            if self.live:
-                return end - (self.hints[0] if self.hints else end)
-            return max(0, end - max(self.position, self.clear_to))
-
-    def restart(self, position: int) -> None:
-        """Read on from somewhere else; what was read ahead is forgotten, and what it was charged is returned."""
-        self.fetching = None
-        self.buffer.clear()
-        self.buffered = 0
-        self.behind = None
-        self.position = self.covered = position
-        with self.partition.lock:
-            self.live = False
-            self.hints.clear()
-            self.clear_to = 0
-
-
-class Leaving:
-    """Messages that are settled in one commit with something else; a party of the unit. See `Together`."""
-
-    depth = None
-    writes = ()
-
-    def __init__(self, cursor: Cursor, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
-        self.queue = cursor
-        self.unit: Unit | None = None
-        self._held = held
-        self._shares = [
-            share
-            for batch, positions in held
-            for share in (batch.left_shares() if positions is None else map(batch.share_at, positions))
-        ]
-
-    def settles(self) -> list[tuple[Lane, list[Settled]]]:
-        """Return what the log is to settle, by lane."""
-        return _settles(self._shares)
-
-    def committed(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
-        held, self._held = self._held, []
-        self.queue.left(held, self._shares)
-
-    def refused(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
-        held, self._held = self._held, []
-        self.queue.stays(held)
-
-    def give_up(self) -> None:
-        """Called by who was stopped on the way."""
-        if self.unit is None or not self.unit.joined:
-            self.refused(None)
-
-
-class Getting:
-    """A get by a caller who has no thread to wait with. Nobody but its cursor changes it."""
-
-    __slots__ = (
-        "batch", "deadline", "follow", "given_up", "member", "most", "number", "skip_gaps", "taker", "watcher",
-    )  # fmt: skip
-
-    def __init__(
-        self, member: Any, most: int, deadline: float | None, taker: object, *, follow: bool, skip_gaps: bool
-    ) -> None:
-        self.batch: StreamDeliveries | None = None
-        """What it got; None at the time-out, or at the end of what must not grow."""
-        self.member = member
-        self.most = most
-        self.deadline = deadline
-        self.taker = taker
-        self.follow = follow
-        self.skip_gaps = skip_gaps
-        self.given_up = False
-        self.number = -1
-        """Its place among those who wait."""
-        self.watcher: Watcher | None = None
-
-
-class Totals(NamedTuple):
-    """What happened to a cursor since it was opened."""
-
-    delivered: int = 0
-    acked: int = 0
-    redelivered: int = 0
-    gap: int = 0
 
 
 class Cursor:
@@ -279,7 +104,7 @@ class Cursor:
         self._later: list[tuple[float, int, Share]] = []  # the same, until a moment
         self._number = 0
         self._turn = 0
-        self.totals = Totals()
+        self._delivered = self._acked = self._redelivered = self._missed = 0
 
     # Members -------------------------------------------------------------------------------------------------------
 
@@ -313,7 +138,7 @@ class Cursor:
 
     def _forget(self, positions: Iterable[int]) -> None:
         """Forget everything in memory, and read on from here. Under the lock."""
-        freed = sum(part.buffered for part in self.parts)
+        freed = sum(part.charged for part in self.parts)
         freed += sum(batch.charged for batch in self._held)
         freed += sum(share.charged for _, _, share in (*self._again, *self._later))
         for batch in self._held:
@@ -456,11 +281,10 @@ class Cursor:
                 self._settle_previous(getting.taker)
             self._tell_gap(getting.skip_gaps)
             room = MOST_UNSETTLED - self._unsettled
-            ready = sum(len(share.piece.records) for _, _, share in self._again)
-            size = 0
-            for part in self.parts:
-                ready += sum(len(share.piece.records) for share in part.buffer)
-                size += part.buffered
+            ready = sum([part.ready for part in self.parts])
+            if self._again:
+                ready += sum(len(share.piece.records) for _, _, share in self._again)
+            size = sum([part.charged for part in self.parts])
             wanted = min(getting.most, room)
             reading = self._part_to_read() if ready < wanted and size < BATCH_BYTES else None
             amount = self._room_for(wanted - ready, ready) if reading is not None else 0
@@ -541,7 +365,7 @@ class Cursor:
                 part.fetching = None
                 part.read_to(reached, end)
                 if found is not None:
-                    charged = self._install(part, found)
+                    charged = part.install(found)
             if charged > amount:  # a block, or a message, is larger than what was taken for it
                 self._room.hold(charged - amount, least=True)
             else:
@@ -565,24 +389,6 @@ class Cursor:
         pieces = [Piece(slab.first, slab.end, sequences, records, topics, times)] if records else []
         return Found(pieces, None, slab.end, 0)
 
-    def _install(self, part: Part, found: Found) -> int:
-        """Keep what was read; return what it is charged. Under the lock."""
-        charged = 0
-        for read in found.pieces:
-            piece = read._replace(start=part.covered) if part.covered < read.start else read
-            left = _without_settled(piece, part.skips) if part.skips else piece
-            if left is not None:  # else what follows covers it
-                part.covered = piece.end
-                marks = MAY_BE_REPEATED if left.sequences[0] < part.doubtful else 0
-                share = Share(part, left, marks)
-                part.buffer.append(share)
-                charged += share.charged
-        part.buffered += charged
-        part.position = max(part.position, found.position)
-        if found.hole is not None:
-            part.behind = found.hole
-        return charged
-
     def _tell_gap(self, skip: bool) -> None:
         """Tell of messages that are gone, once what comes before them is delivered."""
         for part in self.parts:
@@ -591,7 +397,7 @@ class Cursor:
                 continue
             part.behind = None
             first, end = offset_of(hole.start), offset_of(hole.end)
-            self.totals = self.totals._replace(gap=self.totals.gap + end - first)
+            self._missed += end - first
             if not skip:
                 raise GapError(
                     f"stream {self.name!r}, partition {part.partition.number}: messages {first} to {end - 1} are gone "
@@ -616,19 +422,14 @@ class Cursor:
         for index in range(len(self.parts)):
             part = self.parts[(self._turn + index) % len(self.parts)]
             while part.buffer and count < most:
-                taken, rest = _cut(part.buffer.popleft(), most - count)
-                if rest is not None:
-                    part.buffer.appendleft(rest)
+                taken = part.take(most - count)
                 shares.append(taken)
                 count += len(taken.piece.records)
-                size = taken.charged
-                part.buffered -= size
-                charged += size
-                part.seen = max(part.seen, taken.piece.end)
+                charged += taken.charged
         batch = StreamDeliveries(self, shares, getting.member, charged, getting.taker)
         self._held[batch] = None if self.ack_timeout_s is None else now + self.ack_timeout_s
         self._unsettled += count
-        self.totals = self.totals._replace(delivered=self.totals.delivered + count)
+        self._delivered += count
         return batch
 
     def _patience(self, now: float, most: float | None) -> float:
@@ -662,8 +463,10 @@ class Cursor:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
-            shares = [batch.share_at(index)] if self.owner else []  # without a name nothing is logged
-            logged = self._log_settled(shares)
+            logged = None
+            if self.owner:  # without a name nothing is logged
+                part, start, end = batch.span_at(index)
+                logged = self._log.settle(part.lane, [Settled(start, end, 0, 0)])
             self._settle_index(batch, index)
         self._confirm(logged, wait)
 
@@ -758,7 +561,7 @@ class Cursor:
             nonlocal freed
             if share.part not in ranges:
                 return share
-            left = _without_settled(share.piece, ranges[share.part])
+            left = without_settled(share.piece, ranges[share.part])
             kept = None if left is None else share._replace(piece=left)
             freed += share.charged - (0 if kept is None else kept.charged)
             return kept
@@ -806,7 +609,7 @@ class Cursor:
         assert batch.settled is not None
         batch.settled.add(index)
         self._unsettled -= 1
-        self.totals = self.totals._replace(acked=self.totals.acked + 1)
+        self._acked += 1
         if len(batch.settled) == len(batch):
             self._drop(batch, 0)
         else:
@@ -817,7 +620,7 @@ class Cursor:
         del self._held[batch]
         batch.settled = None
         self._unsettled -= acked
-        self.totals = self.totals._replace(acked=self.totals.acked + acked)
+        self._acked += acked
         self._room.let_go(batch.charged)
         self._feed()
 
@@ -829,7 +632,7 @@ class Cursor:
 
     def _log_settled(self, shares: list[Share]) -> Batch | None:
         """Give ranges to the log, where the cursor is durable."""
-        settles = _settles(shares)
+        settles = settles_of(shares)
         return self._log.settle_all(settles) if settles else None
 
     def _confirm(self, logged: Batch | None, wait: bool) -> None:
@@ -849,7 +652,7 @@ class Cursor:
         batch.charged -= sum(share.charged for share in shares)
         self._unsettled -= count
         if not repeated:
-            self.totals = self.totals._replace(delivered=self.totals.delivered - count)
+            self._delivered -= count
         self._drop(batch, 0)
         self._line.notify_first()
 
@@ -857,8 +660,7 @@ class Cursor:
         for part, piece, marks in shares:
             share = Share(part, piece, marks + ONE_ATTEMPT if repeated else marks)
             if repeated:
-                count = len(piece.records)
-                self.totals = self.totals._replace(redelivered=self.totals.redelivered + count)
+                self._redelivered += len(piece.records)
             if delay_s:
                 insort(self._later, (self._monotonic() + delay_s, self._next_number(), share))
             else:
@@ -904,22 +706,21 @@ class Cursor:
             return [offset_of(self._position(part)) for part in self.parts]
 
     def _position(self, part: Part) -> int:
-        waiting = [share.piece.sequences[0] for share in part.buffer]
-        waiting += [share.piece.sequences[0] for _, _, share in (*self._again, *self._later) if share.part is part]
+        waiting = [share.piece.sequences[0] for _, _, share in (*self._again, *self._later) if share.part is part]
+        ready = part.first_ready()
+        if ready is not None:
+            waiting.append(ready)
         return min(waiting, default=part.partition.next - part.lag())
 
     def lag(self) -> int:
         """Return how many messages, of all topics, are confirmed and not delivered."""
         with self._line:
-            waiting = [*(share for _, _, share in (*self._again, *self._later))]
-            for part in self.parts:
-                waiting += part.buffer
-            return sum(map(Part.lag, self.parts)) + sum(len(share.piece.records) for share in waiting)
+            waiting = sum(len(share.piece.records) for _, _, share in (*self._again, *self._later))
+            return waiting + sum(part.lag() + part.ready for part in self.parts)
 
     def stats(self) -> SubscriptionStats:
         """Return a snapshot."""
         lanes = [part.lane for part in self.parts]
-        totals = self.totals
         return SubscriptionStats(
             stream=self.name,
             name=self.title,
@@ -930,10 +731,10 @@ class Cursor:
             committed=[offset_of(lane.row.floor) for lane in lanes if lane is not None] or None,
             lag_messages=self.lag(),
             unsettled_messages=self._unsettled,
-            delivered_total=totals.delivered,
-            acked_total=totals.acked,
-            redelivered_total=totals.redelivered,
-            gap_total=totals.gap,
+            delivered_total=self._delivered,
+            acked_total=self._acked,
+            redelivered_total=self._redelivered,
+            gap_total=self._missed,
         )
 
     def seek(self, member: Any, positions: dict[int, int]) -> None:
@@ -968,7 +769,7 @@ class Cursor:
     def _leave_place(self, part: Part, place: int) -> None:
         """Take back what is held of one partition, and read on there from somewhere else. Under the lock."""
         waiting = [share for _, _, share in (*self._again, *self._later) if share.part is part]
-        freed = part.buffered + sum(share.charged for share in waiting)
+        freed = part.charged + sum(share.charged for share in waiting)
         self._again = [entry for entry in self._again if entry[2].part is not part]
         self._later = [entry for entry in self._later if entry[2].part is not part]
         for batch in list(self._held):
@@ -1006,30 +807,9 @@ def topic_filter_is_all(interest: Interest, stream: Stream) -> bool:
     return interest.filter == "#" and not any(one.startswith("$") for one in stream.settings.topics)
 
 
-def _settles(shares: Iterable[Share]) -> list[tuple[Lane, list[Settled]]]:
-    """Return what shares settle, by lane; nothing for a cursor that is not durable."""
-    settles: dict[Lane, list[Settled]] = {}
-    for part, piece, _ in shares:
-        if part.lane is not None:
-            settles.setdefault(part.lane, []).append(Settled(piece.start, piece.end, 0, 0))
-    return list(settles.items())
-
-
 def _cut(share: Share, most: int) -> tuple[Share, Share | None]:
     """Return at most so many messages of a share, and the rest."""
     count = len(share.piece.records)
     if count <= most:
         return share, None
     return share._replace(piece=share.piece.part(0, most)), share._replace(piece=share.piece.part(most, count))
-
-
-def _without_settled(piece: Piece, skips: list[tuple[int, int]]) -> Piece | None:
-    """Return what is left of a piece, covering the same; None if all of it was settled."""
-    touching = [(low, high) for low, high in skips if low < piece.end and high > piece.start]
-    if not touching:
-        return piece
-    keep = [not any(low <= one < high for low, high in touching) for one in piece.sequences]
-    if not any(keep):
-        return None
-    columns: list[list[Any]] = [list(compress(column, keep)) for column in piece[2:]]
-    return Piece(piece.start, piece.end, *columns)

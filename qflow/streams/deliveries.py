@@ -153,7 +153,7 @@ class StreamDeliveries(Deliveries):
                     if index > start:
                         left.append(Share(part, piece.part(start, index), marks))
                     start = index + 1
-            position += count
+            position += len(piece.records)
         return left
 
     def take_part(self, part: Any) -> list[int]:
@@ -170,6 +170,17 @@ class StreamDeliveries(Deliveries):
             settled.update(taken)
             self.taken.update(taken)
         return taken
+
+    def span_at(self, position: int) -> tuple[Any, int, int]:
+        """Return (part, start, end) of what one message of it covers; see `Piece.part`."""
+        for part, piece, _ in self.shares:
+            sequences = piece.sequences
+            count = len(sequences)
+            if position < count:
+                start = sequences[position - 1] + 1 if position else piece.start
+                return part, start, sequences[position] + 1 if position + 1 < count else piece.end
+            position -= count
+        raise IndexError("no such delivery in the batch")
 
     def share_at(self, position: int) -> Share:
         """Return one message of it, as a share."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from qflow.config import parse_count, parse_timeout
 from qflow.errors import InvalidArgument, QueueEmpty
 from qflow.stats import SubscriptionStats
-from qflow.streams.cursor import Cursor, Getting
+from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
+from qflow.streams.holds import Getting
 from qflow.streams.partition import offset_of
 
 if TYPE_CHECKING:
@@ -106,14 +107,14 @@ class Subscription:
         shared = self._cursor.is_group or self._cursor.ack_timeout_s is not None
         while (batch := self._get(1 if shared else READ_AHEAD, None)) is not None:
             try:
-                for delivery in batch:
+                for index, delivery in enumerate(iter(batch)):
                     if batch.settled is None:
                         break  # it went back, or was left behind by a seek, and what is to come is another one
-                    if batch.taken and batch._position(delivery.sequence) in batch.taken:
+                    if index in batch.taken:
                         continue
                     yield delivery
-                    if batch.is_unsettled(delivery):
-                        delivery.ack()
+                    if batch.settled is not None and index not in batch.settled:
+                        self._cursor.settle_part(batch, index, False)
             finally:
                 self._cursor.release(batch)
 

@@ -23,6 +23,7 @@ from qflow.broker import Broker
 from qflow.config import BrokerSettings
 from qflow.storage import block_log, blocks, partitions
 from qflow.streams import cursor as cursor_module
+from qflow.streams import part as part_module
 from qflow.streams import room as room_module
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from unit.clocks import Clock
@@ -123,7 +124,7 @@ class StreamMachine(SpoolMachine):
             (block_log, "REMOVED_AT_ONCE", 4),
             (blocks, "MAX_MESSAGES", 3),
             (partitions, "BLOCKS_AT_ONCE", 2),
-            (cursor_module, "HINTS", 2),
+            (part_module, "HINTS", 2),
             (cursor_module, "READ_BYTES", 600),
             (cursor_module, "LEAST_READ_BYTES", 300),
             (cursor_module, "BATCH_BYTES", 1_000),
@@ -831,7 +832,7 @@ class StreamMachine(SpoolMachine):
         assert room._incoming == 0
         cursors = {reader.members[0].cursor for reader in self.readers if reader.members}
         assert room._held == sum(
-            sum(part.buffered for part in cursor.parts)
+            sum(part.charged for part in cursor.parts)
             + sum(batch.charged for batch in cursor._held)
             + sum(share.charged for _, _, share in (*cursor._again, *cursor._later))
             for cursor in cursors

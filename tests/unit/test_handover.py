@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import qflow
-from qflow.streams import cursor as cursor_module
+from qflow.streams import part as part_module
 from unit.clocks import LONG_S
 
 PUBLISHERS = 2
@@ -145,7 +145,7 @@ def test_each_message_comes_once_and_in_order_whenever_a_subscriber_comes(
     spool: Path, monkeypatch: pytest.MonkeyPatch, capacity: str | int, partitions: int, largest: int
 ) -> None:
     """I16: also where nothing stays in memory, and where a live reader falls behind."""
-    monkeypatch.setattr(cursor_module, "HINTS", 8)
+    monkeypatch.setattr(part_module, "HINTS", 8)
     handovers = rounds = 0
     with qflow.open(spool, capacity_bytes=capacity) as broker:
         while handovers < 220:
