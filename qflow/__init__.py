@@ -35,6 +35,7 @@ from qflow.errors import (
     SpoolInUse,
     StorageError,
     StreamDeleted,
+    TooManyUnsettled,
     TransactionTooLarge,
 )
 from qflow.events import Event, EventKind
@@ -102,6 +103,7 @@ __all__ = [
     "StreamStats",
     "Subscription",
     "SubscriptionStats",
+    "TooManyUnsettled",
     "Transaction",
     "TransactionTooLarge",
     "open",

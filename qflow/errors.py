@@ -41,6 +41,10 @@ class QueueFull(QflowError, queue.Full):
     """The queue is at its limit and no room came up in time; nothing was done."""
 
 
+class TooManyUnsettled(QflowError):
+    """A subscriber holds as much as it may; it gets no more before it has settled some of it."""
+
+
 class QueueEmpty(QflowError, queue.Empty):
     """No message came up in time."""
 
@@ -103,18 +107,15 @@ class GapError(QflowError):
     The subscription goes on behind them: the next call returns what is there.
     """
 
-    def __init__(self, text: str, *, partition: int, first: int, end: int) -> None:
+    def __init__(self, text: str, *, partition: int, first: int, end: int, messages: int | None = None) -> None:
         super().__init__(text)
         self.partition = partition
         self.first = first
         """The first offset that is gone."""
         self.end = end
         """The offset behind the last one."""
-
-    @property
-    def messages(self) -> int:
-        """How many offsets that are, of all topics."""
-        return self.end - self.first
+        self.messages = end - first if messages is None else messages
+        """How many offsets that are, of all topics, without those that were settled."""
 
 
 def again(error: BaseException) -> BaseException:

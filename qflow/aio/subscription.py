@@ -108,11 +108,17 @@ class AsyncSubscription:
             batch = await self._collect(most, None)
             if batch is None:
                 return
+            batch.shown = 0
             try:
-                for delivery in batch:
+                for index, delivery in enumerate(iter(batch)):
+                    if batch.settled is None:
+                        break
+                    if index in batch.taken:
+                        continue
+                    batch.shown = index + 1
                     yield AsyncStreamDelivery(delivery, self)
-                    if batch.is_unsettled(delivery):
-                        delivery.ack()
+                    if batch.settled is not None and index not in batch.settled:
+                        cursor.settle_part(batch, index, False)
             finally:
                 cursor.release(batch)
 

@@ -10,6 +10,7 @@ filter wants, so that it looks at nothing else. It becomes live under the partit
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from bisect import insort
@@ -26,6 +27,7 @@ from qflow.errors import (
     InvalidArgument,
     QflowError,
     StreamDeleted,
+    TooManyUnsettled,
 )
 from qflow.memory.ledger import Ledger
 from qflow.memory.line import WORK, Line, Wake
@@ -36,7 +38,7 @@ from qflow.storage.transaction_log import Batch, Lane, TransactionLog
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.holds import Getting, Leaving, settles_of
 from qflow.streams.interest import Interest
-from qflow.streams.part import Part, without_settled
+from qflow.streams.part import Part
 from qflow.streams.partition import offset_of
 from qflow.streams.room import Room, Slab
 
@@ -85,7 +87,6 @@ class Cursor:
         ]
         self.members: dict[Any, None] = {}
         self.ended: type[QflowError] | None = None
-        self._wanted = None if topic_filter_is_all(interest, stream) else interest
         self._log = log
         self._room = room
         self._monotonic = monotonic
@@ -102,6 +103,10 @@ class Cursor:
         self._unsettled = 0
         self._again: list[tuple[int, int, Share]] = []  # (sequence, number, what came back)
         self._later: list[tuple[float, int, Share]] = []  # the same, until a moment
+        self._again_count = 0
+        """Messages in `_again`."""
+        self._lease_at = math.inf
+        """No lease ends before."""
         self._number = 0
         self._turn = 0
         self._delivered = self._acked = self._redelivered = self._missed = 0
@@ -121,7 +126,7 @@ class Cursor:
         with self._line:
             if member not in self.members:
                 return False
-            for batch in [batch for batch in self._held if batch.member is member]:
+            for batch in [batch for batch in self._held if batch.member is member and not batch.leaving]:
                 self._return(batch, 0.0, repeated=True)
             del self.members[member]
             if self.members:
@@ -144,6 +149,7 @@ class Cursor:
         for batch in self._held:
             batch.settled = None
         self._held, self._again, self._later, self._unsettled = {}, [], [], 0
+        self._again_count = 0
         for part, position in zip(self.parts, positions, strict=True):
             part.restart(position)
         self._room.let_go(freed)
@@ -181,10 +187,18 @@ class Cursor:
     # Reading ----------------------------------------------------------------------------------------------------
 
     def get(
-        self, member: Any, most: int, timeout: float | None, *, follow: bool, skip_gaps: bool
+        self,
+        member: Any,
+        most: int,
+        timeout: float | None,
+        *,
+        follow: bool,
+        skip_gaps: bool,
+        taker: object = None,
     ) -> StreamDeliveries | None:
         """Return a batch as soon as there is something; None at the time-out, or at the end of what must not grow."""
-        getting = self.begin_get(member, most, timeout, threading.get_ident(), follow=follow, skip_gaps=skip_gaps)
+        taker = threading.get_ident() if taker is None else taker
+        getting = self.begin_get(member, most, timeout, taker, follow=follow, skip_gaps=skip_gaps)
         deadline = getting.deadline
         with self._line:
             self._waiting += 1
@@ -196,6 +210,8 @@ class Cursor:
                     if deadline is not None:
                         found = min(found, deadline - self._monotonic())
                         if found <= 0:
+                            if getting.is_full:
+                                raise self._too_many()
                             return None
                     self._line.wait(min(found, threading.TIMEOUT_MAX))
             finally:
@@ -229,6 +245,8 @@ class Cursor:
                 if isinstance(found, float):
                     if getting.deadline is not None:
                         found = min(found, getting.deadline - self._monotonic())
+                    if found <= 0 and getting.is_full:
+                        raise self._too_many()
                     if found > 0 and not getting.given_up:
                         if wake is not None:
                             if getting.number < 0:
@@ -269,6 +287,7 @@ class Cursor:
 
     def _step(self, getting: Getting, *, may_work: bool) -> StreamDeliveries | float | None:
         """Return a batch; None at the end; or how long to wait, at most. With the lock held; it may let go of it."""
+        self._give_back_unshown(_root(getting.taker))
         while True:
             self.check_open()
             if getting.member not in self.members:
@@ -278,12 +297,11 @@ class Cursor:
             now = self._monotonic()
             self._expire(now)
             if not self.owner:
-                self._settle_previous(getting.taker)
+                self._settle_previous(_root(getting.taker))
             self._tell_gap(getting.skip_gaps)
             room = MOST_UNSETTLED - self._unsettled
             ready = sum([part.ready for part in self.parts])
-            if self._again:
-                ready += sum(len(share.piece.records) for _, _, share in self._again)
+            ready += self._again_count
             size = sum([part.charged for part in self.parts])
             wanted = min(getting.most, room)
             reading = self._part_to_read() if ready < wanted and size < BATCH_BYTES else None
@@ -306,13 +324,47 @@ class Cursor:
                 and not any(map(Part.has_more, self.parts))
             ):
                 return None
+            getting.is_full = bool(self._held) and (reading is not None or room <= 0)
+            if getting.is_full and not getting.follow:
+                raise self._too_many()
             self._starved |= reading is not None or room <= 0
             return self._patience(now, LOOK_S if reading is not None else None)
 
+    def _too_many(self) -> TooManyUnsettled:
+        return TooManyUnsettled(
+            f"{self._unsettled} messages of stream {self.name!r} are held and not settled, as many as may be, or as "
+            "find room in memory: ack some of them before you get more"
+        )
+
+    def _give_back_unshown(self, taker: object) -> None:
+        """Put back what an iteration of the same thread or task has read ahead, for somebody asks in between."""
+        for batch in [batch for batch in self._held if batch.shown is not None and _root(batch.taker) == taker]:
+            assert batch.shown is not None
+            shares = batch.left_shares(batch.shown)
+            if shares:
+                self._put_back(shares, 0.0, repeated=False)
+                count = sum(len(share.piece.records) for share in shares)
+                batch.charged -= sum(share.charged for share in shares)
+                self._unsettled -= count
+                self._delivered -= count
+                assert batch.settled is not None
+                batch.settled.update(range(batch.shown, batch.total))
+                batch.taken.update(range(batch.shown, batch.total))
+                if len(batch.settled) == len(batch):
+                    self._drop(batch, 0)
+
     def _settle_previous(self, taker: object) -> None:
         """Without a name nothing is logged, and who asks for more has done with what he got before. Under the lock."""
-        for batch in [batch for batch in self._held if batch.taker == taker]:
+        for batch in [batch for batch in self._held if _root(batch.taker) == taker]:
             self._drop(batch, len(batch) - len(batch.settled or ()))
+
+    def abandon(self, taker: object) -> None:
+        """Another iteration begins: put back what one before it in the same thread has left."""
+        with self._line:
+            self._give_back_unshown(taker)
+            for batch in [batch for batch in self._held if batch.shown is not None and _root(batch.taker) == taker]:
+                if self.owner and not batch.leaving:
+                    self._return(batch, 0.0, repeated=True)
 
     def _part_to_read(self) -> Part | None:
         """Return a part with something to read that nobody reads yet, in turn."""
@@ -342,30 +394,33 @@ class Cursor:
 
     def _fetch(self, part: Part, most: int, amount: int) -> None:
         """Read on in a part, without the lock, and keep what came unless somebody went elsewhere meanwhile."""
-        claim = part.fetching = object()
-        position, end = part.next_to_read()  # under the lock: nobody else takes what this part was told
-        stop = min(end, part.doubtful) if position < part.doubtful else end
-        self._lock.release()
+        claim = object()
         found: Found | None = None
-        reached = position
+        charged = 0
         try:
+            part.fetching = claim
+            position, end = part.next_to_read()
+            floor = part.partition.floor
+            stop = min(end, part.doubtful) if floor <= position < part.doubtful else end
             slab = part.partition.tail.slabs.get(position)
-            if slab is None or slab.end > stop or position < part.partition.floor:  # what retention took is gone
-                found = self.stream.read(part.partition.number, position, stop, amount, self._wanted, most)
-                reached = found.position
-            else:  # where the next commit is that is wanted, a hint tells
-                found, reached = self._found_in(slab), end
-        except QflowError:
-            self.check_open()  # it was closed meanwhile, which is the reason
-            raise
+            self._lock.release()
+            try:
+                if slab is None or slab.end > stop or position < floor:  # what retention took is gone
+                    found = self.stream.read(part.partition.number, position, stop, amount, self.interest, most)
+                    told = False
+                else:  # where the next commit is that is wanted, a hint tells
+                    found, told = self._found_in(slab), True
+            except QflowError:
+                self.check_open()  # it was closed meanwhile, which is the reason
+                raise
+            finally:
+                self._lock.acquire()
+            if part.fetching is claim:
+                charged = part.install(found)
+                part.read_to(found.position, end, told=told)
         finally:
-            self._lock.acquire()
-            charged = 0
             if part.fetching is claim:
                 part.fetching = None
-                part.read_to(reached, end)
-                if found is not None:
-                    charged = part.install(found)
             if charged > amount:  # a block, or a message, is larger than what was taken for it
                 self._room.hold(charged - amount, least=True)
             else:
@@ -377,15 +432,14 @@ class Cursor:
         records, topics = slab.records, list(slab.topics)
         times = [slab.time_ms] * len(records)
         sequences: Any = range(slab.first, slab.end)
-        if self._wanted is not None:
-            names = list(dict.fromkeys(topics))
-            chosen = self._wanted.choose(names)
-            if chosen is not None:
-                known = dict(zip(names, chosen, strict=True))
-                picked = [known[topic] for topic in topics]
-                records, topics, times, sequences = (
-                    list(compress(column, picked)) for column in (records, topics, times, sequences)
-                )
+        names = list(dict.fromkeys(topics))
+        chosen = self.interest.choose(names)
+        if chosen is not None:
+            known = dict(zip(names, chosen, strict=True))
+            picked = [known[topic] for topic in topics]
+            records, topics, times, sequences = (
+                list(compress(column, picked)) for column in (records, topics, times, sequences)
+            )
         pieces = [Piece(slab.first, slab.end, sequences, records, topics, times)] if records else []
         return Found(pieces, None, slab.end, 0)
 
@@ -397,14 +451,16 @@ class Cursor:
                 continue
             part.behind = None
             first, end = offset_of(hole.start), offset_of(hole.end)
-            self._missed += end - first
-            if not skip:
+            gone = end - first - part.settled_in(hole.start, hole.end)
+            self._missed += gone
+            if gone and not skip:
                 raise GapError(
                     f"stream {self.name!r}, partition {part.partition.number}: messages {first} to {end - 1} are gone "
                     f"({hole.problem}); the next call goes on at {end}",
                     partition=part.partition.number,
                     first=first,
                     end=end,
+                    messages=gone,
                 )
 
     def _take(self, getting: Getting, most: int, now: float) -> StreamDeliveries:
@@ -413,9 +469,10 @@ class Cursor:
         count = charged = 0
         while self._again and count < most:
             _, _, share = self._again.pop(0)
+            self._again_count -= len(share.piece.records)
             taken, rest = _cut(share, most - count)
             if rest is not None:
-                insort(self._again, (rest.piece.start, self._next_number(), rest))
+                self._add_again(rest)
             shares.append(taken)
             count += len(taken.piece.records)
             charged += taken.charged
@@ -427,17 +484,19 @@ class Cursor:
                 count += len(taken.piece.records)
                 charged += taken.charged
         batch = StreamDeliveries(self, shares, getting.member, charged, getting.taker)
-        self._held[batch] = None if self.ack_timeout_s is None else now + self.ack_timeout_s
+        self._lease(batch, None if self.ack_timeout_s is None else now + self.ack_timeout_s)
         self._unsettled += count
         self._delivered += count
         return batch
 
+    def _lease(self, batch: StreamDeliveries, until: float | None) -> None:
+        self._held[batch] = until
+        if until is not None:
+            self._lease_at = min(self._lease_at, until)
+
     def _patience(self, now: float, most: float | None) -> float:
         """Return how long nothing can happen that wakes nobody."""
-        moments = [moment for moment in self._held.values() if moment is not None]
-        if self._later:
-            moments.append(self._later[0][0])
-        wait = min(moments) - now if moments else float("inf")
+        wait = min(self._lease_at, self._later[0][0] if self._later else math.inf) - now
         return max(0.001, wait if most is None else min(wait, most))
 
     def wake(self) -> None:
@@ -506,13 +565,14 @@ class Cursor:
             batch.settled.add(index)
             if len(batch.settled) == len(batch):
                 self._drop(batch, 0)
+            self._give_back_unshown(_root(batch.taker))  # what comes back comes before what is new
             self._line.notify_first()
 
     def extend_batch(self, batch: Any, seconds: float) -> None:
         """Let a batch be held longer."""
         with self._line:
             if self._check_held(batch) and self._held[batch] is not None:
-                self._held[batch] = self._monotonic() + seconds
+                self._lease(batch, self._monotonic() + seconds)
 
     def release(self, batch: StreamDeliveries) -> None:
         """Put back what was never shown to anybody, as it was."""
@@ -536,47 +596,41 @@ class Cursor:
                 self._held[batch] = None  # its lease does not run out while the commit waits for room
             return Leaving(self, leaving)
 
-    def left(self, held: list[tuple[StreamDeliveries, list[int] | None]], shares: list[Share]) -> None:
+    def check_leaving(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
+        """Refuse what went back while its commit waited for room; from here on nobody else gets it."""
+        with self._line:
+            for batch, positions in held:
+                if not self._check_held(batch):
+                    raise AlreadySettled(f"deliveries of stream {self.name!r} went back before their commit")
+                for position in positions or ():
+                    batch.check_unsettled(position)
+            for batch, _ in held:
+                batch.leaving += 1
+
+    def left(self, held: list[tuple[StreamDeliveries, list[int] | None]], checked: bool) -> None:
         """Forget what was settled in a commit."""
         with self._line:
             for batch, positions in held:
                 if batch not in self._held:
-                    if not batch.taken:
-                        self._pass_over(shares)  # it went back meanwhile, for its member has closed
                     continue
                 if positions is None:
                     self._drop(batch, len(batch) - len(batch.settled or ()))
                 for position in positions or ():
                     if batch.settled is not None and position not in batch.settled:
                         self._settle_index(batch, position)
+        self.stays(held, checked)
 
-    def _pass_over(self, settled: list[Share]) -> None:
-        """Take what was settled out of what is to come. Under the lock."""
-        ranges: dict[Part, list[tuple[int, int]]] = {}
-        for part, piece, _ in settled:
-            ranges.setdefault(part, []).append((piece.start, piece.end))
-        freed = 0
-
-        def left_of(share: Share) -> Share | None:
-            nonlocal freed
-            if share.part not in ranges:
-                return share
-            left = without_settled(share.piece, ranges[share.part])
-            kept = None if left is None else share._replace(piece=left)
-            freed += share.charged - (0 if kept is None else kept.charged)
-            return kept
-
-        self._again = [(place, n, kept) for place, n, share in self._again if (kept := left_of(share)) is not None]
-        self._later = [(moment, n, kept) for moment, n, share in self._later if (kept := left_of(share)) is not None]
-        self._room.let_go(freed)
-
-    def stays(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
-        """Whoever held these holds them still, as long as from now on."""
-        until = None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s
+    def stays(self, held: list[tuple[StreamDeliveries, list[int] | None]], checked: bool) -> None:
+        """Whoever held these holds them still, as long as from now on; nobody, if he has gone meanwhile."""
         with self._line:
             for batch, _ in held:
-                if batch in self._held:
-                    self._held[batch] = until
+                batch.leaving -= checked
+                if batch not in self._held or batch.leaving:
+                    continue
+                if batch.member in self.members:
+                    self._lease(batch, None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s)
+                else:
+                    self._return(batch, 0.0, repeated=True)
             self._line.notify_all()
 
     def shares(self, ledger: Ledger) -> bool:
@@ -646,13 +700,14 @@ class Cursor:
 
     def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
         """Put what is left of a batch back in its place. Under the lock."""
-        shares = batch.left_shares()
-        self._put_back(shares, delay_s, repeated=repeated)
-        count = sum(len(share.piece.records) for share in shares)
+        shown = batch.left_shares(0, batch.shown) if repeated or batch.shown is not None else []
+        ahead = batch.left_shares(batch.shown or 0) if not repeated or batch.shown is not None else []
+        self._put_back(shown, delay_s, repeated=True)
+        self._put_back(ahead, 0.0, repeated=False)
+        self._delivered -= sum(len(share.piece.records) for share in ahead)
+        shares = shown + ahead
+        self._unsettled -= sum(len(share.piece.records) for share in shares)
         batch.charged -= sum(share.charged for share in shares)
-        self._unsettled -= count
-        if not repeated:
-            self._delivered -= count
         self._drop(batch, 0)
         self._line.notify_first()
 
@@ -664,7 +719,11 @@ class Cursor:
             if delay_s:
                 insort(self._later, (self._monotonic() + delay_s, self._next_number(), share))
             else:
-                insort(self._again, (piece.start, self._next_number(), share))
+                self._add_again(share)
+
+    def _add_again(self, share: Share) -> None:
+        insort(self._again, (share.piece.start, self._next_number(), share))
+        self._again_count += len(share.piece.records)
 
     def _next_number(self) -> int:
         self._number += 1
@@ -673,11 +732,11 @@ class Cursor:
     def _expire(self, now: float) -> None:
         """Take back what is due: leases that ran out, and what was to come again later. Under the lock."""
         while self._later and self._later[0][0] <= now:
-            _, number, share = self._later.pop(0)
-            insort(self._again, (share.piece.start, number, share))
-        if self.ack_timeout_s is not None:
+            self._add_again(self._later.pop(0)[2])
+        if now >= self._lease_at:
             for batch in [batch for batch, until in self._held.items() if until is not None and until <= now]:
                 self._return(batch, 0.0, repeated=True)
+            self._lease_at = min((until for until in self._held.values() if until is not None), default=math.inf)
 
     # Where it is -----------------------------------------------------------------------------------------------------
 
@@ -706,16 +765,24 @@ class Cursor:
             return [offset_of(self._position(part)) for part in self.parts]
 
     def _position(self, part: Part) -> int:
+        if not self.members and part.lane is not None:
+            return part.lane.row.floor
+        held = [batch for batch in self._held if batch.shown is not None]
         waiting = [share.piece.sequences[0] for _, _, share in (*self._again, *self._later) if share.part is part]
         ready = part.first_ready()
         if ready is not None:
             waiting.append(ready)
+        for batch in held:
+            waiting += [share.piece.sequences[0] for share in batch.left_shares(batch.shown or 0) if share.part is part]
         return min(waiting, default=part.partition.next - part.lag())
 
     def lag(self) -> int:
         """Return how many messages, of all topics, are confirmed and not delivered."""
         with self._line:
-            waiting = sum(len(share.piece.records) for _, _, share in (*self._again, *self._later))
+            if not self.members and self.owner:
+                return sum(part.partition.next - part.lane.row.floor for part in self.parts if part.lane is not None)
+            waiting = self._again_count + sum(len(share.piece.records) for _, _, share in self._later)
+            waiting += sum(batch.total - batch.shown for batch in self._held if batch.shown is not None)
             return waiting + sum(part.lag() + part.ready for part in self.parts)
 
     def stats(self) -> SubscriptionStats:
@@ -771,6 +838,7 @@ class Cursor:
         waiting = [share for _, _, share in (*self._again, *self._later) if share.part is part]
         freed = part.charged + sum(share.charged for share in waiting)
         self._again = [entry for entry in self._again if entry[2].part is not part]
+        self._again_count = sum(len(share.piece.records) for _, _, share in self._again)
         self._later = [entry for entry in self._later if entry[2].part is not part]
         for batch in list(self._held):
             taken = batch.take_part(part)
@@ -802,9 +870,9 @@ class Cursor:
         return f"<Cursor {self.title!r} of stream {self.name!r}>"
 
 
-def topic_filter_is_all(interest: Interest, stream: Stream) -> bool:
-    """Tell whether a filter takes everything the stream may hold: `#`, where no topic begins with `$`."""
-    return interest.filter == "#" and not any(one.startswith("$") for one in stream.settings.topics)
+def _root(taker: object) -> object:
+    """Return the thread or task behind a taker: an iteration has a name of its own in it."""
+    return taker[0] if isinstance(taker, tuple) else taker
 
 
 def _cut(share: Share, most: int) -> tuple[Share, Share | None]:

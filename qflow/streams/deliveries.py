@@ -105,7 +105,7 @@ class Share(NamedTuple):
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
-    __slots__ = ("charged", "member", "shares", "taken", "taker")
+    __slots__ = ("charged", "leaving", "member", "shares", "shown", "taken", "taker")
 
     def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
@@ -117,6 +117,10 @@ class StreamDeliveries(Deliveries):
         """Positions that a seek has taken back: settling them does nothing."""
         self.taker = taker
         """The thread or task that got it."""
+        self.shown: int | None = None
+        """How many of it an iteration has shown; None where all of it is."""
+        self.leaving = 0
+        """Commits that are to settle some of it."""
 
     @property
     def bodies(self) -> list[bytes]:
@@ -136,11 +140,13 @@ class StreamDeliveries(Deliveries):
         """All offsets, in order; of several partitions, see `partition` of each delivery."""
         return [offset_of(sequence) for share in self.shares for sequence in share.piece.sequences]
 
-    def left_shares(self) -> list[Share]:
-        """Return what is not settled yet."""
+    def left_shares(self, low: int = 0, high: int | None = None) -> list[Share]:
+        """Return what is not settled yet, of the positions in [low, high)."""
         settled = self.settled
         if settled is None:
             return []
+        if low or high is not None:
+            settled = settled | set(range(low)) | set(range(self.total if high is None else high, self.total))
         if not settled:
             return self.shares
         left: list[Share] = []
@@ -194,10 +200,6 @@ class StreamDeliveries(Deliveries):
         if self.settled is None or position in self.settled:
             offset = offset_of(self.at(position)[0])
             raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
-
-    def is_unsettled(self, delivery: StreamDelivery) -> bool:
-        """Tell whether one of it is still held."""
-        return self.settled is not None and self._position(delivery.sequence) not in self.settled
 
     def take_back(self, delivery: Delivery, position: int) -> None:
         raise NotImplementedError("deliveries of a stream never leave their batch")

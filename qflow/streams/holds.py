@@ -18,7 +18,8 @@ class Getting:
     """A get by a caller who has no thread to wait with. Nobody but its cursor changes it."""
 
     __slots__ = (
-        "batch", "deadline", "follow", "given_up", "member", "most", "number", "skip_gaps", "taker", "watcher",
+        "batch", "deadline", "follow", "given_up", "is_full", "member", "most", "number", "skip_gaps", "taker",
+        "watcher",
     )  # fmt: skip
 
     def __init__(
@@ -33,6 +34,8 @@ class Getting:
         self.follow = follow
         self.skip_gaps = skip_gaps
         self.given_up = False
+        self.is_full = False
+        """It holds so much that it gets no more."""
         self.number = -1
         """Its place among those who wait."""
         self.watcher: Watcher | None = None
@@ -48,6 +51,7 @@ class Leaving:
         self.queue = cursor
         self.unit: Unit | None = None
         self._held = held
+        self._checked = False
         self._shares = [
             share
             for batch, positions in held
@@ -55,18 +59,24 @@ class Leaving:
         ]
 
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
-        """Return what the log is to settle, by lane."""
+        """Return what the log is to settle, by lane: called when it is about to join a batch of it.
+
+        Raises:
+            AlreadySettled: some of it went back since, for its subscription was closed or went elsewhere.
+        """
+        self.queue.check_leaving(self._held)
+        self._checked = True
         return settles_of(self._shares)
 
     def committed(self, unit: Unit | None) -> None:
         """Called by the leader; twice is fine."""
         held, self._held = self._held, []
-        self.queue.left(held, self._shares)
+        self.queue.left(held, self._checked)
 
     def refused(self, unit: Unit | None) -> None:
         """Called by the leader; twice is fine."""
         held, self._held = self._held, []
-        self.queue.stays(held)
+        self.queue.stays(held, self._checked)
 
     def give_up(self) -> None:
         """Called by who was stopped on the way."""

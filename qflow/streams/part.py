@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from itertools import compress
+from itertools import compress, takewhile
 from typing import TYPE_CHECKING, Any
 
 from qflow.delivery import MAY_BE_REPEATED
@@ -78,7 +79,7 @@ class Part:
             return False
 
     def next_to_read(self) -> tuple[int, int]:
-        """Return from where to read, and where what is confirmed ends."""
+        """Return from where to read, and where what is confirmed ends. `read_to` tells how far that went."""
         partition = self.partition
         with partition.lock:
             end = partition.next
@@ -87,17 +88,23 @@ class Part:
                 hints = self.hints
                 while hints and hints[0] < position:
                     hints.popleft()
-                position = max(position, hints.popleft() if hints else end)
+                position = max(position, hints[0] if hints else end)
             return position, end
 
-    def read_to(self, position: int, end: int) -> None:
-        """Note that what was to be read up to `end` was read up to `position` only: the rest comes next."""
-        if position < end:
-            with self.partition.lock:
-                if self.live:
-                    self.hints.appendleft(position)
-                else:
-                    self.clear_to = min(self.clear_to, position)
+    def read_to(self, position: int, end: int, *, told: bool) -> None:
+        """Note that everything below `position` was read, of what was to be read up to `end`.
+
+        Unless hints tell where the next message is that is wanted (`told`), the rest comes next.
+        """
+        with self.partition.lock:
+            if self.live:
+                hints = self.hints
+                while hints and hints[0] < position:
+                    hints.popleft()
+                if position < end and not told and not (hints and hints[0] == position):
+                    hints.appendleft(position)
+            elif position < end and not told:
+                self.clear_to = min(self.clear_to, position)
 
     def clear(self) -> int | None:
         """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
@@ -127,46 +134,60 @@ class Part:
 
     def install(self, found: Found) -> int:
         """Keep what was read; return what it is charged."""
-        charged = 0
+        covered, charged = self.covered, 0
+        shares: list[Share] = []
         for read in found.pieces:
-            piece = read._replace(start=self.covered) if self.covered < read.start else read
+            piece = read._replace(start=covered) if covered < read.start else read
             left = without_settled(piece, self.skips) if self.skips else piece
             if left is not None:  # else what follows covers it
-                self.covered = piece.end
-                marks = MAY_BE_REPEATED if left.sequences[0] < self.doubtful else 0
-                share = Share(self, left, marks)
-                self.buffer.append(share)
-                self.ready += len(left.records)
+                covered = piece.end
+                share = Share(self, left, MAY_BE_REPEATED if left.sequences[0] < self.doubtful else 0)
+                shares.append(share)
                 charged += share.charged
-        self.charged += charged
-        self.position = max(self.position, found.position)
-        if found.hole is not None:
-            self.behind = found.hole
+        ready = self.ready + sum(len(share.piece.records) for share in shares)
+        position = max(self.position, found.position)
+        hole = self.behind if found.hole is None else found.hole
+        # Nothing is called from here on but the last, so that an interrupt finds all of it done, or nothing.
+        self.covered, self.position, self.behind = covered, position, hole
+        self.ready, self.charged = ready, self.charged + charged
+        self.buffer += shares
+        if self.skips:
+            del self.skips[: bisect_right(self.skips, self.covered, key=_end_of)]
         return charged
 
     def take(self, most: int) -> Share:
         """Return messages that were read ahead, at most so many of them. Cost: what it takes, not what is there."""
         whole = self.buffer[0]
-        count = len(whole.piece.records)
-        end = min(count, self.head + most)
-        share = whole if not self.head and end == count else whole._replace(piece=whole.piece.part(self.head, end))
-        self.ready -= end - self.head
-        self.head = end
-        if end == count:
-            self.buffer.popleft()
+        head, count = self.head, len(whole.piece.records)
+        end = min(count, head + most)
+        share = whole if not head and end == count else whole._replace(piece=whole.piece.part(head, end))
+        charged = self.charged - share.charged
+        seen = max(self.seen, share.piece.end)
+        self.ready, self.charged, self.seen = self.ready - end + head, charged, seen
+        if end < count:
+            self.head = end
+        else:
             self.head = 0
-        self.charged -= share.charged
-        self.seen = max(self.seen, share.piece.end)
+            self.buffer.popleft()
         return share
+
+    def settled_in(self, start: int, end: int) -> int:
+        """Return how many messages of a range were settled when the cursor was opened."""
+        return sum(max(0, min(end, high) - max(start, low)) for low, high in self.skips)
 
     def first_ready(self) -> int | None:
         """Return the sequence of the next message that was read ahead."""
         return self.buffer[0].piece.sequences[self.head] if self.buffer else None
 
 
+def _end_of(skip: tuple[int, int]) -> int:
+    return skip[1]
+
+
 def without_settled(piece: Piece, skips: list[tuple[int, int]]) -> Piece | None:
     """Return what is left of a piece, covering the same; None if all of it was settled."""
-    touching = [(low, high) for low, high in skips if low < piece.end and high > piece.start]
+    low = bisect_right(skips, piece.start, key=_end_of)
+    touching = list(takewhile(lambda skip: skip[0] < piece.end, skips[low:]))
     if not touching:
         return piece
     keep = [not any(low <= one < high for low, high in touching) for one in piece.sequences]

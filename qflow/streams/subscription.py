@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from types import TracebackType
@@ -102,21 +103,20 @@ class Subscription:
     def _get(self, most: int, timeout_s: float | None) -> StreamDeliveries | None:
         return self._cursor.get(self, most, parse_timeout(timeout_s), follow=self._follow, skip_gaps=self._skip_gaps)
 
-    def __iter__(self) -> Iterator[StreamDelivery]:
-        """Yield messages; asking for the next acks the previous. Ends when there is no more, with `follow=False`."""
-        shared = self._cursor.is_group or self._cursor.ack_timeout_s is not None
-        while (batch := self._get(1 if shared else READ_AHEAD, None)) is not None:
-            try:
-                for index, delivery in enumerate(iter(batch)):
-                    if batch.settled is None:
-                        break  # it went back, or was left behind by a seek, and what is to come is another one
-                    if index in batch.taken:
-                        continue
-                    yield delivery
-                    if batch.settled is not None and index not in batch.settled:
-                        self._cursor.settle_part(batch, index, False)
-            finally:
-                self._cursor.release(batch)
+    def get_ahead(self, taker: object) -> StreamDeliveries | None:
+        """Return a batch for an iteration, which shows one after the other; None at the end."""
+        cursor = self._cursor
+        most = 1 if cursor.is_group or cursor.ack_timeout_s is not None else READ_AHEAD
+        return cursor.get(self, most, None, follow=self._follow, skip_gaps=self._skip_gaps, taker=taker)
+
+    def __iter__(self) -> Iteration:
+        """Return an iteration over the messages; asking it for the next acks the previous one.
+
+        It ends when there is no more, with `follow=False`. After a `GapError` it goes on behind the gap. What it was
+        about to show when it was left, by `break` or an exception, comes with the next call; the message it showed
+        last is held until it is acked, and comes again with the next iteration.
+        """
+        return Iteration(self)
 
     # Settling and moving ---------------------------------------------------------------------------------------------
 
@@ -206,3 +206,36 @@ def position_for(stream: Stream, number: int, to: int | datetime) -> int:
             f"{offset_of(partition.next)}"
         )
     return sequence
+
+
+class Iteration(Iterator[StreamDelivery]):
+    """A loop over a subscription; see `Subscription.__iter__`. Of one thread."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._cursor = subscription.cursor
+        self._taker = (threading.get_ident(), object())
+        self._batch: StreamDeliveries | None = None
+        self._left: Iterator[StreamDelivery] = iter(())
+        self._index = -1
+        self._cursor.abandon(self._taker[0])
+
+    def __next__(self) -> StreamDelivery:
+        batch = self._batch
+        if batch is not None and batch.settled is not None and self._index not in batch.settled:
+            self._cursor.settle_part(batch, self._index, False)
+        while True:
+            if batch is not None:
+                for delivery in self._left:
+                    self._index += 1
+                    if batch.settled is None:
+                        break  # it went back, or was left behind by a seek, and what is to come is another one
+                    if self._index not in batch.taken:
+                        batch.shown = self._index + 1
+                        return delivery
+            self._batch = None
+            batch = self._subscription.get_ahead(self._taker)
+            if batch is None:
+                raise StopIteration
+            batch.shown = 0
+            self._batch, self._left, self._index = batch, iter(batch), -1

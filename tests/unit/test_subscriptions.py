@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -267,11 +268,34 @@ def test_what_a_commit_settled_goes_to_no_other_member(broker: qflow.Broker) -> 
     one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
     batch, other = one.get_many(4, 0), one.get_many(2, 0)
     leaving = one.cursor.begin_leaving([batch[1], other])
+    leaving.settles()  # it joins a commit
     one.close()
+    assert two.get(0).offset == 6
     leaving.committed(None)
     leaving.committed(None)
-    assert two.get_many(100, 0).offsets == [0, 2, 3, 6, 7, 8, 9]
+    assert two.get_many(100, 0).offsets == [0, 2, 3, 7, 8, 9]
     assert two.stats().unsettled_messages == 7
+    two.close()
+
+
+def test_a_commit_that_came_too_late_settles_nothing(broker: qflow.Broker) -> None:
+    """The member closes while its transaction waits for room: the message is another's, and the commit fails whole."""
+    one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
+    held = one.get(0)
+    tx = broker.transaction()
+    tx.publish("a/out", b"")
+    tx.ack(held)
+    real = broker._together.enter
+
+    def close_first(*arguments: Any) -> Any:
+        one.close()
+        return real(*arguments)
+
+    broker._together.enter = close_first  # type: ignore[method-assign]
+    with pytest.raises(qflow.AlreadySettled):
+        tx.commit()
+    assert two.get(0).offset == held.offset
+    assert broker.stream("s").stats().next_offsets == [10]
     two.close()
 
 
