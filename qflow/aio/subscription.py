@@ -80,9 +80,10 @@ class AsyncSubscription:
         batch = await self._collect(parse_count(max_messages, "max_messages"), timeout_s)
         return AsyncStreamDeliveries(self.subscription.empty_batch() if batch is None else batch, self)
 
-    async def _collect(self, most: int, timeout_s: float | None) -> StreamDeliveries | None:
+    async def _collect(self, most: int, timeout_s: float | None, *, ahead: bool = False) -> StreamDeliveries | None:
         cursor = self.subscription.cursor
         getting = self.subscription.begin_get(most, timeout_s, asyncio.current_task())
+        getting.ahead = ahead
         await attend(
             self._homes.here(), self._worker, partial(cursor.try_get, getting), partial(cursor.give_up_get, getting)
         )
@@ -105,10 +106,9 @@ class AsyncSubscription:
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
-            batch = await self._collect(most, None)
+            batch = await self._collect(most, None, ahead=True)
             if batch is None:
                 return
-            batch.shown = 0
             try:
                 for index, delivery in enumerate(iter(batch)):
                     if batch.settled is None:

@@ -100,6 +100,8 @@ class Cursor:
         self._moving = False
         """It is being moved in the log; nothing is delivered meanwhile."""
         self._held: dict[StreamDeliveries, float | None] = {}
+        self._ahead: dict[StreamDeliveries, None] = {}
+        """Those that an iteration shows one by one."""
         self._unsettled = 0
         self._again: list[tuple[int, int, Share]] = []  # (sequence, number, what came back)
         self._later: list[tuple[float, int, Share]] = []  # the same, until a moment
@@ -148,7 +150,7 @@ class Cursor:
         freed += sum(share.charged for _, _, share in (*self._again, *self._later))
         for batch in self._held:
             batch.settled = None
-        self._held, self._again, self._later, self._unsettled = {}, [], [], 0
+        self._held, self._ahead, self._again, self._later, self._unsettled = {}, {}, [], [], 0
         self._again_count = 0
         for part, position in zip(self.parts, positions, strict=True):
             part.restart(position)
@@ -195,10 +197,12 @@ class Cursor:
         follow: bool,
         skip_gaps: bool,
         taker: object = None,
+        ahead: bool = False,
     ) -> StreamDeliveries | None:
         """Return a batch as soon as there is something; None at the time-out, or at the end of what must not grow."""
         taker = threading.get_ident() if taker is None else taker
         getting = self.begin_get(member, most, timeout, taker, follow=follow, skip_gaps=skip_gaps)
+        getting.ahead = ahead
         deadline = getting.deadline
         with self._line:
             self._waiting += 1
@@ -338,7 +342,7 @@ class Cursor:
 
     def _give_back_unshown(self, taker: object) -> None:
         """Put back what an iteration of the same thread or task has read ahead, for somebody asks in between."""
-        for batch in [batch for batch in self._held if batch.shown is not None and _root(batch.taker) == taker]:
+        for batch in [batch for batch in self._ahead if _root(batch.taker) == taker]:
             assert batch.shown is not None
             shares = batch.left_shares(batch.shown)
             if shares:
@@ -362,7 +366,7 @@ class Cursor:
         """Another iteration begins: put back what one before it in the same thread has left."""
         with self._line:
             self._give_back_unshown(taker)
-            for batch in [batch for batch in self._held if batch.shown is not None and _root(batch.taker) == taker]:
+            for batch in [batch for batch in self._ahead if _root(batch.taker) == taker]:
                 if self.owner and not batch.leaving:
                     self._return(batch, 0.0, repeated=True)
 
@@ -485,6 +489,9 @@ class Cursor:
                 charged += taken.charged
         batch = StreamDeliveries(self, shares, getting.member, charged, getting.taker)
         self._lease(batch, None if self.ack_timeout_s is None else now + self.ack_timeout_s)
+        if getting.ahead:
+            batch.shown = 0
+            self._ahead[batch] = None
         self._unsettled += count
         self._delivered += count
         return batch
@@ -672,6 +679,7 @@ class Cursor:
     def _drop(self, batch: StreamDeliveries, acked: int) -> None:
         """Let a batch go of which nothing is left. Under the lock."""
         del self._held[batch]
+        self._ahead.pop(batch, None)
         batch.settled = None
         self._unsettled -= acked
         self._acked += acked
@@ -767,12 +775,11 @@ class Cursor:
     def _position(self, part: Part) -> int:
         if not self.members and part.lane is not None:
             return part.lane.row.floor
-        held = [batch for batch in self._held if batch.shown is not None]
         waiting = [share.piece.sequences[0] for _, _, share in (*self._again, *self._later) if share.part is part]
         ready = part.first_ready()
         if ready is not None:
             waiting.append(ready)
-        for batch in held:
+        for batch in self._ahead:
             waiting += [share.piece.sequences[0] for share in batch.left_shares(batch.shown or 0) if share.part is part]
         return min(waiting, default=part.partition.next - part.lag())
 
@@ -782,7 +789,7 @@ class Cursor:
             if not self.members and self.owner:
                 return sum(part.partition.next - part.lane.row.floor for part in self.parts if part.lane is not None)
             waiting = self._again_count + sum(len(share.piece.records) for _, _, share in self._later)
-            waiting += sum(batch.total - batch.shown for batch in self._held if batch.shown is not None)
+            waiting += sum(batch.total - (batch.shown or 0) for batch in self._ahead)
             return waiting + sum(part.lag() + part.ready for part in self.parts)
 
     def stats(self) -> SubscriptionStats:

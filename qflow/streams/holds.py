@@ -18,8 +18,8 @@ class Getting:
     """A get by a caller who has no thread to wait with. Nobody but its cursor changes it."""
 
     __slots__ = (
-        "batch", "deadline", "follow", "given_up", "is_full", "member", "most", "number", "skip_gaps", "taker",
-        "watcher",
+        "ahead", "batch", "deadline", "follow", "given_up", "is_full", "member", "most", "number", "skip_gaps",
+        "taker", "watcher",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +34,8 @@ class Getting:
         self.follow = follow
         self.skip_gaps = skip_gaps
         self.given_up = False
+        self.ahead = False
+        """It is for an iteration, which shows one after the other."""
         self.is_full = False
         """It holds so much that it gets no more."""
         self.number = -1

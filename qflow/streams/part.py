@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import compress, takewhile
 from typing import TYPE_CHECKING, Any
@@ -190,7 +190,11 @@ def without_settled(piece: Piece, skips: list[tuple[int, int]]) -> Piece | None:
     touching = list(takewhile(lambda skip: skip[0] < piece.end, skips[low:]))
     if not touching:
         return piece
-    keep = [not any(low <= one < high for low, high in touching) for one in piece.sequences]
+    sequences = piece.sequences
+    keep = [True] * len(sequences)
+    for first, end in touching:
+        start, stop = bisect_left(sequences, first), bisect_left(sequences, end)
+        keep[start:stop] = [False] * (stop - start)
     if not any(keep):
         return None
     columns: list[list[Any]] = [list(compress(column, keep)) for column in piece[2:]]

@@ -107,7 +107,7 @@ class Subscription:
         """Return a batch for an iteration, which shows one after the other; None at the end."""
         cursor = self._cursor
         most = 1 if cursor.is_group or cursor.ack_timeout_s is not None else READ_AHEAD
-        return cursor.get(self, most, None, follow=self._follow, skip_gaps=self._skip_gaps, taker=taker)
+        return cursor.get(self, most, None, follow=self._follow, skip_gaps=self._skip_gaps, taker=taker, ahead=True)
 
     def __iter__(self) -> Iteration:
         """Return an iteration over the messages; asking it for the next acks the previous one.
@@ -237,5 +237,4 @@ class Iteration(Iterator[StreamDelivery]):
             batch = self._subscription.get_ahead(self._taker)
             if batch is None:
                 raise StopIteration
-            batch.shown = 0
             self._batch, self._left, self._index = batch, iter(batch), -1
