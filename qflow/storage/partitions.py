@@ -220,10 +220,11 @@ def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen:
 
 def _next_block(txn: Any, owner: int, lane: int, first: int) -> int:
     """Return where the next block begins; a number above all sequences if there is none."""
-    for key, _ in scan(txn, owner, lane, first + 1, 2**64 - 1):
-        other = int.from_bytes(key[-8:], "big")
-        if other > first:
-            return other
+    with txn.cursor() as cursor:
+        for key, _ in _from(cursor, key_of(BLOCKS, owner, lane, first + 1)):
+            other = int.from_bytes(key[-8:], "big")
+            if other > first:
+                return other
     return 2**64 - 1
 
 
@@ -295,9 +296,14 @@ class Limits(NamedTuple):
 def surplus(txn: Any, owner: int, lane: int, row: Row, limits: Limits) -> Retained:
     """Return how far the floor may rise, looking at a bounded number of blocks.
 
+    A damaged block goes when those behind it are to go, or what is left without it is as many as may stay: what cannot
+    be read may be repaired as long as no limit asks for it. Its bytes are those its header names, else about its own.
+
     Cost: 5 µs a block that goes as a whole. The transaction should give buffers, so that those are not copied.
     """
     floor, left, left_bytes = row.floor, row.messages, row.bytes
+    kept = floor, left, left_bytes
+    """What was true before the damaged blocks that were come upon last: they stay if nothing behind them goes."""
     looked = 0
     more = False
     with txn.cursor() as cursor:
@@ -309,26 +315,58 @@ def surplus(txn: Any, owner: int, lane: int, row: Row, limits: Limits) -> Retain
             looked += 1
             header = None
             try:
-                header = blocks.read_header(value, where="a block")
+                header = _sound_header(value, BlockKey(BLOCKS, owner, lane, first))
                 stop, size = header.end, header.payload_bytes
-            except CorruptionError:  # it goes with those around it
-                stop, size = _next_block(txn, owner, lane, first), 0
+                whole = floor <= first and stop <= limits.ceiling
+                if whole and first < row.referring and header.columns & blocks.KINDS:
+                    size = sum(_lengths(value, header, row.referring))
+                goes = whole and _goes(left - stop + floor, left_bytes - size, value, header, limits)
+                if stop > floor and not goes:
+                    gap = max(0, first - floor)  # what was there has vanished
+                    high, size = _part_that_goes(
+                        left - gap, left_bytes, value, header, floor - first, row.referring, limits
+                    )
+                    if first + high > max(first, floor):
+                        left -= first + high - floor
+                        left_bytes -= size
+                        kept = first + high, left, left_bytes
+                    break
+            except CorruptionError:
+                header = None
+                size = _size_of_damaged(value, BlockKey(BLOCKS, owner, lane, first))
+                stop = min(_next_block(txn, owner, lane, first), max(row.next, first + 1))
+                if stop > limits.ceiling:
+                    break
             if stop <= floor:
                 continue
-            whole = floor <= first and stop <= limits.ceiling
-            if whole and header is not None and first < row.referring and header.columns & blocks.KINDS:
-                size = sum(_lengths(value, header, row.referring))
-            if not (whole and _goes(left - stop + first, left_bytes - size, value, header, limits)):
-                if header is not None:
-                    high, size = _part_that_goes(left, left_bytes, value, header, floor - first, row.referring, limits)
-                    left -= first + high - floor
-                    left_bytes -= size
-                    floor = first + high
-                break
-            left -= stop - max(first, floor)
-            left_bytes -= size
+            left -= stop - floor
+            left_bytes -= min(size, left_bytes)
             floor = stop
+            if header is not None or limits.all_below or (limits.messages is not None and left >= limits.messages):
+                kept = floor, left, left_bytes
+    floor, left, left_bytes = kept
     return Retained(floor, row.messages - left, row.bytes - left_bytes, more)
+
+
+def _sound_header(value: Any, key: BlockKey) -> blocks.Header:
+    """Return the header of a block that is the one that belongs here and as long as it should be.
+
+    Raises:
+        CorruptionError: it is not.
+    """
+    header = blocks.read_header(value, where="a block")
+    if header.key != key or len(value) != header.total_bytes(value):
+        raise CorruptionError("a block: not the block that belongs here")
+    return header
+
+
+def _size_of_damaged(value: Any, key: BlockKey) -> int:
+    """Return how many bytes of messages a damaged block held: by its header, else about."""
+    try:
+        header = blocks.read_header(value, where="a block")
+    except CorruptionError:
+        return len(value)
+    return header.payload_bytes if header.key == key else len(value)
 
 
 def _from(cursor: Any, key: bytes) -> Iterator[tuple[bytes, Any]]:
@@ -345,9 +383,9 @@ def _from(cursor: Any, key: bytes) -> Iterator[tuple[bytes, Any]]:
         found = cursor.next()
 
 
-def _goes(left: int, left_bytes: int, value: Any, header: blocks.Header | None, limits: Limits) -> bool:
+def _goes(left: int, left_bytes: int, value: Any, header: blocks.Header, limits: Limits) -> bool:
     """Tell whether a whole block goes, given what is left without it."""
-    if limits.all_below or header is None:
+    if limits.all_below:
         return True
     if limits.messages is not None and left >= limits.messages:
         return True
@@ -379,9 +417,16 @@ def _part_that_goes(
 
 
 def _lengths(value: Any, header: blocks.Header, referring: int) -> Sequence[int]:
-    """Return the lengths of the messages in a block, also of those that references stand for."""
+    """Return the lengths of the messages in a block, also of those that references stand for.
+
+    Raises:
+        CorruptionError: they are damaged.
+    """
     data = bytes(value)
     if header.key.first < referring and header.columns & blocks.KINDS:
         records = blocks.decode(data, header.key, where="a block").records
         return [one.size if type(one) is Reference else len(one) for one in records]
-    return blocks.outline(data, header.key, where="a block")[1]
+    lengths = blocks.outline(data, header.key, where="a block")[1]
+    if sum(lengths) != header.payload_bytes:
+        raise CorruptionError("a block: the lengths of the messages do not add up")
+    return lengths

@@ -14,7 +14,16 @@ from itertools import islice
 from xxhash import xxh3_64_intdigest
 
 from qflow.config import StreamSettings, parse_count, parse_moment
-from qflow.errors import BrokerClosed, CorruptionError, ForkedProcess, InvalidArgument, QflowError, StreamDeleted, again
+from qflow.errors import (
+    BrokerClosed,
+    CorruptionError,
+    DiskFull,
+    ForkedProcess,
+    InvalidArgument,
+    QflowError,
+    StreamDeleted,
+    again,
+)
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
 from qflow.storage import partitions
@@ -310,6 +319,8 @@ class Stream:
     def index(self, least: int | None = None) -> bool:
         """Index closed blocks, a bounded part; return whether there is more to do at once. By one thread at a time.
 
+        Where the disk is full it is done later: the index saves time, and holds no messages.
+
         Args:
             least: so many must wait; None = a whole segment.
         """
@@ -339,9 +350,11 @@ class Stream:
             planned, wrote = segment, []
             unit = Unit(writes=[lambda txn: wrote.append(index.write(txn, planned))], size=segment.value_bytes)
             self._log.wait(self._log.join(unit))
-            if unit.error is not None:
+            if isinstance(unit.error, DiskFull):
+                segment = None  # later: what is forgotten below the floor gives room back
+            elif unit.error is not None:
                 raise again(unit.error)
-            if wrote[-1]:
+            elif wrote[-1]:
                 index.written(segment)
         if row.floor <= self._forgotten_to.get(number, number << LANE_SHIFT):
             return segment is not None

@@ -1,0 +1,217 @@
+"""Upkeep of streams where something is wrong: damaged blocks under retention, a full disk, a job that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+import qflow
+from qflow.storage.block_log import BLOCKS, key_of
+from qflow.storage.blocks import read_header
+from unit.clocks import Clock, open_still
+
+OWNER = 1
+BLOCK = 50
+Damage = Callable[[bytearray], bytearray]
+
+
+def flip_header(value: bytearray) -> bytearray:
+    value[20] ^= 1
+    return value
+
+
+def cut(value: bytearray) -> bytearray:
+    return value[:80]
+
+
+def lengthen_names(value: bytearray) -> bytearray:
+    value[read_header(value, where="").columns_end] ^= 0x10
+    return value
+
+
+def flip_lengths(value: bytearray) -> bytearray:
+    value[60] ^= 0xFF
+    return value
+
+
+def damage(spool: Path, number: int, change: Damage) -> None:
+    """Change a block of the first stream in a closed log."""
+    env = lmdb.open(str(spool / "log"), map_size=2**30, lib_version=0)
+    with env.begin(write=True) as txn:
+        key = key_of(BLOCKS, OWNER, 0, BLOCK * number)
+        txn.put(key, bytes(change(bytearray(txn.get(key)))))
+    env.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def written(spool: Path, clock: Clock) -> Path:
+    """A spool with two streams of four blocks each, ten seconds apart."""
+    broker = open_still(spool, clock)
+    for name in ("a", "z"):
+        broker.declare_stream(name, topics=[name])
+    for _ in range(4):
+        for name in ("a", "z"):
+            broker.publish_many([(name, bytes(1000)) for _ in range(BLOCK)])
+        clock.advance(10)
+    broker.close()
+    return spool
+
+
+@pytest.fixture
+def reopen(written: Path, clock: Clock) -> Iterator[Callable[[], qflow.Broker]]:
+    opened: list[qflow.Broker] = []
+
+    def open_it() -> qflow.Broker:
+        opened.append(open_still(written, clock))
+        return opened[-1]
+
+    yield open_it
+    for broker in opened:
+        broker.close()
+
+
+def maintain(broker: qflow.Broker) -> None:
+    while broker._streams.tick(broker._attempt) or broker._remove_settled():
+        pass
+
+
+def held(broker: qflow.Broker, name: str = "a") -> tuple[int, int]:
+    """Return the first offset of a stream, and how many messages its row counts."""
+    stats = broker.stats().streams[name]
+    return stats.first_offsets[0], stats.messages
+
+
+KINDS = [flip_header, cut, lengthen_names]
+
+
+@pytest.mark.parametrize("change", KINDS)
+def test_a_damaged_block_stays_until_a_limit_asks_for_it(
+    written: Path, reopen: Callable[[], qflow.Broker], change: Damage
+) -> None:
+    """It may be repaired; nothing that can be read goes in its place."""
+    damage(written, 0, change)
+    broker = reopen()
+    for limits in ({"retention_messages": 10**6}, {"retention_s": 10**6}, {"retention_bytes": 10**9}):
+        broker.alter_stream("a", **{"retention_messages": None, "retention_s": None, "retention_bytes": None, **limits})
+        maintain(broker)
+        assert held(broker) == (0, 200)
+    broker.alter_stream("a", retention_bytes=None, retention_messages=151)
+    maintain(broker)
+    assert held(broker) == (0, 200)  # a part of it cannot go
+    broker.alter_stream("a", retention_messages=150)
+    maintain(broker)
+    assert held(broker) == (50, 150)
+
+
+@pytest.mark.parametrize("change", KINDS)
+@pytest.mark.parametrize("limits", [{"retention_s": 25}, {"retention_bytes": 100_000}, {"retention_messages": 100}])
+def test_a_damaged_block_goes_with_those_behind_it(
+    written: Path, reopen: Callable[[], qflow.Broker], change: Damage, limits: dict[str, Any]
+) -> None:
+    """Its time and its bytes are not known: what lies behind it tells."""
+    damage(written, 0, change)
+    broker = reopen()
+    broker.alter_stream("a", **limits)
+    maintain(broker)
+    first, messages = held(broker)
+    assert first + messages == 200
+    assert 99 <= first <= 101
+    assert [message.offset for message in broker.stream("a").query()] == list(range(first, 200))
+
+
+@pytest.mark.parametrize("change", [*KINDS, flip_lengths])
+@pytest.mark.parametrize("number", [1, 3])
+def test_damage_anywhere_leaves_retention_going(
+    written: Path, reopen: Callable[[], qflow.Broker], change: Damage, number: int
+) -> None:
+    """Message by message past a damaged block, also where it is the last one, and the one at the border."""
+    damage(written, number, change)
+    broker = reopen()
+    before = 0
+    for most in range(190, 0, -9):
+        broker.alter_stream("a", retention_messages=most)
+        broker.stream("a").retain()
+        first, messages = held(broker)
+        assert first + messages == 200
+        assert before <= first <= 200 - most
+        assert messages - most < BLOCK
+        before = first
+
+
+def test_a_job_that_fails_stops_no_other_and_is_reported_once(
+    reopen: Callable[[], qflow.Broker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither that of another stream nor the one behind it; a new error is a new line, a bug one with its place."""
+    broker = reopen()
+    queue = broker.declare_queue("q")
+    errors: list[Exception] = [qflow.CorruptionError("broken"), ValueError("a bug")]
+
+    def fail(*_: object) -> bool:
+        raise errors[0]
+
+    monkeypatch.setattr(broker.stream("a"), "retain", fail)
+    monkeypatch.setattr(queue, "tick", fail)
+    monkeypatch.setattr(broker, "_sweep", fail)
+    done: list[str] = []
+    for name in ("_remove_settled", "_remove_deleted", "_hollow", "_write_stats"):
+        monkeypatch.setattr(broker, name, lambda name=name: done.append(name))
+    broker.alter_stream("z", retention_messages=10)
+    for _ in errors:
+        for _ in range(3):
+            rounds = iter((False, True))
+            monkeypatch.setattr(broker._stop, "wait", lambda *_, rounds=rounds: next(rounds))
+            monkeypatch.setattr(broker._stop, "is_set", lambda: False)
+            broker._ticked = float("-inf")
+            with caplog.at_level(logging.WARNING, "qflow"):
+                broker._maintain()
+        errors.reverse()
+    assert held(broker, "z") == (190, 10)
+    assert set(done) == {"_remove_settled", "_remove_deleted", "_hollow", "_write_stats"}
+    texts = [record.getMessage() for record in caplog.records if "failed and is tried again" in record.getMessage()]
+    assert sum("broken" in text for text in texts) == 3
+    assert sum("a bug" in text for text in texts) == 3
+    assert sum("retention of stream 'a'" in text for text in texts) == 2
+    assert all(bool(record.exc_info) == ("a bug" in record.getMessage()) for record in caplog.records)
+
+
+def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be forgotten is forgotten: it gives room back."""
+    with qflow.open(spool) as broker, broker._upkeep, monkeypatch.context() as patch:
+        stream = broker.declare_stream("s", topics=["#"])
+        for number in range(40):
+            broker.publish_many([(f"t/{number}", bytes(2000)) for _ in range(40)])
+        env = broker._log._env
+        room = env.make_room
+
+        def refuse(value_bytes: int, values: int, *, settles_only: bool) -> None:
+            if not settles_only:
+                raise qflow.DiskFull("no room")
+            room(value_bytes, values, settles_only=settles_only)
+
+        while stream.index(least=20):
+            pass
+        broker.publish_many([("t", bytes(2000)) for _ in range(2000)])
+        broker.alter_stream("s", retention_messages=10)
+        patch.setattr(env, "make_room", refuse)
+        while stream.retain():
+            pass
+        assert stream.index(least=1)  # segments that went
+        while stream.index(least=1):
+            pass
+        assert stream._forgotten_to == {0: stream.partitions[0].floor}
+        patch.setattr(env, "make_room", room)
+        broker.publish_many([("t", bytes(2000)) for _ in range(200)])
+        assert stream.index(least=1)
+        while stream.index(least=1):
+            pass
+        assert stream.problems() == []
