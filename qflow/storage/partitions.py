@@ -104,6 +104,9 @@ def read(
 ) -> Found:
     """Read wanted messages in [position, end), in order: whole blocks, until there are so many bytes or messages.
 
+    Of a block that refers to shared bodies, at least one message: it may refer to any number of bytes. A body that
+    cannot be read is a hole of its own.
+
     Args:
         end: the sequence behind the last one that is confirmed.
         wanted: None for every topic.
@@ -138,17 +141,24 @@ def read(
                     continue
             decoded += 1
             block = blocks.decode(value, header.key, where=where)
-            piece = _piece(txn, block, start, max(position, first), stop, chosen)
+            piece = _piece(block, start, max(position, first), stop, chosen)
         except CorruptionError as error:
             low = max(position, first)
             hole = Hole(low, max(low + 1, min(end, _next_block(txn, owner, lane, first))), str(error))
             break
-        position = max(position, stop)
-        if piece is not None:
+        if piece is not None and header.columns & blocks.KINDS:
+            piece, hole = _resolve(txn, piece, most_bytes - size, most_messages - messages, first=not pieces)
+            stop = piece.end
+        if piece is not None and piece.records:
             pieces.append(piece)
             size += piece.size
             messages += len(piece.records)
             start = piece.end
+        if hole is not None:
+            break
+        position = max(position, stop)
+        if piece is not None and stop < min(header.end, end):
+            return Found(pieces, None, position, decoded)
     else:
         if position < end:
             hole = Hole(position, end, f"the last block of stream {owner}, from {position} on, has vanished")
@@ -197,7 +207,7 @@ def _is_over(value: bytes, first: int, position: int) -> bool:
         return False
 
 
-def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:
+def _piece(block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:
     """Return the wanted messages of a block in [position, stop), covering [start, stop); None if there are none."""
     first = block.first
     low, high = position - first, stop - first
@@ -214,8 +224,40 @@ def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen:
         times, numbers, sequences = (list(compress(part, picked)) for part in (times, numbers, sequences))
     if not records:
         return None
-    records = [bodies.fetch(txn, one) if type(one) is Reference else one for one in records]
     return Piece(start, stop, sequences, records, list(map(names.__getitem__, numbers)), times)
+
+
+def _resolve(txn: Any, piece: Piece, room: int, most: int, *, first: bool) -> tuple[Piece, Hole | None]:
+    """Return a piece with the bodies that references stand for: as much of it as fits, and the hole it stops at.
+
+    It ends before what does not fit, or where the hole begins.
+
+    Args:
+        room, most: so many bytes and messages.
+        first: at least one message, or a hole.
+    """
+    if Reference not in map(type, piece.records):
+        return piece, None
+    records: list[Record] = []
+    for index, stored in enumerate(piece.records):
+        if (records or not first) and (index >= most or room < _length(stored)):
+            return piece.part(0, index)._replace(records=records, end=piece.sequences[index]), None
+        record = stored
+        if type(stored) is Reference:
+            try:
+                record = bodies.fetch(txn, stored)
+            except CorruptionError as error:
+                sequence = piece.sequences[index]
+                before = piece.part(0, index)._replace(records=records, end=sequence)
+                return before, Hole(sequence, sequence + 1, str(error))
+        records.append(record)
+        room -= len(record)
+    return piece._replace(records=records), None
+
+
+def _length(record: Record) -> int:
+    """Return how many bytes a record is, also one that a reference stands for."""
+    return record.size if type(record) is Reference else len(record)
 
 
 def _next_block(txn: Any, owner: int, lane: int, first: int) -> int:
@@ -425,7 +467,7 @@ def _lengths(value: Any, header: blocks.Header, referring: int) -> Sequence[int]
     data = bytes(value)
     if header.key.first < referring and header.columns & blocks.KINDS:
         records = blocks.decode(data, header.key, where="a block").records
-        return [one.size if type(one) is Reference else len(one) for one in records]
+        return list(map(_length, records))
     lengths = blocks.outline(data, header.key, where="a block")[1]
     if sum(lengths) != header.payload_bytes:
         raise CorruptionError("a block: the lengths of the messages do not add up")

@@ -48,6 +48,9 @@ QUIET_S = 10.0
 NEWEST_AT_ONCE = 1024
 """A query of the newest messages looks at so many first, then at twice as many, and so on."""
 
+MOST = 2**60
+"""A query counts so far."""
+
 Bound = int | datetime | None
 
 
@@ -176,17 +179,18 @@ class Stream:
             topic_filter: as in MQTT.
             partition: of this one only.
             start, end: offsets, or datetimes with a time zone; `end` is not included.
-            skip, limit: of what matches, leave out so many, and stop after so many.
-            newest: only so many, the last ones.
+            skip, limit: of what matches, leave out so many, and stop after so many; 2^60 at most.
+            newest: only so many, the last ones; 2^60 at most.
 
         Raises:
             InvalidArgument: a filter, bound or number makes no sense. StreamDeleted, BrokerClosed.
         Cost: as a replay; blocks without a match are not read.
         """
         self.check_open()
-        parse_count(skip, "skip", least=0)
-        if limit is not None:
-            parse_count(limit, "limit", least=0)
+        _parse_number(skip, "skip", 0)
+        last = None if limit is None else skip + _parse_number(limit, "limit", 0)
+        if newest is not None:
+            _parse_number(newest, "newest", 1)
         numbers = range(len(self.partitions)) if partition is None else [self.check_number(partition)]
         interest = self.interest(topic_filter)
         bounds = []
@@ -195,10 +199,10 @@ class Stream:
             high = self.sequence_at(number, end, default=self.partitions[number].next)
             bounds.append((number, max(low, self.partitions[number].floor), min(high, self.partitions[number].next)))
         if newest is None:
-            found = self._merged(interest, bounds)
+            found = self._merged(interest, bounds, MOST if last is None else max(1, last))
         else:
-            found = self._newest(interest, bounds, parse_count(newest, "newest"))
-        return islice(found, skip, None if limit is None else skip + limit)
+            found = self._newest(interest, bounds, newest)
+        return islice(found, skip, last)
 
     def last(self, topic_filter: str = "#") -> dict[str, StreamMessage]:
         """Return the newest retained message of each topic that a filter matches.
@@ -218,14 +222,17 @@ class Stream:
             )
         return partition
 
-    def _merged(self, interest: Interest, bounds: list[tuple[int, int, int]]) -> Iterator[StreamMessage]:
-        lines = [self._messages(interest, *bound) for bound in bounds]
+    def _merged(self, interest: Interest, bounds: list[tuple[int, int, int]], most: int) -> Iterator[StreamMessage]:
+        lines = [self._messages(interest, *bound, most) for bound in bounds]
         return lines[0] if len(lines) == 1 else heapq.merge(*lines, key=lambda message: message.time_ms)
 
-    def _messages(self, interest: Interest, number: int, position: int, end: int) -> Iterator[StreamMessage]:
+    def _messages(
+        self, interest: Interest, number: int, position: int, end: int, most: int = MOST
+    ) -> Iterator[StreamMessage]:
+        """Yield messages of a partition; `most` is how many of them anybody wants."""
         while position < end:
             self.check_open()
-            found = self.read(number, position, end, QUERY_BYTES, interest)
+            found = self.read(number, position, end, QUERY_BYTES, interest, most)
             for piece in found.pieces:
                 yield from self._of_piece(piece)
             position = found.position
@@ -435,3 +442,9 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}, {len(self.partitions)} partitions>"
+
+
+def _parse_number(value: int, what: str, least: int) -> int:
+    if parse_count(value, what, least=least) > MOST:
+        raise InvalidArgument(f"{what} must be at most 2^60, got {value}")
+    return value

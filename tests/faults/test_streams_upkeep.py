@@ -11,6 +11,7 @@ import lmdb
 import pytest
 
 import qflow
+from qflow.storage import bodies
 from qflow.storage.block_log import BLOCKS, key_of
 from qflow.storage.blocks import read_header
 from unit.clocks import Clock, open_still
@@ -215,3 +216,87 @@ def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatc
         while stream.index(least=1):
             pass
         assert stream.problems() == []
+
+
+# Shared bodies -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(spool: Path) -> Path:
+    """Twenty bodies that two streams share, in one block of each; every second one has another topic."""
+    with qflow.open(spool) as broker:
+        for name in ("a", "b"):
+            broker.declare_stream(name, topics=["#"])
+        broker.publish_many([(f"t/{number % 2}", bytes([number]) * BODY) for number in range(20)])
+    return spool
+
+
+BODY = 100_000
+
+
+def test_a_block_of_references_is_read_in_parts(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bodies as there is room for, at least one; together all of them, each once."""
+    with qflow.open(shared) as broker:
+        stream = broker.stream("a")
+        for most_bytes, count in ((1, 1), (BODY, 1), (3 * BODY + 1, 3), (10**9, 20)):
+            sizes, got, position = [], [], 0
+            while position < 20:
+                found = stream.read(0, position, 20, most_bytes, None)
+                sizes.append(sum(len(piece.records) for piece in found.pieces))
+                got += [sequence for piece in found.pieces for sequence in piece.sequences]
+                assert found.pieces[0].start == position
+                assert found.pieces[-1].end == found.position
+                position = found.position
+            assert (got, max(sizes)) == (list(range(20)), count)
+            assert all(size == count for size in sizes[:-1])
+        found = stream.read(0, 0, 20, 10**9, stream.interest("t/1"), 2)
+        assert [list(piece.sequences) for piece in found.pieces] == [[1, 3]]
+        assert found.position == 5
+        fetched: list[int] = []
+        fetch = bodies.fetch
+        monkeypatch.setattr(bodies, "fetch", lambda txn, one: fetched.append(one.number) or fetch(txn, one))
+        assert next(iter(stream.query(limit=1))).body == bytes(BODY)
+        assert len(fetched) == 1
+        assert [message.body[0] for message in stream.query("t/0", skip=2, limit=5)] == [4, 6, 8, 10, 12]
+
+
+def test_a_damaged_body_is_a_gap_of_one_message(shared: Path) -> None:
+    """Whatever is around it is served, in each stream."""
+    env = lmdb.open(str(shared / "log"), map_size=2**30, lib_version=0)
+    with env.begin(write=True) as txn:
+        numbers = [int.from_bytes(key[-8:], "big") for key, _ in txn.cursor() if key[0] == bodies.BODIES]
+        stored = sorted(number for number in numbers if number and number % 2 == 0)
+        for index in (0, 6, 7, 19):
+            value = bytearray(txn.get(bodies.key_of_body(stored[index])))
+            value[-2000] ^= 1
+            txn.put(bodies.key_of_body(stored[index]), bytes(value))
+    env.close()
+    whole = [number for number in range(20) if number not in (0, 6, 7, 19)]
+    with qflow.open(shared) as broker:
+        for name in ("a", "b"):
+            with broker.subscribe(name, start="earliest", follow=False, on_gap="skip") as reader:
+                assert [message.body[0] for message in reader] == whole
+                assert reader.stats().gap_total == 4
+        with broker.subscribe("a", start="earliest", follow=False) as reader:
+            gaps, got = [], []
+            while len(got) < len(whole) or len(gaps) < 4:
+                try:
+                    got.append(reader.get(timeout_s=5).offset)
+                except qflow.GapError as gap:
+                    gaps.append((gap.first, gap.end))
+        assert gaps == [(0, 1), (6, 7), (7, 8), (19, 20)]
+        with broker.subscribe("a", "t/1", start="earliest", follow=False, on_gap="skip") as reader:
+            assert [message.offset for message in reader] == [1, 3, 5, 9, 11, 13, 15, 17]
+            assert reader.stats().gap_total == 2
+        assert [message.offset for message in broker.stream("a").query()] == whole
+
+
+@pytest.mark.parametrize("name", ["newest", "limit", "skip"])
+def test_a_number_no_stream_reaches_is_refused(shared: Path, name: str) -> None:
+    with qflow.open(shared) as broker:
+        stream = broker.stream("a")
+        with pytest.raises(qflow.InvalidArgument, match=f"{name} must be at most"):
+            stream.query(**{name: 2**60 + 1})
+        assert list(stream.query(skip=2**60, limit=2**60)) == []
+        for value in (2**60, 20):
+            assert len(list(stream.query(**{name: value}))) == (0 if name == "skip" else 20)
