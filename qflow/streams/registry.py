@@ -320,7 +320,8 @@ class Streams:
             if title is None:
                 cursor = self._ephemeral(stream, topic_filter, start)
             else:
-                cursor = self._durable(stream, title, topic_filter, start, expiry_s, group=group is not None)
+                with stream.held_back():  # retention has to know of it before it drops what it begins with
+                    cursor = self._durable(stream, title, topic_filter, start, expiry_s, group=group is not None)
                 if ack_timeout_s is not None or not cursor.members:
                     cursor.ack_timeout_s = ack_timeout_s
                 self._facts[cursor].seen_s = self._clock()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import datetime
 from itertools import islice
 
@@ -31,7 +32,7 @@ from qflow.storage.block_log import Row, Settled, read_row
 from qflow.storage.partitions import Found, Hole, Piece
 from qflow.storage.topic_index import TopicIndex
 from qflow.storage.topic_records import delete_index
-from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
+from qflow.storage.transaction_log import Lane, TransactionLog, Unit
 from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.interest import Interest
@@ -87,6 +88,8 @@ class Stream:
         self._clock = clock
         self._dropped = self._damaged = 0
         self._retaining = threading.Lock()
+        self._dropping: tuple[Unit, int] | None = None
+        """What retention has asked the log for, and how many messages that drops."""
         self._reported: set[int] = set()
         self._index = TopicIndex(owner)
         self._index_problems: set[str] = set()
@@ -267,23 +270,41 @@ class Stream:
         with self._retaining:  # two who drop the same messages would count them twice
             return self._retain()
 
+    def held_back(self) -> AbstractContextManager[object]:
+        """Nothing is dropped meanwhile: for who looks where messages begin, and then holds them back himself."""
+        return self._retaining
+
     def _retain(self) -> bool:
+        self._count_dropped()  # of a call that was interrupted: it may still be on its way
         more = False
-        batch: Batch | None = None
+        settles: list[tuple[Lane, list[Settled]]] = []
+        messages = 0
         for partition in self.partitions:
-            lane = partition.lane
-            if partition.floor < partition.retained_to:  # that failed, and waits in the log to be tried again
-                batch = self._log.settle(lane, [])
-                continue
             found = self._surplus(partition)
             if found is not None and found.floor > partition.floor:
-                batch = self._log.settle(lane, [Settled(partition.floor, found.floor, found.messages, found.bytes)])
-                partition.retained_to = found.floor
-                self._dropped += found.messages
+                part = Settled(partition.floor, found.floor, found.messages, found.bytes)
+                settles.append((partition.lane, [part]))
+                messages += found.messages
                 more |= found.more
-        if batch is not None:
-            self._log.commit(batch)
+        if settles:
+            unit = Unit(settles=settles)  # what fails is forgotten, not tried again: the next call looks anew
+            self._dropping = unit, messages
+            self._log.wait(self._log.join(unit))
+            self._count_dropped()
+            if unit.error is not None:
+                raise again(unit.error)
         return more
+
+    def _count_dropped(self) -> None:
+        """Count what was dropped last, if it is committed."""
+        if self._dropping is None:
+            return
+        unit, messages = self._dropping
+        if unit.joined and not unit.done:
+            self._log.drain()
+        self._dropping = None
+        if unit.done and unit.error is None:
+            self._dropped += messages
 
     def _surplus(self, partition: Partition) -> partitions.Retained | None:
         settings = self.settings
@@ -355,7 +376,8 @@ class Stream:
             for problem in segment.problems:
                 self._index_is_damaged(problem)
             planned, wrote = segment, []
-            unit = Unit(writes=[lambda txn: wrote.append(index.write(txn, planned))], size=segment.value_bytes)
+            write = [lambda txn: wrote.append(index.write(txn, planned))]
+            unit = Unit(writes=write, size=segment.value_bytes, values=segment.values)
             self._log.wait(self._log.join(unit))
             if isinstance(unit.error, DiskFull):
                 segment = None  # later: what is forgotten below the floor gives room back

@@ -218,6 +218,79 @@ def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatc
         assert stream.problems() == []
 
 
+def test_the_index_asks_for_room_for_each_topic(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take a page: a commit that has not that room may fail in the middle of a full disk."""
+    with qflow.open(spool) as broker, broker._upkeep, monkeypatch.context() as patch:
+        stream = broker.declare_stream("s", topics=["#"])
+        for number in range(0, 3000, 100):
+            broker.publish_many([(f"{number + more}/t", bytes(1000)) for more in range(100)])
+        env = broker._log._env
+        room = env.make_room
+        asked: list[int] = []
+
+        def note(value_bytes: int, values: int, *, settles_only: bool) -> None:
+            asked.append(values)
+            room(value_bytes, values, settles_only=settles_only)
+
+        patch.setattr(env, "make_room", note)
+        assert stream.index(least=1)
+        assert max(asked) > 2000
+
+
+# What retention drops ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_dropped_counts_when_it_is_committed(
+    reopen: Callable[[], qflow.Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, whatever failed before, and also if the caller was interrupted on the way."""
+    broker = reopen()
+    stream = broker.stream("a")
+    broker.alter_stream("a", retention_messages=180)
+    with monkeypatch.context() as patch:
+        patch.setattr(broker._log._env, "make_room", lambda *_, **__: (_ for _ in ()).throw(qflow.DiskFull("full")))
+        for _ in range(2):
+            with pytest.raises(qflow.DiskFull):
+                stream.retain()
+        assert stream.stats().dropped_total == 0
+    broker.alter_stream("a", retention_messages=170)
+    stream.retain()
+    assert (held(broker), stream.stats().dropped_total) == ((30, 170), 30)
+    broker.alter_stream("a", retention_messages=150)
+    with monkeypatch.context() as patch:
+        patch.setattr(broker._log, "wait", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            stream.retain()
+    for _ in range(2):
+        stream.retain()
+        assert (held(broker), stream.stats().dropped_total) == ((50, 150), 50)
+
+
+def test_a_durable_subscription_begins_while_nothing_is_dropped(
+    reopen: Callable[[], qflow.Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the question where it begins until retention knows of it; then it holds messages back."""
+    broker = reopen()
+    broker.alter_stream("a", retain_until_consumed=True, retention_messages=10)
+    stream = broker.stream("a")
+    seen: list[bool] = []
+    starts, write = broker._streams._starts, broker._streams._write_new
+
+    def noting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            seen.append(stream.held_back().locked())  # type: ignore[attr-defined]
+            return real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(broker._streams, "_starts", noting(starts))
+    monkeypatch.setattr(broker._streams, "_write_new", noting(write))
+    with broker.subscribe("a", name="panel", start="earliest") as panel:
+        assert seen == [True, True]
+        maintain(broker)
+        assert panel.get(timeout_s=5).offset == 0
+
+
 # Shared bodies -------------------------------------------------------------------------------------------------------
 
 
