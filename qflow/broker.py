@@ -743,10 +743,14 @@ class Broker:
             name: any text of 1 to 1,024 bytes in UTF-8.
             topics: filters as in MQTT; a message is in the stream if one of them matches its topic.
             partitions: how many lines there are, 1 to 64; each is in order, all together are not.
-            retention_s: messages are dropped when they are older; None = never for that.
-            retention_bytes, retention_messages: how much is kept of the newest, of all partitions together.
+            retention_s: messages are dropped when they are older; None = never for that. Age is by the time a message
+                has in its partition, which never falls: after a clock that was ahead and was set back, messages keep
+                the later time until the clock is there again, and stay so much longer.
+            retention_bytes, retention_messages: how much is kept of the newest, of all partitions together. A message
+                that is larger than `retention_bytes` goes itself, with all before it: set it above
+                `max_message_bytes`.
             retain_until_consumed: no message is dropped that a durable subscription is still to get. With no other
-                limit, a message is dropped when all of them have it.
+                limit, a message is dropped when all of them have it; as long as there is none, everything is kept.
             max_message_bytes: the largest message, headers and key included.
 
         Retention works once a second. Bytes are those of messages, not of the disk.
