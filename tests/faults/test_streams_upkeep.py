@@ -149,6 +149,39 @@ def test_damage_anywhere_leaves_retention_going(
         before = first
 
 
+@pytest.mark.parametrize("change", KINDS)
+def test_a_damaged_block_stays_for_who_is_still_to_be_told(
+    written: Path, reopen: Callable[[], qflow.Broker], change: Damage
+) -> None:
+    """A durable subscription in the middle of it holds all of it back."""
+    broker = reopen()
+    broker.alter_stream("a", retain_until_consumed=True, retention_messages=10)
+    with broker.subscribe("a", name="panel", start="earliest") as panel:
+        panel.get_many(60).ack(wait=True)
+    broker.close()
+    damage(written, 1, change)
+    broker = reopen()
+    maintain(broker)
+    assert held(broker) == (50, 150)
+    broker.delete_subscription("a", "panel")
+    maintain(broker)
+    assert held(broker) == (190, 10)
+
+
+def test_lengths_that_do_not_add_up_are_not_counted_with(written: Path, reopen: Callable[[], qflow.Broker]) -> None:
+    """They are looked at where a part of a block is to go."""
+    damage(written, 0, flip_lengths)
+    broker = reopen()
+    broker.alter_stream("a", retention_bytes=199_000)
+    maintain(broker)
+    assert held(broker) == (0, 200)
+    assert broker.stats().streams["a"].bytes == 200_000
+    broker.alter_stream("a", retention_bytes=150_000)
+    maintain(broker)
+    assert held(broker) == (50, 150)
+    assert broker.stats().streams["a"].bytes == 150_000
+
+
 def test_a_job_that_fails_stops_no_other_and_is_reported_once(
     reopen: Callable[[], qflow.Broker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -202,7 +235,7 @@ def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatc
         while stream.index(least=20):
             pass
         broker.publish_many([("t", bytes(2000)) for _ in range(2000)])
-        broker.alter_stream("s", retention_messages=10)
+        broker.alter_stream("s", retention_messages=500)
         patch.setattr(env, "make_room", refuse)
         while stream.retain():
             pass
@@ -211,7 +244,6 @@ def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatc
             pass
         assert stream._forgotten_to == {0: stream.partitions[0].floor}
         patch.setattr(env, "make_room", room)
-        broker.publish_many([("t", bytes(2000)) for _ in range(200)])
         assert stream.index(least=1)
         while stream.index(least=1):
             pass
