@@ -71,7 +71,7 @@ from qflow.storage.spill_segments import SpillSegments
 from qflow.storage.transaction_log import TransactionLog
 from qflow.streams import publishing
 from qflow.streams.producers import Claim
-from qflow.streams.registry import Streams
+from qflow.streams.registry import Attempt, Streams, at_once
 from qflow.streams.room import Room
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription
@@ -181,6 +181,8 @@ class Broker:
         self._routing = Routing()
         self._numbering = threading.Lock()
         self._ticked = -math.inf
+        self._troubles: dict[str, str] = {}
+        """Errors of parts of maintenance that were reported."""
         self._spool_lock = self._own(settings.unsafe_filesystem)
         with ExitStack() as undo:
             undo.callback(self._spool_lock.release)
@@ -741,10 +743,14 @@ class Broker:
             name: any text of 1 to 1,024 bytes in UTF-8.
             topics: filters as in MQTT; a message is in the stream if one of them matches its topic.
             partitions: how many lines there are, 1 to 64; each is in order, all together are not.
-            retention_s: messages are dropped when they are older; None = never for that.
-            retention_bytes, retention_messages: how much is kept of the newest, of all partitions together.
+            retention_s: messages are dropped when they are older; None = never for that. Age is by the time a message
+                has in its partition, which never falls: after a clock that was ahead and was set back, messages keep
+                the later time until the clock is there again, and stay so much longer.
+            retention_bytes, retention_messages: how much is kept of the newest, of all partitions together. A message
+                that is larger than `retention_bytes` goes itself, with all before it: set it above
+                `max_message_bytes`.
             retain_until_consumed: no message is dropped that a durable subscription is still to get. With no other
-                limit, a message is dropped when all of them have it.
+                limit, a message is dropped when all of them have it; as long as there is none, everything is kept.
             max_message_bytes: the largest message, headers and key included.
 
         Retention works once a second. Bytes are those of messages, not of the disk.
@@ -1167,35 +1173,53 @@ class Broker:
         busy = True
         took = 0.0
         written = -math.inf
+        attempt = self._attempt
         while not self._stop.wait(min(max(0.01, REST * took), LONGEST_REST_S) if busy else MAINTENANCE_S):
             started = time.perf_counter()
-            try:
-                self._tell_all()
-                with self._upkeep:
-                    busy = self._tick() | self._wiper.step(WIPED_AT_ONCE) | self._sweep()
-                    busy |= self._remove_settled() | self._remove_deleted() | self._hollow()
-                if self._monotonic() - written >= MAINTENANCE_S:
-                    written = self._monotonic()
-                    self._log.forget_dead_readers()
-                    self._write_stats()
-            except QflowError as error:
-                busy = False
-                if not self._stop.is_set():
-                    _logger.warning("%s: maintenance failed and is tried again: %s", self.path, error)
-            except Exception:
-                busy = False
-                _logger.exception("%s: maintenance failed and is tried again", self.path)
+            attempt("events", self._tell_all)
+            with self._upkeep:
+                busy = attempt("what time does", lambda: self._tick(attempt))
+                busy |= attempt("wiping", lambda: self._wiper.step(WIPED_AT_ONCE))
+                busy |= attempt("spilling", self._sweep)
+                busy |= attempt("removing what is settled", self._remove_settled)
+                busy |= attempt("removing what was deleted", self._remove_deleted)
+                busy |= attempt("giving back what is settled", self._hollow)
+            if self._monotonic() - written >= MAINTENANCE_S:
+                written = self._monotonic()
+                attempt("readers that were killed", self._log.forget_dead_readers)
+                attempt("statistics", self._write_stats)
             took = time.perf_counter() - started
 
-    def _tick(self) -> bool:
+    def _attempt(self, what: str, job: Callable[[], object]) -> bool:
+        """Do a part of maintenance; one that fails is reported, tried again, and stops no other.
+
+        The same error of the same part is reported once, until it is another or the part succeeds.
+
+        Returns:
+            whether there is more to do at once.
+        """
+        try:
+            more = bool(job())
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            expected = isinstance(error, QflowError)
+            if self._troubles.get(what) != text and not (expected and self._stop.is_set()):
+                self._troubles[what] = text
+                words = "%s: maintenance (%s) failed and is tried again: %s"
+                _logger.warning(words, self.path, what, error, exc_info=not expected)
+            return False
+        self._troubles.pop(what, None)
+        return more
+
+    def _tick(self, attempt: Attempt = at_once) -> bool:
         """What time does to queues, at most each half second; return whether there is more to do at once."""
         now = self._monotonic()
         if now - self._ticked < MAINTENANCE_S / 2:
             return False
         with self._lock:
             queues = list(self._queues.values())
-        more = [queue.tick() for queue in queues]
-        more.append(self._streams.tick())
+        more = [attempt(f"queue {queue.name!r}", queue.tick) for queue in queues]
+        more.append(self._streams.tick(attempt))
         self._ticked = -math.inf if any(more) else now
         return any(more)
 

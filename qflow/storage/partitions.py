@@ -104,6 +104,9 @@ def read(
 ) -> Found:
     """Read wanted messages in [position, end), in order: whole blocks, until there are so many bytes or messages.
 
+    Of a block that refers to shared bodies, at least one message: it may refer to any number of bytes. A body that
+    cannot be read is a hole of its own.
+
     Args:
         end: the sequence behind the last one that is confirmed.
         wanted: None for every topic.
@@ -138,17 +141,24 @@ def read(
                     continue
             decoded += 1
             block = blocks.decode(value, header.key, where=where)
-            piece = _piece(txn, block, start, max(position, first), stop, chosen)
+            piece = _piece(block, start, max(position, first), stop, chosen)
         except CorruptionError as error:
             low = max(position, first)
             hole = Hole(low, max(low + 1, min(end, _next_block(txn, owner, lane, first))), str(error))
             break
-        position = max(position, stop)
-        if piece is not None:
+        if piece is not None and header.columns & blocks.KINDS:
+            piece, hole = _resolve(txn, piece, most_bytes - size, most_messages - messages, first=not pieces)
+            stop = piece.end
+        if piece is not None and piece.records:
             pieces.append(piece)
             size += piece.size
             messages += len(piece.records)
             start = piece.end
+        if hole is not None:
+            break
+        position = max(position, stop)
+        if piece is not None and stop < min(header.end, end):
+            return Found(pieces, None, position, decoded)
     else:
         if position < end:
             hole = Hole(position, end, f"the last block of stream {owner}, from {position} on, has vanished")
@@ -197,7 +207,7 @@ def _is_over(value: bytes, first: int, position: int) -> bool:
         return False
 
 
-def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:
+def _piece(block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:
     """Return the wanted messages of a block in [position, stop), covering [start, stop); None if there are none."""
     first = block.first
     low, high = position - first, stop - first
@@ -214,16 +224,49 @@ def _piece(txn: Any, block: Block, start: int, position: int, stop: int, chosen:
         times, numbers, sequences = (list(compress(part, picked)) for part in (times, numbers, sequences))
     if not records:
         return None
-    records = [bodies.fetch(txn, one) if type(one) is Reference else one for one in records]
     return Piece(start, stop, sequences, records, list(map(names.__getitem__, numbers)), times)
+
+
+def _resolve(txn: Any, piece: Piece, room: int, most: int, *, first: bool) -> tuple[Piece, Hole | None]:
+    """Return a piece with the bodies that references stand for: as much of it as fits, and the hole it stops at.
+
+    It ends before what does not fit, or where the hole begins.
+
+    Args:
+        room, most: so many bytes and messages.
+        first: at least one message, or a hole.
+    """
+    if Reference not in map(type, piece.records):
+        return piece, None
+    records: list[Record] = []
+    for index, stored in enumerate(piece.records):
+        if (records or not first) and (index >= most or room < _length(stored)):
+            return piece.part(0, index)._replace(records=records, end=piece.sequences[index]), None
+        record = stored
+        if type(stored) is Reference:
+            try:
+                record = bodies.fetch(txn, stored)
+            except CorruptionError as error:
+                sequence = piece.sequences[index]
+                before = piece.part(0, index)._replace(records=records, end=sequence)
+                return before, Hole(sequence, sequence + 1, str(error))
+        records.append(record)
+        room -= len(record)
+    return piece._replace(records=records), None
+
+
+def _length(record: Record) -> int:
+    """Return how many bytes a record is, also one that a reference stands for."""
+    return record.size if type(record) is Reference else len(record)
 
 
 def _next_block(txn: Any, owner: int, lane: int, first: int) -> int:
     """Return where the next block begins; a number above all sequences if there is none."""
-    for key, _ in scan(txn, owner, lane, first + 1, 2**64 - 1):
-        other = int.from_bytes(key[-8:], "big")
-        if other > first:
-            return other
+    with txn.cursor() as cursor:
+        for key, _ in _from(cursor, key_of(BLOCKS, owner, lane, first + 1)):
+            other = int.from_bytes(key[-8:], "big")
+            if other > first:
+                return other
     return 2**64 - 1
 
 
@@ -295,9 +338,14 @@ class Limits(NamedTuple):
 def surplus(txn: Any, owner: int, lane: int, row: Row, limits: Limits) -> Retained:
     """Return how far the floor may rise, looking at a bounded number of blocks.
 
+    A damaged block goes when those behind it are to go, or what is left without it is as many as may stay: what cannot
+    be read may be repaired as long as no limit asks for it. Its bytes are those its header names, else about its own.
+
     Cost: 5 µs a block that goes as a whole. The transaction should give buffers, so that those are not copied.
     """
     floor, left, left_bytes = row.floor, row.messages, row.bytes
+    kept = floor, left, left_bytes
+    """What was true before the damaged blocks that were come upon last: they stay if nothing behind them goes."""
     looked = 0
     more = False
     with txn.cursor() as cursor:
@@ -309,26 +357,58 @@ def surplus(txn: Any, owner: int, lane: int, row: Row, limits: Limits) -> Retain
             looked += 1
             header = None
             try:
-                header = blocks.read_header(value, where="a block")
+                header = _sound_header(value, BlockKey(BLOCKS, owner, lane, first))
                 stop, size = header.end, header.payload_bytes
-            except CorruptionError:  # it goes with those around it
-                stop, size = _next_block(txn, owner, lane, first), 0
+                whole = floor <= first and stop <= limits.ceiling
+                if whole and first < row.referring and header.columns & blocks.KINDS:
+                    size = sum(_lengths(value, header, row.referring))
+                goes = whole and _goes(left - stop + floor, left_bytes - size, value, header, limits)
+                if stop > floor and not goes:
+                    gap = max(0, first - floor)  # what was there has vanished
+                    high, size = _part_that_goes(
+                        left - gap, left_bytes, value, header, floor - first, row.referring, limits
+                    )
+                    if first + high > max(first, floor):
+                        left -= first + high - floor
+                        left_bytes -= size
+                        kept = first + high, left, left_bytes
+                    break
+            except CorruptionError:
+                header = None
+                size = _size_of_damaged(value, BlockKey(BLOCKS, owner, lane, first))
+                stop = min(_next_block(txn, owner, lane, first), max(row.next, first + 1))
+                if stop > limits.ceiling:
+                    break
             if stop <= floor:
                 continue
-            whole = floor <= first and stop <= limits.ceiling
-            if whole and header is not None and first < row.referring and header.columns & blocks.KINDS:
-                size = sum(_lengths(value, header, row.referring))
-            if not (whole and _goes(left - stop + first, left_bytes - size, value, header, limits)):
-                if header is not None:
-                    high, size = _part_that_goes(left, left_bytes, value, header, floor - first, row.referring, limits)
-                    left -= first + high - floor
-                    left_bytes -= size
-                    floor = first + high
-                break
-            left -= stop - max(first, floor)
-            left_bytes -= size
+            left -= stop - floor
+            left_bytes -= min(size, left_bytes)
             floor = stop
+            if header is not None or limits.all_below or (limits.messages is not None and left >= limits.messages):
+                kept = floor, left, left_bytes
+    floor, left, left_bytes = kept
     return Retained(floor, row.messages - left, row.bytes - left_bytes, more)
+
+
+def _sound_header(value: Any, key: BlockKey) -> blocks.Header:
+    """Return the header of a block that is the one that belongs here and as long as it should be.
+
+    Raises:
+        CorruptionError: it is not.
+    """
+    header = blocks.read_header(value, where="a block")
+    if header.key != key or len(value) != header.total_bytes(value):
+        raise CorruptionError("a block: not the block that belongs here")
+    return header
+
+
+def _size_of_damaged(value: Any, key: BlockKey) -> int:
+    """Return how many bytes of messages a damaged block held: by its header, else about."""
+    try:
+        header = blocks.read_header(value, where="a block")
+    except CorruptionError:
+        return len(value)
+    return header.payload_bytes if header.key == key else len(value)
 
 
 def _from(cursor: Any, key: bytes) -> Iterator[tuple[bytes, Any]]:
@@ -345,9 +425,9 @@ def _from(cursor: Any, key: bytes) -> Iterator[tuple[bytes, Any]]:
         found = cursor.next()
 
 
-def _goes(left: int, left_bytes: int, value: Any, header: blocks.Header | None, limits: Limits) -> bool:
+def _goes(left: int, left_bytes: int, value: Any, header: blocks.Header, limits: Limits) -> bool:
     """Tell whether a whole block goes, given what is left without it."""
-    if limits.all_below or header is None:
+    if limits.all_below:
         return True
     if limits.messages is not None and left >= limits.messages:
         return True
@@ -379,9 +459,16 @@ def _part_that_goes(
 
 
 def _lengths(value: Any, header: blocks.Header, referring: int) -> Sequence[int]:
-    """Return the lengths of the messages in a block, also of those that references stand for."""
+    """Return the lengths of the messages in a block, also of those that references stand for.
+
+    Raises:
+        CorruptionError: they are damaged.
+    """
     data = bytes(value)
     if header.key.first < referring and header.columns & blocks.KINDS:
         records = blocks.decode(data, header.key, where="a block").records
-        return [one.size if type(one) is Reference else len(one) for one in records]
-    return blocks.outline(data, header.key, where="a block")[1]
+        return list(map(_length, records))
+    lengths = blocks.outline(data, header.key, where="a block")[1]
+    if sum(lengths) != header.payload_bytes:
+        raise CorruptionError("a block: the lengths of the messages do not add up")
+    return lengths

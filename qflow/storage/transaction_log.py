@@ -191,7 +191,9 @@ class Unit:
     puts hold, the same object, is stored once.
     """
 
-    __slots__ = ("done", "error", "future", "joined", "parties", "puts", "result", "settles", "size", "writes")
+    __slots__ = (
+        "done", "error", "future", "joined", "parties", "puts", "result", "settles", "size", "values", "writes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -200,9 +202,12 @@ class Unit:
         parties: Iterable[Party] = (),
         writes: Iterable[Callable[[Any], Any]] = (),
         size: int = 0,
+        values: int = 0,
     ) -> None:
         self.size = size
         """About how many bytes `writes` write, if that is much: they are refused where the disk has no room for it."""
+        self.values = values
+        """About how many records those are, if that is more than a few: each may take a page of its own."""
         self.writes = list(writes)
         """Functions that are run inside its transaction, perhaps twice; see `TransactionLog.write`."""
         self.puts = list(puts)
@@ -628,7 +633,7 @@ class TransactionLog:
             parts = [ranges for unit in batch.units for _, ranges in unit.settles]
             lanes += len(parts)
             marks += sum(map(len, parts))
-            marks += 4 * len(batch.shared or ()) + 4 * sum(len(unit.writes) for unit in batch.units)
+            marks += 4 * len(batch.shared or ()) + sum(4 * len(unit.writes) + unit.values for unit in batch.units)
         if batch.attempts:
             marks += 2 * sum(map(len, batch.attempts.values()))
         size = batch.size - batch.saved

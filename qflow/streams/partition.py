@@ -56,8 +56,6 @@ class Partition:
         self.room = room
         """Of all streams of the broker."""
         self._arrived = row.next
-        self.retained_to = row.floor
-        """The floor that retention has asked the log for."""
         self.joining = 0
         """Callers between the question whether it is there still and a batch of the log: who ends it waits for them."""
         self._max_transaction_bytes = max_transaction_bytes

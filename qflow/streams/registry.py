@@ -40,6 +40,13 @@ FORGET_S = 3600.0
 STARTS = ("latest", "earliest", "committed")
 
 Start = str | int | datetime
+Attempt = Callable[[str, Callable[[], bool]], bool]
+"""Does a job, given what it is; returns whether there is more to do at once."""
+
+
+def at_once(_what: str, job: Callable[[], bool]) -> bool:
+    """Do a job; its errors are the caller's."""
+    return job()
 
 
 class _CursorFacts:
@@ -313,7 +320,8 @@ class Streams:
             if title is None:
                 cursor = self._ephemeral(stream, topic_filter, start)
             else:
-                cursor = self._durable(stream, title, topic_filter, start, expiry_s, group=group is not None)
+                with stream.held_back():  # retention has to know of it before it drops what it begins with
+                    cursor = self._durable(stream, title, topic_filter, start, expiry_s, group=group is not None)
                 if ack_timeout_s is not None or not cursor.members:
                     cursor.ack_timeout_s = ack_timeout_s
                 self._facts[cursor].seen_s = self._clock()
@@ -452,33 +460,43 @@ class Streams:
 
     # Upkeep ----------------------------------------------------------------------------------------------------------
 
-    def tick(self) -> bool:
-        """Apply retention, take back leases, let sessions expire; return whether there is more to do at once."""
+    def tick(self, attempt: Attempt = at_once) -> bool:
+        """Apply retention, take back leases, let sessions expire; return whether there is more to do at once.
+
+        Args:
+            attempt: does each job, given what it is; one that takes care of errors lets all others be done.
+        """
+        more = [attempt("leases", self._take_back), attempt("sessions", self._expire_sessions)]
+        more.append(attempt("producers", self._forget_producers))
+        for stream in self.all():
+            more.append(attempt(f"retention of stream {stream.name!r}", stream.retain))
+            more.append(attempt(f"the index of stream {stream.name!r}", stream.index))
+        return any(more)
+
+    def _take_back(self) -> bool:
         for stream in self.all():
             for _, cursor in list(stream.readers):
                 cursor.tick()
-        self._expire_sessions()
-        self._forget_producers()
-        more = [stream.retain() | stream.index() for stream in self.all()]
-        return any(more)
+        return False
 
-    def _forget_producers(self) -> None:
+    def _forget_producers(self) -> bool:
         """Forget producers that were not seen for long, some of them each time; all once in a while."""
         now = self._monotonic()
         if now < self._forget_at or self._log.failed:
-            return
+            return False
         with self._log.read() as txn:
             if not table.any_stored(txn):
                 self._forget_at = now + FORGET_S
-                return
+                return False
         found: list[table.Forgotten] = []
         now_ms, start = int(self._clock() * 1000), self._forgotten_to
         self._log.commit(self._log.write(lambda txn: found.append(table.forget(txn, now_ms, start))))
         self._forgotten_to = found[-1].position
         if not self._forgotten_to:
             self._forget_at = now + FORGET_S
+        return False
 
-    def _expire_sessions(self) -> None:
+    def _expire_sessions(self) -> bool:
         now = self._clock()
         with self._lock:
             for facts in list(self._facts.values()):
@@ -491,6 +509,7 @@ class Streams:
                 elif now - facts.seen_s > facts.expiry_s:
                     _logger.info("subscription %r of stream %r expired", facts.cursor.title, facts.cursor.stream.name)
                     self._delete_cursor(facts.cursor)
+        return False
 
     @property
     def lanes(self) -> list[Lane]:

@@ -8,13 +8,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import datetime
 from itertools import islice
 
 from xxhash import xxh3_64_intdigest
 
 from qflow.config import StreamSettings, parse_count, parse_moment
-from qflow.errors import BrokerClosed, CorruptionError, ForkedProcess, InvalidArgument, QflowError, StreamDeleted, again
+from qflow.errors import (
+    BrokerClosed,
+    CorruptionError,
+    DiskFull,
+    ForkedProcess,
+    InvalidArgument,
+    QflowError,
+    StreamDeleted,
+    again,
+)
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
 from qflow.storage import partitions
@@ -22,7 +32,7 @@ from qflow.storage.block_log import Row, Settled, read_row
 from qflow.storage.partitions import Found, Hole, Piece
 from qflow.storage.topic_index import TopicIndex
 from qflow.storage.topic_records import delete_index
-from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
+from qflow.storage.transaction_log import Lane, TransactionLog, Unit
 from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.interest import Interest
@@ -38,6 +48,9 @@ QUIET_S = 10.0
 """How long an end waits for what has reserved room and not joined a batch yet."""
 NEWEST_AT_ONCE = 1024
 """A query of the newest messages looks at so many first, then at twice as many, and so on."""
+
+MOST = 2**60
+"""A query counts so far."""
 
 Bound = int | datetime | None
 
@@ -75,6 +88,8 @@ class Stream:
         self._clock = clock
         self._dropped = self._damaged = 0
         self._retaining = threading.Lock()
+        self._dropping: tuple[Unit, int] | None = None
+        """What retention has asked the log for, and how many messages that drops."""
         self._reported: set[int] = set()
         self._index = TopicIndex(owner)
         self._index_problems: set[str] = set()
@@ -167,17 +182,18 @@ class Stream:
             topic_filter: as in MQTT.
             partition: of this one only.
             start, end: offsets, or datetimes with a time zone; `end` is not included.
-            skip, limit: of what matches, leave out so many, and stop after so many.
-            newest: only so many, the last ones.
+            skip, limit: of what matches, leave out so many, and stop after so many; 2^60 at most.
+            newest: only so many, the last ones; 2^60 at most.
 
         Raises:
             InvalidArgument: a filter, bound or number makes no sense. StreamDeleted, BrokerClosed.
         Cost: as a replay; blocks without a match are not read.
         """
         self.check_open()
-        parse_count(skip, "skip", least=0)
-        if limit is not None:
-            parse_count(limit, "limit", least=0)
+        _parse_number(skip, "skip", 0)
+        last = None if limit is None else skip + _parse_number(limit, "limit", 0)
+        if newest is not None:
+            _parse_number(newest, "newest", 1)
         numbers = range(len(self.partitions)) if partition is None else [self.check_number(partition)]
         interest = self.interest(topic_filter)
         bounds = []
@@ -186,10 +202,10 @@ class Stream:
             high = self.sequence_at(number, end, default=self.partitions[number].next)
             bounds.append((number, max(low, self.partitions[number].floor), min(high, self.partitions[number].next)))
         if newest is None:
-            found = self._merged(interest, bounds)
+            found = self._merged(interest, bounds, MOST if last is None else max(1, last))
         else:
-            found = self._newest(interest, bounds, parse_count(newest, "newest"))
-        return islice(found, skip, None if limit is None else skip + limit)
+            found = self._newest(interest, bounds, newest)
+        return islice(found, skip, last)
 
     def last(self, topic_filter: str = "#") -> dict[str, StreamMessage]:
         """Return the newest retained message of each topic that a filter matches.
@@ -209,14 +225,17 @@ class Stream:
             )
         return partition
 
-    def _merged(self, interest: Interest, bounds: list[tuple[int, int, int]]) -> Iterator[StreamMessage]:
-        lines = [self._messages(interest, *bound) for bound in bounds]
+    def _merged(self, interest: Interest, bounds: list[tuple[int, int, int]], most: int) -> Iterator[StreamMessage]:
+        lines = [self._messages(interest, *bound, most) for bound in bounds]
         return lines[0] if len(lines) == 1 else heapq.merge(*lines, key=lambda message: message.time_ms)
 
-    def _messages(self, interest: Interest, number: int, position: int, end: int) -> Iterator[StreamMessage]:
+    def _messages(
+        self, interest: Interest, number: int, position: int, end: int, most: int = MOST
+    ) -> Iterator[StreamMessage]:
+        """Yield messages of a partition; `most` is how many of them anybody wants."""
         while position < end:
             self.check_open()
-            found = self.read(number, position, end, QUERY_BYTES, interest)
+            found = self.read(number, position, end, QUERY_BYTES, interest, most)
             for piece in found.pieces:
                 yield from self._of_piece(piece)
             position = found.position
@@ -251,23 +270,41 @@ class Stream:
         with self._retaining:  # two who drop the same messages would count them twice
             return self._retain()
 
+    def held_back(self) -> AbstractContextManager[object]:
+        """Nothing is dropped meanwhile: for who looks where messages begin, and then holds them back himself."""
+        return self._retaining
+
     def _retain(self) -> bool:
+        self._count_dropped()  # of a call that was interrupted: it may still be on its way
         more = False
-        batch: Batch | None = None
+        settles: list[tuple[Lane, list[Settled]]] = []
+        messages = 0
         for partition in self.partitions:
-            lane = partition.lane
-            if partition.floor < partition.retained_to:  # that failed, and waits in the log to be tried again
-                batch = self._log.settle(lane, [])
-                continue
             found = self._surplus(partition)
             if found is not None and found.floor > partition.floor:
-                batch = self._log.settle(lane, [Settled(partition.floor, found.floor, found.messages, found.bytes)])
-                partition.retained_to = found.floor
-                self._dropped += found.messages
+                part = Settled(partition.floor, found.floor, found.messages, found.bytes)
+                settles.append((partition.lane, [part]))
+                messages += found.messages
                 more |= found.more
-        if batch is not None:
-            self._log.commit(batch)
+        if settles:
+            unit = Unit(settles=settles)  # what fails is forgotten, not tried again: the next call looks anew
+            self._dropping = unit, messages
+            self._log.wait(self._log.join(unit))
+            self._count_dropped()
+            if unit.error is not None:
+                raise again(unit.error)
         return more
+
+    def _count_dropped(self) -> None:
+        """Count what was dropped last, if it is committed."""
+        if self._dropping is None:
+            return
+        unit, messages = self._dropping
+        if unit.joined and not unit.done:
+            self._log.drain()
+        self._dropping = None
+        if unit.done and unit.error is None:
+            self._dropped += messages
 
     def _surplus(self, partition: Partition) -> partitions.Retained | None:
         settings = self.settings
@@ -310,6 +347,8 @@ class Stream:
     def index(self, least: int | None = None) -> bool:
         """Index closed blocks, a bounded part; return whether there is more to do at once. By one thread at a time.
 
+        Where the disk is full it is done later: the index saves time, and holds no messages.
+
         Args:
             least: so many must wait; None = a whole segment.
         """
@@ -337,11 +376,14 @@ class Stream:
             for problem in segment.problems:
                 self._index_is_damaged(problem)
             planned, wrote = segment, []
-            unit = Unit(writes=[lambda txn: wrote.append(index.write(txn, planned))], size=segment.value_bytes)
+            write = [lambda txn: wrote.append(index.write(txn, planned))]
+            unit = Unit(writes=write, size=segment.value_bytes, values=segment.values)
             self._log.wait(self._log.join(unit))
-            if unit.error is not None:
+            if isinstance(unit.error, DiskFull):
+                segment = None  # later: what is forgotten below the floor gives room back
+            elif unit.error is not None:
                 raise again(unit.error)
-            if wrote[-1]:
+            elif wrote[-1]:
                 index.written(segment)
         if row.floor <= self._forgotten_to.get(number, number << LANE_SHIFT):
             return segment is not None
@@ -422,3 +464,9 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}, {len(self.partitions)} partitions>"
+
+
+def _parse_number(value: int, what: str, least: int) -> int:
+    if parse_count(value, what, least=least) > MOST:
+        raise InvalidArgument(f"{what} must be at most 2^60, got {value}")
+    return value
