@@ -298,7 +298,10 @@ class Broker:
                 self._deleted.append(record.owner)
             elif record.rows is not None:
                 self._recover(record, record.rows)
-        self._streams.recover(found.streams, found.cursors, clean=self._clean)
+        problems = self._streams.recover(found.streams, found.cursors, found.unread, clean=self._clean)
+        for problem in problems:
+            _logger.error("%s: %s", self.path, problem)
+        self._problems += problems
         self._routing.forget()
 
     def _new_owner(self) -> int:
@@ -447,7 +450,7 @@ class Broker:
         value = recovery.queue_value(name, incarnation, settings.to_dict())
 
         def write(txn: Any) -> None:
-            txn.put(block_log.queue_key(owner), value)
+            recovery.write_new(txn, owner, value)
             block_log.write_row(txn, owner, 0, Row())
 
         self._log.commit(self._log.write(write))
