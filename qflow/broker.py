@@ -762,7 +762,10 @@ class Broker:
         Cost: one commit for a new stream.
         """
         if not isinstance(topics, str):
-            topics = list(topics)
+            try:
+                topics = list(topics)
+            except TypeError as error:
+                raise InvalidArgument(f"topics must be a list of topic filters, not {topics!r}") from error
         values: dict[str, Any] = {
             "topics": topics,
             "partitions": partitions,
@@ -779,7 +782,7 @@ class Broker:
             self._routing.forget()
             return stream
 
-    def alter_stream(self, name: str, **changes: Any) -> Stream:
+    def alter_stream(self, stream: Stream | str, /, **changes: Any) -> Stream:
         """Change settings of a stream: any of the arguments of `declare_stream` but `partitions`. Cost: one commit.
 
         Raises:
@@ -787,28 +790,30 @@ class Broker:
         """
         with self._declaring:
             self._check_open()
-            stream = self._streams.alter(name, **changes)
+            altered = self._streams.alter(stream, **changes)
             self._routing.forget()
             self._ticked = -math.inf
             self._stop.bell.set()
-            return stream
+            return altered
 
-    def stream(self, name: str) -> Stream:
-        """Return a stream that exists.
+    def stream(self, name: Stream | str) -> Stream:
+        """Return a stream that exists, by name; one of this broker is returned as it is.
 
         Raises:
             NotFound: none of this name does. CorruptionError: its record in the log is damaged.
         """
         self._check_open()
-        return self._streams.get(name)
+        return self._streams.own(name)
 
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
         self._check_open()
         return self._streams.names()
 
-    def delete_stream(self, name: str) -> None:
+    def delete_stream(self, name: Stream | str) -> None:
         """Delete a stream with its messages and subscriptions; who waits gets `StreamDeleted`.
+
+        If it fails, repeat it: the stream takes nothing more, but is in the log until it is deleted.
 
         Raises:
             NotFound: there is none of this name.
@@ -845,7 +850,8 @@ class Broker:
                 retained; an offset, or a datetime with a time zone = the first message not earlier. `"committed"` =
                 where the name or group is, which must be known.
             group: share the work; the first to join sets filter and start.
-            session_expiry_s: a durable one that nobody has open for so long is deleted; None = never.
+            session_expiry_s: a durable one that nobody has open for so long is deleted; None = as it was told before,
+                of a new one never.
             follow: False = end where the stream ends, instead of waiting for more.
             ack_timeout_s: a message held for longer goes to somebody else; None = 60 s in a group, else without end.
             on_gap: when messages that were to come are gone: `"raise"` a `GapError`, or `"skip"` and count them.
@@ -854,6 +860,7 @@ class Broker:
             NotFound: there is no such stream, or no such subscription where `start="committed"`.
             InvalidArgument: the filter is not valid, an offset is past the end, or arguments do not go together.
             SettingsConflict: the name is open already, or has another filter.
+            CorruptionError: where it was is damaged: `delete_subscription` removes it. DiskFull: it is a new one.
         Cost: a new durable one, one commit.
         """
         with self._declaring:

@@ -76,9 +76,11 @@ class Sending:
         try:
             for partition in self._lots:
                 partition.begin_joining(self)
+            if not puts:
+                if claim is not None:
+                    claim.give_up()  # nobody wants it, so it may be published under this number again
+                return None
             if claim is None:
-                if not puts:
-                    return None
                 if len(puts) == 1:
                     puts[0].future = future
                     return Sent(log.put(puts[0]), puts, None)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ import attrs
 from qflow.config import StreamSettings, check_name, parse_span
 from qflow.errors import (
     CorruptionError,
+    DiskFull,
     ForkedProcess,
     InvalidArgument,
     NotFound,
@@ -282,9 +284,10 @@ class Streams:
         for topic_filter in stream.settings.topics:
             self.routes.add(topic_filter, stream)
 
-    def alter(self, name: str, **changes: Any) -> Stream:
+    def alter(self, of: Stream | str, /, **changes: Any) -> Stream:
         """Change what a stream takes, or how long it keeps it."""
-        stream = self.get(name)
+        stream = self.own(of)
+        name = stream.name
         known = {field.name for field in attrs.fields(StreamSettings)}
         unknown = changes.keys() - known
         if unknown:
@@ -334,8 +337,14 @@ class Streams:
         """Return all streams."""
         return list(self._streams.values())
 
-    def delete(self, name: str) -> None:
+    def delete(self, of: Stream | str) -> None:
         """Delete a stream with its messages and subscriptions. Cost: one commit."""
+        if isinstance(of, Stream):
+            name = of.name
+            if self._streams.get(name) is not of:
+                self.own(of)  # which raises
+        else:
+            name = of
         self._make_sure()
         broken = self._broken.get(check_name(name, "stream"))
         if broken is not None:
@@ -384,10 +393,21 @@ class Streams:
         on_gap: str,
     ) -> Subscription:
         """Return a subscription; see `Broker.subscribe`."""
-        stream = self._own(name_of_stream)
+        stream = self.own(name_of_stream)
+        if isinstance(topic_filter, str) and topic_filter.startswith("$share/"):
+            raise InvalidArgument(
+                f"filter {topic_filter:.120} is a shared subscription of MQTT: give its filter alone, and its name as "
+                "group="
+            )
         check_filter(topic_filter)
         if on_gap not in ("raise", "skip"):
             raise InvalidArgument(f'on_gap must be "raise" or "skip", got {on_gap!r}')
+        if not isinstance(follow, bool):
+            raise InvalidArgument(f"follow must be True or False, got {follow!r}")
+        if name is not None and group is not None:
+            raise InvalidArgument(
+                "name= and group= do not go together: a group is known by its own name, and its members have none"
+            )
         if name is not None:
             check_name(name, "subscription")
         if group is not None:
@@ -404,6 +424,11 @@ class Streams:
         if ack_timeout_s is not None and not parse_span(ack_timeout_s, "ack_timeout_s") > 0:
             raise InvalidArgument("ack_timeout_s must be more than 0 seconds; None is no time-out")
         expiry_s = None if session_expiry_s is None else parse_span(session_expiry_s, "session_expiry_s")
+        if expiry_s == 0:
+            raise InvalidArgument(
+                "session_expiry_s must be more than 0 seconds: what ends when it is closed needs no name, and None "
+                "leaves it as it is"
+            )
         with self._lock:
             if title is None:
                 cursor = self._ephemeral(stream, topic_filter, start)
@@ -416,7 +441,13 @@ class Streams:
                 cursor.ack_timeout_s = ack_timeout_s
             return Subscription(cursor, follow=follow, skip_gaps=on_gap == "skip", ended=self._left)
 
-    def _own(self, stream: Stream | str) -> Stream:
+    def own(self, stream: Stream | str) -> Stream:
+        """Return a stream of this broker, given itself or by name.
+
+        Raises:
+            NotFound, CorruptionError: as `get`. StreamDeleted: it was deleted.
+            InvalidArgument: it is one of another broker.
+        """
         if not isinstance(stream, Stream):
             return self.get(stream)
         stream.check_open()
@@ -472,9 +503,13 @@ class Streams:
         if not cursor.members:
             self._recall(cursor)
         facts = self._facts[cursor]
-        if facts.expiry_s != expiry_s and not cursor.members:
-            facts.expiry_s = expiry_s
-            self._write_facts(facts)
+        if expiry_s is not None and facts.expiry_s != expiry_s and not cursor.members:
+            was, facts.expiry_s = facts.expiry_s, expiry_s
+            try:
+                self._write_facts(facts)
+            except BaseException:
+                facts.expiry_s = was
+                raise
         return cursor
 
     def _new_durable(
@@ -531,19 +566,30 @@ class Streams:
             if last and facts is not None and cursor.ended is None:
                 facts.seen_s = self._clock()
                 if facts.expiry_s is not None:
-                    self._write_facts(facts)
+                    with suppress(DiskFull):  # maintenance writes it, or the end
+                        self._write_facts(facts)
 
     def _write_facts(self, facts: _CursorFacts) -> None:
+        """Write when a cursor was last open, and what else is known of it.
+
+        Raises:
+            DiskFull: there is no room beside what acks need.
+        """
         cursor = facts.cursor
-        facts.written_s = facts.seen_s
+        seen_s = facts.seen_s
         value = _cursor_value(
-            cursor.stream, cursor.title or "", cursor.interest.filter, cursor.is_group, facts.expiry_s, facts.seen_s
+            cursor.stream, cursor.title or "", cursor.interest.filter, cursor.is_group, facts.expiry_s, seen_s
         )
-        self._write_record(cursor.owner, value)
+        key = block_log.queue_key(cursor.owner)
+        unit = Unit(writes=[lambda txn: txn.put(key, value)], size=len(value))
+        self._log.wait(self._log.join(unit))
+        if unit.error is not None:
+            raise again(unit.error)
+        facts.written_s = seen_s
 
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group, with where it was; who has it open gets `StreamDeleted`."""
-        owner = self._own(stream)
+        owner = self.own(stream)
         check_name(name, "subscription")
         with self._lock:
             self._make_sure()
@@ -608,9 +654,12 @@ class Streams:
                     continue
                 if facts.cursor.members:
                     facts.seen_s = now
-                    if now - facts.written_s > max(1.0, facts.expiry_s / 4):
+                if facts.seen_s - facts.written_s > max(1.0, facts.expiry_s / 4):
+                    with suppress(DiskFull):  # it is tried again next time
                         self._write_facts(facts)
-                elif now - facts.seen_s > facts.expiry_s:
+                if facts.cursor.members:
+                    continue
+                if now - facts.seen_s > facts.expiry_s:
                     _logger.info("subscription %r of stream %r expired", facts.cursor.title, facts.cursor.stream.name)
                     self._delete_cursor(facts.cursor)
 
