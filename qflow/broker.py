@@ -300,7 +300,10 @@ class Broker:
                 self._deleted.append(record.owner)
             elif record.rows is not None:
                 self._recover(record, record.rows)
-        self._streams.recover(found.streams, found.cursors, clean=self._clean)
+        problems = self._streams.recover(found.streams, found.cursors, found.unread, clean=self._clean)
+        for problem in problems:
+            _logger.error("%s: %s", self.path, problem)
+        self._problems += problems
         self._routing.forget()
 
     def _new_owner(self) -> int:
@@ -449,7 +452,7 @@ class Broker:
         value = recovery.queue_value(name, incarnation, settings.to_dict())
 
         def write(txn: Any) -> None:
-            txn.put(block_log.queue_key(owner), value)
+            recovery.write_new(txn, owner, value)
             block_log.write_row(txn, owner, 0, Row())
 
         self._log.commit(self._log.write(write))
@@ -567,7 +570,8 @@ class Broker:
             key: messages of one key are in one partition of a stream, in order; without one, those of a topic are.
             producer, number: whoever publishes, and his number for this message: one he published before is not
                 stored again. See `docs/howto/streams.md`.
-            timeout_s: seconds to wait for room in queues that are at their limit; None = without end.
+            timeout_s: seconds to wait for room in queues that are at their limit, and for what becomes of the same
+                number where somebody else is publishing it; None = without end.
 
         Returns:
             The offset in each stream, and the sequence in each queue; None where its policy dropped it. Nothing where
@@ -575,6 +579,7 @@ class Broker:
 
         Raises:
             InvalidArgument: the topic is not valid, or has wildcards. All that `Queue.put` raises.
+            ProducerBusy: what became of the number was not known in time.
         Cost: transient 0.3 µs for each queue; durable a share of one commit.
         """
         if headers is None and key is None and producer is None:
@@ -654,12 +659,14 @@ class Broker:
         claim = self.claim_of(producer, number)
         if claim is None:
             return self._begin_claimed(messages, headers, None, timeout, done)
+        deadline = None if timeout is None else self._monotonic() + timeout
         try:
-            if not claim.take():
+            if not claim.take(timeout):
                 if done is not None:
                     done.set_result(None)
                 return lambda: [PublishResult.of_duplicate() for _ in messages]
-            return self._begin_claimed(messages, headers, claim, timeout, done)
+            left = None if deadline is None else max(0.0, deadline - self._monotonic())
+            return self._begin_claimed(messages, headers, claim, left, done)
         except BaseException:
             claim.give_up()
             raise
@@ -761,7 +768,10 @@ class Broker:
         Cost: one commit for a new stream.
         """
         if not isinstance(topics, str):
-            topics = list(topics)
+            try:
+                topics = list(topics)
+            except TypeError as error:
+                raise InvalidArgument(f"topics must be a list of topic filters, not {topics!r}") from error
         values: dict[str, Any] = {
             "topics": topics,
             "partitions": partitions,
@@ -778,7 +788,7 @@ class Broker:
             self._routing.forget()
             return stream
 
-    def alter_stream(self, name: str, **changes: Any) -> Stream:
+    def alter_stream(self, stream: Stream | str, /, **changes: Any) -> Stream:
         """Change settings of a stream: any of the arguments of `declare_stream` but `partitions`. Cost: one commit.
 
         Raises:
@@ -786,28 +796,30 @@ class Broker:
         """
         with self._declaring:
             self._check_open()
-            stream = self._streams.alter(name, **changes)
+            altered = self._streams.alter(stream, **changes)
             self._routing.forget()
             self._ticked = -math.inf
             self._stop.bell.set()
-            return stream
+            return altered
 
-    def stream(self, name: str) -> Stream:
-        """Return a stream that exists.
+    def stream(self, name: Stream | str) -> Stream:
+        """Return a stream that exists, by name; one of this broker is returned as it is.
 
         Raises:
             NotFound: none of this name does. CorruptionError: its record in the log is damaged.
         """
         self._check_open()
-        return self._streams.get(name)
+        return self._streams.own(name)
 
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
         self._check_open()
         return self._streams.names()
 
-    def delete_stream(self, name: str) -> None:
+    def delete_stream(self, name: Stream | str) -> None:
         """Delete a stream with its messages and subscriptions; who waits gets `StreamDeleted`.
+
+        If it fails, repeat it: the stream takes nothing more, but is in the log until it is deleted.
 
         Raises:
             NotFound: there is none of this name.
@@ -844,7 +856,8 @@ class Broker:
                 retained; an offset, or a datetime with a time zone = the first message not earlier. `"committed"` =
                 where the name or group is, which must be known.
             group: share the work; the first to join sets filter and start.
-            session_expiry_s: a durable one that nobody has open for so long is deleted; None = never.
+            session_expiry_s: a durable one that nobody has open for so long is deleted; None = as it was told before,
+                of a new one never.
             follow: False = end where the stream ends, instead of waiting for more.
             ack_timeout_s: a message held for longer goes to somebody else; None = 60 s in a group, else without end.
             on_gap: when messages that were to come are gone: `"raise"` a `GapError`, or `"skip"` and count them.
@@ -853,6 +866,7 @@ class Broker:
             NotFound: there is no such stream, or no such subscription where `start="committed"`.
             InvalidArgument: the filter is not valid, an offset is past the end, or arguments do not go together.
             SettingsConflict: the name is open already, or has another filter.
+            CorruptionError: where it was is damaged: `delete_subscription` removes it. DiskFull: it is a new one.
         Cost: a new durable one, one commit.
         """
         with self._declaring:

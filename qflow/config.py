@@ -235,7 +235,9 @@ class QueueSettings:
 def _topics(value: Any, what: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple) or not value:
         raise InvalidArgument(f"{what} must be a list of topic filters, at least one, got {value!r}")
-    return tuple(value)
+    if not all(isinstance(one, str) for one in value):
+        raise InvalidArgument(f"{what} must be a list of topic filters, which are str, got {value!r}")
+    return tuple(dict.fromkeys(value))
 
 
 def _partitions(value: Any, what: str) -> int:
@@ -284,9 +286,10 @@ class StreamSettings:
         for name in ("topics", "partitions", "retain_until_consumed", "max_message_bytes"):
             if getattr(self, name) is None:
                 raise InvalidArgument(f"{name} of a stream must not be None")
-        if self.max_message_bytes > MAX_MESSAGE_BYTES:
+        if not 0 < self.max_message_bytes <= MAX_MESSAGE_BYTES:
             raise InvalidArgument(
-                f"max_message_bytes must be at most {MAX_MESSAGE_BYTES}, got {self.max_message_bytes}"
+                f"max_message_bytes of a stream must be more than 0 and at most {MAX_MESSAGE_BYTES}, got "
+                f"{self.max_message_bytes}"
             )
 
     @property
@@ -300,6 +303,7 @@ class StreamSettings:
             (field.name, mine, theirs)
             for field in attrs.fields(StreamSettings)
             if (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
+            and not (field.name == "topics" and set(mine) == set(theirs))
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -40,6 +40,12 @@ class PublishResult(_Places):
     duplicate = False
     """Its producer had published it before: nothing was stored."""
 
+    def __repr__(self) -> str:
+        shown = f"{type(self).__name__}(offsets={self.offsets!r}, sequences={self.sequences!r}"
+        if self.partitions:
+            shown += f", partitions={dict(self.partitions)!r}"
+        return shown + (", duplicate=True)" if self.duplicate else ")")
+
     @classmethod
     def of_duplicate(cls) -> PublishResult:
         """Return what is told of a message that was published before."""
@@ -333,7 +339,12 @@ def check_key(key: object) -> bytes | None:
     if key is None:
         return None
     if isinstance(key, str):
-        key = key.encode()
+        try:
+            key = key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"key {key!r:.60} cannot be encoded as UTF-8: {error.reason}") from error
+    elif isinstance(key, bytearray | memoryview):
+        key = bytes(key)
     if not isinstance(key, bytes) or not 0 < len(key) <= MAX_KEY_BYTES:
         raise InvalidArgument(
             f"a key must be 1 to {MAX_KEY_BYTES:,} bytes, or text that takes so many, got {key!r:.60}"

@@ -151,21 +151,23 @@ class AsyncBroker:
         """Return the stream of this name, making it if there is none; settings as `Broker.declare_stream`."""
         return self._around_stream(await self._run(partial(self.broker.declare_stream, name, **settings)))
 
-    def stream(self, name: str) -> AsyncStream:
+    def stream(self, name: AsyncStream | Stream | str) -> AsyncStream:
         """Return a stream that exists; see `Broker.stream`."""
-        return self._around_stream(self.broker.stream(name))
+        return self._around_stream(self.broker.stream(_plain_stream(name)))
 
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
         return self.broker.streams()
 
-    async def alter_stream(self, name: str, **changes: Any) -> AsyncStream:
+    async def alter_stream(self, stream: AsyncStream | Stream | str, /, **changes: Any) -> AsyncStream:
         """Change settings of a stream while it is used; see `Broker.alter_stream`."""
-        return self._around_stream(await self._run(partial(self.broker.alter_stream, name, **changes)))
+        return self._around_stream(await self._run(partial(self.broker.alter_stream, _plain_stream(stream), **changes)))
 
-    async def delete_stream(self, name: str) -> None:
+    async def delete_stream(self, name: AsyncStream | Stream | str) -> None:
         """Delete a stream with its messages and subscriptions; waiting tasks get `StreamDeleted`."""
-        await self._run(partial(self.broker.delete_stream, name))
+        plain = _plain_stream(name)
+        await self._run(partial(self.broker.delete_stream, plain))
+        name = plain if isinstance(plain, str) else plain.name
         for stream in [stream for stream in self._streams if stream.name == name]:
             del self._streams[stream]
 

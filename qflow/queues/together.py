@@ -161,7 +161,11 @@ class Together:
         puts, leavings = parts.puts, parts.leavings
         try:
             for put in puts:
-                put.lane.publisher.check_not_deleted()  # type: ignore[attr-defined]
+                place: Any = put.lane.publisher
+                if place.reserves_together:
+                    place.begin_joining(parts)
+                else:
+                    place.check_not_deleted()
             settles = [part for leaving in leavings for part in leaving.settles()]
             if settles or any(put.lane.is_logged for put in puts) or any(leaving.writes for leaving in leavings):
                 writes: list[Any] = [write for leaving in leavings for write in leaving.writes]
@@ -177,6 +181,11 @@ class Together:
         except BaseException:
             parts.withdraw()
             raise
+        finally:
+            for put in puts:
+                place = put.lane.publisher
+                if place.reserves_together:
+                    place.end_joining(parts)
         if future is not None:
             future.set_result(None)
         return None

@@ -64,8 +64,14 @@ def _open(path: str, *, read_only: bool = False) -> lmdb.Environment:
             if "Cannot allocate memory" in str(error) and size > LEAST_MAP_BYTES:
                 size //= 2
                 continue
+            if "already open in this process" in str(error):
+                raise StorageError(
+                    f"the log at {path} is open in this process: ask the broker that has it, with stats(), check() or "
+                    "snapshot(), or look from another process"
+                ) from error
             raise StorageError(
-                f"the log at {path} could not be opened: {error}. It was left as it is; copy it before you try repairs"
+                f"the log at {path} could not be opened: {str(error).rstrip('.')}. It was left as it is; copy it "
+                "before you try repairs"
             ) from error
     if env.lib_version()[0] != ENGINE:
         env.close()

@@ -15,7 +15,7 @@ from qflow.errors import CorruptionError, FormatTooNew, StorageError
 from qflow.storage.block_log import FORMAT, Row, meta_key, queue_key, read_rows, seal, unseal
 
 CLEAN, DIRTY = b"clean", b"dirty"
-
+_OWNER = struct.Struct("<Q")
 
 QUEUE, STREAM, CURSOR = "queue", "stream", "cursor"
 """What an owner of lanes may be; a cursor has no blocks, only rows and marks: how far a subscription came."""
@@ -44,7 +44,9 @@ class Recovery(NamedTuple):
     cursors: list[QueueRecord]
     problems: list[str]
     next_owner: int
-    """Above the number of every queue, damaged records included."""
+    """Above every number that was ever given: what was written late under one of them is never taken for another's."""
+    unread: frozenset[int]
+    """Numbers of records that are damaged, or of a kind that this version does not know."""
 
 
 def first_records(uuid: UUID) -> dict[bytes, bytes]:
@@ -72,6 +74,22 @@ def queue_value(
 ) -> bytes:
     fields = {"name": name, "incarnation": incarnation, "settings": settings, "deleted": deleted, "kind": kind}
     return seal(json.dumps(fields).encode())
+
+
+def write_new(txn: Any, owner: int, value: bytes) -> None:
+    """Write the record of a new owner of lanes, and that its number is given: it does not come back."""
+    txn.put(queue_key(owner), value)
+    if _noted_owner(txn) <= owner:
+        txn.put(meta_key("next_owner"), seal(_OWNER.pack(owner + 1)))
+
+
+def _noted_owner(txn: Any) -> int:
+    """Return the number that the next owner gets at the least; 0 if that is not noted, or damaged."""
+    value = txn.get(meta_key("next_owner"))
+    try:
+        return 0 if value is None else int(_OWNER.unpack(unseal(value, "the log's next number"))[0])
+    except (CorruptionError, struct.error):
+        return 0
 
 
 def set_state(txn: Any, state: bytes) -> None:
@@ -103,6 +121,7 @@ def read(txn: Any, path: str) -> Recovery:
         )
     found: dict[str, list[QueueRecord]] = {QUEUE: [], STREAM: [], CURSOR: []}
     problems: list[str] = []
+    unread: set[int] = set()
     highest = 0
     prefix = queue_key(0)[:1]
     with txn.cursor() as cursor:
@@ -113,8 +132,16 @@ def read(txn: Any, path: str) -> Recovery:
                 fields = json.loads(unseal(cursor.value(), f"the record of queue {owner}"))
             except CorruptionError as error:
                 problems.append(str(error))
+                unread.add(owner)
             else:
-                found[fields["kind"]].append(_queue(txn, owner, fields, problems))
+                if fields["kind"] in found:
+                    found[fields["kind"]].append(_queue(txn, owner, fields, problems))
+                else:
+                    problems.append(
+                        f"record {owner}, {fields['name']!r}, is of kind {fields['kind']!r}, which this qflow does not "
+                        "know: open the spool with the newer one that wrote it"
+                    )
+                    unread.add(owner)
             more = cursor.next()
     return Recovery(
         UUID(bytes=values["uuid"]),
@@ -123,7 +150,8 @@ def read(txn: Any, path: str) -> Recovery:
         found[STREAM],
         found[CURSOR],
         problems,
-        highest + 1,
+        max(highest + 1, _noted_owner(txn)),
+        frozenset(unread),
     )
 
 

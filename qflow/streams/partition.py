@@ -16,7 +16,7 @@ from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record
 from qflow.storage.block_log import Row
 from qflow.storage.bodies import SHARED_BYTES
 from qflow.storage.transaction_log import Lane, Put
-from qflow.streams.room import SLAB_BYTES, Asking, Room, Slab, Tail, charge_for
+from qflow.streams.room import SLAB_BYTES, Asking, Mark, Room, Slab, Tail, charge_for
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -55,8 +55,8 @@ class Partition:
         """The sequence behind the last one that subscribers may see."""
         self.room = room
         """Of all streams of the broker."""
-        self._arrived = row.next
-        self.joining = 0
+        self._arrived = Mark(row.next)
+        self.joining: set[object] = set()
         """Callers between the question whether it is there still and a batch of the log: who ends it waits for them."""
         self._max_transaction_bytes = max_transaction_bytes
         self.published = 0
@@ -85,9 +85,7 @@ class Partition:
         end = first + len(records)
         if end <= self.next:
             return
-        if end > self._arrived:
-            self._arrived = end
-            self.room.arrived(charge_for(len(records), size))
+        self.room.arrived_to(self._arrived, end, charge_for(len(records), size))
         trie = self.stream.readers
         readers: dict[Reader, None] = {}
         if len(trie):
@@ -111,8 +109,7 @@ class Partition:
     def refused(self, put: Put) -> None:
         """Give back the room of a put that was not confirmed; a second time is a no-op."""
         if not put.refused:
-            put.refused = True
-            self.room.arrived(put_charge(put))
+            self.room.refused(put, put_charge(put))
 
     # Called by who publishes -----------------------------------------------------------------------------------------
 
@@ -123,20 +120,18 @@ class Partition:
         """
         self.room.reserve(sum(map(put_charge, drafts)))
 
-    def begin_joining(self) -> None:
+    def begin_joining(self, caller: object) -> None:
         """Have those wait who end the stream; refuse what comes too late.
 
         Raises:
             StreamDeleted, BrokerClosed, ForkedProcess: it has ended.
         """
-        with self.lock:
-            self.joining += 1
+        self.joining.add(caller)  # before the question: who ends it sees the caller, or the caller sees that it ended
         self.check_not_deleted()
 
-    def end_joining(self) -> None:
-        """After `begin_joining`, whatever that did."""
-        with self.lock:
-            self.joining -= 1
+    def end_joining(self, caller: object) -> None:
+        """After `begin_joining`, whatever that did, also where it was interrupted; twice is fine."""
+        self.joining.discard(caller)
 
     def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
         """Return a put, which has reserved nothing yet, of messages that carry their topic."""

@@ -73,14 +73,14 @@ class Sending:
             StreamDeleted, BrokerClosed: nothing was done, and the room was given back.
         """
         puts, claim = self.puts, self._claim
-        begun: list[Partition] = []
         try:
             for partition in self._lots:
-                begun.append(partition)
-                partition.begin_joining()
+                partition.begin_joining(self)
+            if not puts:
+                if claim is not None:
+                    claim.give_up()  # nobody wants it, so it may be published under this number again
+                return None
             if claim is None:
-                if not puts:
-                    return None
                 if len(puts) == 1:
                     puts[0].future = future
                     return Sent(log.put(puts[0]), puts, None)
@@ -93,8 +93,8 @@ class Sending:
             self.withdraw()
             raise
         finally:
-            for partition in begun:
-                partition.end_joining()
+            for partition in self._lots:
+                partition.end_joining(self)
 
     def withdraw(self) -> None:
         """Give back the room of what did not join a batch; twice is fine."""

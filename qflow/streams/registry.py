@@ -10,20 +10,32 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import attrs
 
 from qflow.config import StreamSettings, check_name, parse_span
-from qflow.errors import CorruptionError, ForkedProcess, InvalidArgument, NotFound, SettingsConflict, StreamDeleted
+from qflow.errors import (
+    CorruptionError,
+    DiskFull,
+    ForkedProcess,
+    InvalidArgument,
+    NotFound,
+    SettingsConflict,
+    StreamDeleted,
+    again,
+)
 from qflow.storage import block_log, recovery
 from qflow.storage import producers as table
 from qflow.storage.block_log import Row
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.recovery import CURSOR, STREAM, QueueRecord
-from qflow.storage.transaction_log import Lane, TransactionLog
+from qflow.storage.transaction_log import Lane, TransactionLog, Unit
 from qflow.streams.cursor import Cursor
 from qflow.streams.producers import Producers
 from qflow.streams.room import Room
@@ -37,6 +49,8 @@ GROUP_ACK_TIMEOUT_S = 60.0
 """A member of a group holds a message so long at most, unless it says otherwise."""
 FORGET_S = 3600.0
 """How often those producers are looked for that were not seen for long."""
+ROW_BYTES = 128
+"""About what a row takes in the log, key included."""
 STARTS = ("latest", "earliest", "committed")
 
 Start = str | int | datetime
@@ -58,6 +72,20 @@ class _CursorFacts:
         self.seen_s = seen_s
         """When somebody last had it open, on the wall clock."""
         self.written_s = seen_s
+
+
+class _New:
+    """A record on its way into the log: what has it known once it holds. A party of the unit it goes with."""
+
+    def __init__(self, register: Callable[[], None]) -> None:
+        self.register = register
+        """May be called twice."""
+        self.is_committed = False
+
+    def committed(self, unit: Unit) -> None:
+        self.is_committed = True
+
+    def refused(self, unit: Unit) -> None: ...
 
 
 class _NoLane:
@@ -100,38 +128,71 @@ class Streams:
         self._streams: dict[str, Stream] = {}
         self._facts: dict[Cursor, _CursorFacts] = {}
         self._broken: dict[str, QueueRecord] = {}
+        self._unsure: list[_New] = []
         self._lock = threading.Lock()  # held while subscriptions come and go
 
     # Found again -----------------------------------------------------------------------------------------------------
 
-    def recover(self, streams: list[QueueRecord], cursors: list[QueueRecord], *, clean: bool) -> None:
-        """Take over what the log holds."""
+    def recover(
+        self, streams: list[QueueRecord], cursors: list[QueueRecord], unread: AbstractSet[int], *, clean: bool
+    ) -> list[str]:
+        """Take over what the log holds; return what cannot be served, in words: it stays in the log.
+
+        Args:
+            unread: numbers of records that cannot be read. Cursors of such a stream stay, too.
+        """
+        problems: list[str] = []
         by_owner: dict[int, Stream] = {}
         for record in streams:
             if record.deleted:
                 self.deleted.append(record.owner)
+            elif record.name in self._streams or record.name in self._broken:
+                problems.append(
+                    f"the log has a second stream {record.name!r}, number {record.owner}, which is not served: it is "
+                    "when the first one was deleted, and the spool is opened again"
+                )
             elif record.rows is None:
                 self._broken[record.name] = record
             else:
-                settings = StreamSettings.from_dict(record.settings)
-                by_owner[record.owner] = self._make(record.name, settings, record.owner, record.rows)
+                try:
+                    settings = _settings_of(record)
+                except InvalidArgument as error:  # a setting of a later version
+                    self._broken[record.name] = record
+                    problems.append(f"stream {record.name!r} cannot be served: {error}")
+                else:
+                    stream = self._build(record.name, settings, record.owner, record.rows)
+                    by_owner[record.owner] = stream
+                    self._register(stream)
+        kept = unread | {record.owner for record in streams if not record.deleted}
         for record in cursors:
-            stream = by_owner.get(record.settings["stream"])
-            if record.deleted or (stream is None and record.settings["stream"] not in self._broken_owners()):
+            owner = record.settings.get("stream")
+            if record.deleted or owner not in kept:
                 self.deleted.append(record.owner)
-            elif stream is not None and record.rows is not None:
-                self._recover_cursor(stream, record, record.rows, clean=clean)
+            elif owner in by_owner:
+                problem = self._recover_cursor(by_owner[owner], record, clean=clean)
+                if problem is not None:
+                    problems.append(f"subscription {record.name!r} of stream {by_owner[owner].name!r} {problem}")
+        return problems
 
-    def _broken_owners(self) -> set[int]:
-        return {record.owner for record in self._broken.values()}
-
-    def _recover_cursor(self, stream: Stream, record: QueueRecord, rows: dict[int, Row], *, clean: bool) -> None:
+    def _recover_cursor(self, stream: Stream, record: QueueRecord, *, clean: bool) -> str | None:
+        """Take over a cursor; return why it cannot be served."""
         facts = record.settings
-        lanes = [self._lane(record.owner, number, rows.get(number)) for number in range(len(stream.partitions))]
-        cursor = self._make_cursor(stream, record.name, facts["filter"], lanes, record.owner, group=facts["group"])
+        if record.name in stream.cursors or record.name in stream.pinned:
+            return f"is in the log a second time, as number {record.owner}, which is not served"
+        if record.rows is None:
+            stream.pinned[record.name] = record.owner
+            return "is damaged: it holds back what is retained until it is consumed; delete_subscription removes it"
+        lanes = [self._lane(record.owner, number, record.rows.get(number)) for number in range(len(stream.partitions))]
+        try:
+            check_filter(facts["filter"])
+            cursor = self._build_cursor(stream, record.name, facts["filter"], lanes, record.owner, group=facts["group"])
+            self._know(cursor, _CursorFacts(cursor, facts["expiry_s"], facts["seen_s"]))
+        except (InvalidArgument, KeyError) as error:  # of a later version
+            stream.pinned[record.name] = record.owner
+            return f"cannot be served: {error}"
         for part, lane in zip(cursor.parts, lanes, strict=True):
             part.doubtful = lane.row.next if clean else part.partition.next
-        self._facts[cursor] = _CursorFacts(cursor, facts["expiry_s"], facts["seen_s"])
+        return None
 
     def _recall(self, cursor: Cursor) -> None:
         """Have a durable cursor that nobody has open begin where what is settled ends."""
@@ -157,7 +218,11 @@ class Streams:
         check_name(name, "stream")
         for topic_filter in settings.topics:
             check_filter(topic_filter)
+        self._make_sure()
         known = self._streams.get(name)
+        if known is not None and known.ended is StreamDeleted:
+            self.delete(name)  # that was begun, and failed
+            known = None
         if known is not None:
             conflicts = known.settings.conflicts(settings)
             if conflicts:
@@ -171,19 +236,43 @@ class Streams:
             raise self._broken_error(name)
         owner = self._new_owner()
         rows = {number: block_log.new_row(number) for number in range(settings.partitions)}
-        self._write_new(owner, recovery.queue_value(name, uuid4().int >> 64, settings.to_dict(), kind=STREAM), rows)
-        return self._make(name, settings, owner, rows)
+        value = recovery.queue_value(name, uuid4().int >> 64, settings.to_dict(), kind=STREAM)
+        stream = self._build(name, settings, owner, rows)
+        self._write_new(owner, value, rows, partial(self._register, stream))
+        return stream
 
-    def _write_new(self, owner: int, value: bytes, rows: dict[int, Row]) -> None:
+    def _write_new(self, owner: int, value: bytes, rows: dict[int, Row], register: Callable[[], None]) -> None:
+        """Write the record and rows of a stream or cursor, and have it known as soon as that holds.
+
+        Raises:
+            DiskFull: there is no room beside what acks need.
+        """
+
         def write(txn: Any) -> None:
-            txn.put(block_log.queue_key(owner), value)
+            recovery.write_new(txn, owner, value)
             for number, row in rows.items():
                 block_log.write_row(txn, owner, number, row)
 
-        self._log.commit(self._log.write(write))
+        new = _New(register)
+        unit = Unit(parties=[new], writes=[write], size=len(value) + ROW_BYTES * len(rows))
+        self._unsure.append(new)  # before it can be committed: an interrupt may come at any moment from here on
+        self._log.wait(self._log.join(unit))
+        self._make_sure()
+        if unit.error is not None:
+            raise again(unit.error)
 
-    def _make(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row]) -> Stream:
-        stream = Stream(
+    def _make_sure(self) -> None:
+        """Have known what was written, also where who wrote it was interrupted."""
+        if not self._unsure:
+            return
+        self._log.drain()
+        for new in list(self._unsure):
+            if new.is_committed:
+                new.register()
+            self._unsure.remove(new)
+
+    def _build(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row]) -> Stream:
+        return Stream(
             name,
             settings,
             owner=owner,
@@ -195,14 +284,17 @@ class Streams:
             report=self._report,
             clock=self._clock,
         )
-        self._streams[name] = stream
-        for topic_filter in settings.topics:
-            self.routes.add(topic_filter, stream)
-        return stream
 
-    def alter(self, name: str, **changes: Any) -> Stream:
+    def _register(self, stream: Stream) -> None:
+        """Have a stream known; twice is fine."""
+        self._streams[stream.name] = stream
+        for topic_filter in stream.settings.topics:
+            self.routes.add(topic_filter, stream)
+
+    def alter(self, of: Stream | str, /, **changes: Any) -> Stream:
         """Change what a stream takes, or how long it keeps it."""
-        stream = self.get(name)
+        stream = self.own(of)
+        name = stream.name
         known = {field.name for field in attrs.fields(StreamSettings)}
         unknown = changes.keys() - known
         if unknown:
@@ -240,8 +332,8 @@ class Streams:
 
     def _broken_error(self, name: str) -> CorruptionError:
         return CorruptionError(
-            f"stream {name!r} is in the log, but its record is damaged: see `qflow check`; delete_stream removes it "
-            "with its messages"
+            f"stream {name!r} is in the log, but its record is damaged, or of a later version: see `qflow check`; "
+            "delete_stream removes it with its messages"
         )
 
     def names(self) -> list[str]:
@@ -252,23 +344,36 @@ class Streams:
         """Return all streams."""
         return list(self._streams.values())
 
-    def delete(self, name: str) -> None:
+    def delete(self, of: Stream | str) -> None:
         """Delete a stream with its messages and subscriptions. Cost: one commit."""
-        broken = self._broken.pop(check_name(name, "stream"), None)
+        if isinstance(of, Stream):
+            name = of.name
+            if self._streams.get(name) is not of:
+                self.own(of)  # which raises
+        else:
+            name = of
+        self._make_sure()
+        broken = self._broken.get(check_name(name, "stream"))
         if broken is not None:
             self._write_deleted([broken.owner])
+            del self._broken[name]
+            self.deleted.append(broken.owner)
             return
         stream = self.get(name)
         for topic_filter in stream.settings.topics:
             self.routes.remove(topic_filter, stream)
         self._reroute()
-        stream.end(StreamDeleted)  # before it is gone: what is published from now on finds that
+        with self._lock:
+            stream.end(StreamDeleted)  # before it is gone: what is published from now on finds that
         stream.settle_down()
-        cursors = list(stream.cursors.values())
-        del self._streams[name]
-        self._write_deleted([stream.owner, *(cursor.owner for cursor in cursors)])
-        for cursor in cursors:
-            self._facts.pop(cursor, None)
+        with self._lock:
+            cursors = list(stream.cursors.values())
+            owners = [stream.owner, *(cursor.owner for cursor in cursors), *stream.pinned.values()]
+            self._write_deleted(owners)  # it is known until that holds: if it fails, delete it again
+            for cursor in cursors:
+                self._facts.pop(cursor, None)
+            self._streams.pop(name, None)
+            self.deleted += owners
 
     def _write_deleted(self, owners: list[int]) -> None:
         def write(txn: Any) -> None:
@@ -278,7 +383,6 @@ class Streams:
                 txn.put(block_log.queue_key(owner), value)
 
         self._log.commit(self._log.write(write))
-        self.deleted += owners
 
     # Subscriptions ---------------------------------------------------------------------------------------------------
 
@@ -296,10 +400,21 @@ class Streams:
         on_gap: str,
     ) -> Subscription:
         """Return a subscription; see `Broker.subscribe`."""
-        stream = self._own(name_of_stream)
+        stream = self.own(name_of_stream)
+        if isinstance(topic_filter, str) and topic_filter.startswith("$share/"):
+            raise InvalidArgument(
+                f"filter {topic_filter:.120} is a shared subscription of MQTT: give its filter alone, and its name as "
+                "group="
+            )
         check_filter(topic_filter)
         if on_gap not in ("raise", "skip"):
             raise InvalidArgument(f'on_gap must be "raise" or "skip", got {on_gap!r}')
+        if not isinstance(follow, bool):
+            raise InvalidArgument(f"follow must be True or False, got {follow!r}")
+        if name is not None and group is not None:
+            raise InvalidArgument(
+                "name= and group= do not go together: a group is known by its own name, and its members have none"
+            )
         if name is not None:
             check_name(name, "subscription")
         if group is not None:
@@ -316,6 +431,11 @@ class Streams:
         if ack_timeout_s is not None and not parse_span(ack_timeout_s, "ack_timeout_s") > 0:
             raise InvalidArgument("ack_timeout_s must be more than 0 seconds; None is no time-out")
         expiry_s = None if session_expiry_s is None else parse_span(session_expiry_s, "session_expiry_s")
+        if expiry_s == 0:
+            raise InvalidArgument(
+                "session_expiry_s must be more than 0 seconds: what ends when it is closed needs no name, and None "
+                "leaves it as it is"
+            )
         with self._lock:
             if title is None:
                 cursor = self._ephemeral(stream, topic_filter, start)
@@ -329,7 +449,13 @@ class Streams:
                 cursor.ack_timeout_s = ack_timeout_s
             return Subscription(cursor, follow=follow, skip_gaps=on_gap == "skip", ended=self._left)
 
-    def _own(self, stream: Stream | str) -> Stream:
+    def own(self, stream: Stream | str) -> Stream:
+        """Return a stream of this broker, given itself or by name.
+
+        Raises:
+            NotFound, CorruptionError: as `get`. StreamDeleted: it was deleted.
+            InvalidArgument: it is one of another broker.
+        """
         if not isinstance(stream, Stream):
             return self.get(stream)
         stream.check_open()
@@ -354,7 +480,16 @@ class Streams:
     def _durable(
         self, stream: Stream, title: str, topic_filter: str, start: Start, expiry_s: float | None, *, group: bool
     ) -> Cursor:
+        self._make_sure()
+        if title in stream.pinned:
+            raise CorruptionError(
+                f"subscription {title!r} of stream {stream.name!r} is in the log, but cannot be served: nobody knows "
+                "where it was: see `qflow check`; delete_subscription removes it, and it can begin anew"
+            )
         cursor = stream.cursors.get(title)
+        if cursor is not None and cursor.ended is StreamDeleted:
+            self._delete_cursor(cursor)  # that was begun, and failed
+            cursor = None
         if cursor is None:
             if start == "committed":
                 raise NotFound(
@@ -376,9 +511,13 @@ class Streams:
         if not cursor.members:
             self._recall(cursor)
         facts = self._facts[cursor]
-        if facts.expiry_s != expiry_s and not cursor.members:
-            facts.expiry_s = expiry_s
-            self._write_facts(facts)
+        if expiry_s is not None and facts.expiry_s != expiry_s and not cursor.members:
+            was, facts.expiry_s = facts.expiry_s, expiry_s
+            try:
+                self._write_facts(facts)
+            except BaseException:
+                facts.expiry_s = was
+                raise
         return cursor
 
     def _new_durable(
@@ -387,16 +526,21 @@ class Streams:
         owner = self._new_owner()
         rows = {number: Row(next=at, floor=at) for number, at in enumerate(self._starts(stream, start))}
         now = self._clock()
-        self._write_new(owner, _cursor_value(stream, title, topic_filter, group, expiry_s, now), rows)
         lanes = [self._lane(owner, number, row) for number, row in rows.items()]
-        cursor = self._make_cursor(stream, title, topic_filter, lanes, owner, group=group)
-        self._facts[cursor] = _CursorFacts(cursor, expiry_s, now)
+        cursor = self._build_cursor(stream, title, topic_filter, lanes, owner, group=group)
+        know = partial(self._know, cursor, _CursorFacts(cursor, expiry_s, now))
+        self._write_new(owner, _cursor_value(stream, title, topic_filter, group, expiry_s, now), rows, know)
         return cursor
 
-    def _make_cursor(
+    def _know(self, cursor: Cursor, facts: _CursorFacts) -> None:
+        """Have a durable cursor known; twice is fine."""
+        self._facts[cursor] = facts
+        cursor.stream.cursors[cursor.title or ""] = cursor
+
+    def _build_cursor(
         self, stream: Stream, title: str, topic_filter: str, lanes: list[Lane], owner: int, *, group: bool
     ) -> Cursor:
-        cursor = Cursor(
+        return Cursor(
             stream,
             title,
             stream.interest(topic_filter),
@@ -408,8 +552,6 @@ class Streams:
             group=group,
             monotonic=self._monotonic,
         )
-        stream.cursors[title] = cursor
-        return cursor
 
     def _starts(self, stream: Stream, start: Start) -> list[int]:
         """Return where a new subscription begins, by partition."""
@@ -432,31 +574,57 @@ class Streams:
             if last and facts is not None and cursor.ended is None:
                 facts.seen_s = self._clock()
                 if facts.expiry_s is not None:
-                    self._write_facts(facts)
+                    with suppress(DiskFull):  # maintenance writes it, or the end
+                        self._write_facts(facts)
 
     def _write_facts(self, facts: _CursorFacts) -> None:
+        """Write when a cursor was last open, and what else is known of it.
+
+        Raises:
+            DiskFull: there is no room beside what acks need.
+        """
         cursor = facts.cursor
-        facts.written_s = facts.seen_s
+        seen_s = facts.seen_s
         value = _cursor_value(
-            cursor.stream, cursor.title or "", cursor.interest.filter, cursor.is_group, facts.expiry_s, facts.seen_s
+            cursor.stream, cursor.title or "", cursor.interest.filter, cursor.is_group, facts.expiry_s, seen_s
         )
-        self._write_record(cursor.owner, value)
+        key = block_log.queue_key(cursor.owner)
+        unit = Unit(writes=[lambda txn: txn.put(key, value)], size=len(value))
+        self._log.wait(self._log.join(unit))
+        if unit.error is not None:
+            raise again(unit.error)
+        facts.written_s = seen_s
 
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group, with where it was; who has it open gets `StreamDeleted`."""
-        owner = self._own(stream)
+        owner = self.own(stream)
+        check_name(name, "subscription")
         with self._lock:
+            self._make_sure()
+            pinned = owner.pinned.get(name)
+            if pinned is not None:
+                self._write_deleted([pinned])
+                del owner.pinned[name]
+                self.deleted.append(pinned)
+                return
             cursor = owner.cursors.get(name)
             if cursor is None:
-                names = ", ".join(map(repr, sorted(owner.cursors))) or "none"
+                names = ", ".join(map(repr, sorted({*owner.cursors, *owner.pinned}))) or "none"
                 raise NotFound(f"stream {owner.name!r} has no subscription {name!r}; there are: {names}")
             self._delete_cursor(cursor)
 
     def _delete_cursor(self, cursor: Cursor) -> None:
+        """Delete a cursor: end it and have done what is on its way, so that nothing of it is written afterwards.
+
+        It is known until that holds: if it fails, delete it again. Holding the lock.
+        """
+        cursor.end(StreamDeleted)
+        cursor.stand_still()
+        self._log.drain()
         self._write_deleted([cursor.owner])
         del cursor.stream.cursors[cursor.title or ""]
         self._facts.pop(cursor, None)
-        cursor.end(StreamDeleted)
+        self.deleted.append(cursor.owner)
 
     # Upkeep ----------------------------------------------------------------------------------------------------------
 
@@ -500,13 +668,16 @@ class Streams:
         now = self._clock()
         with self._lock:
             for facts in list(self._facts.values()):
-                if facts.expiry_s is None:
+                if facts.expiry_s is None or facts.cursor.ended is not None:
                     continue
                 if facts.cursor.members:
                     facts.seen_s = now
-                    if now - facts.written_s > max(1.0, facts.expiry_s / 4):
+                if facts.seen_s - facts.written_s > max(1.0, facts.expiry_s / 4):
+                    with suppress(DiskFull):  # it is tried again next time
                         self._write_facts(facts)
-                elif now - facts.seen_s > facts.expiry_s:
+                if facts.cursor.members:
+                    continue
+                if now - facts.seen_s > facts.expiry_s:
                     _logger.info("subscription %r of stream %r expired", facts.cursor.title, facts.cursor.stream.name)
                     self._delete_cursor(facts.cursor)
         return False
@@ -520,6 +691,11 @@ class Streams:
     def problems(self) -> list[str]:
         """Return what does not agree, in words."""
         found = [f"stream {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
+        for stream in self.all():
+            found += [
+                f"subscription {title!r} of stream {stream.name!r} is damaged and is not served"
+                for title in sorted(stream.pinned)
+            ]
         found += self.room.problems()
         with self._log.read() as txn:
             found += table.problems(txn)
@@ -530,8 +706,10 @@ class Streams:
     def end(self, error: Any) -> None:
         """Serve nobody any more; wake who waits."""
         self.room.close()
-        for stream in self.all():
-            stream.end(error)
+        with self._lock:
+            self._make_sure()
+            for stream in self.all():
+                stream.end(error)
 
     def settle_down(self) -> None:
         """After `end`: return when nothing is on its way any more."""
@@ -563,6 +741,18 @@ class Streams:
                 cursor.stream, cursor.title or "", cursor.interest.filter, cursor.is_group, facts.expiry_s, facts.seen_s
             )
             txn.put(block_log.queue_key(cursor.owner), value)
+
+
+def _settings_of(record: QueueRecord) -> StreamSettings:
+    """Return a stream's settings, which may be those of a later version.
+
+    Raises:
+        InvalidArgument: they are, and this one cannot serve them.
+    """
+    settings = StreamSettings.from_dict(record.settings)
+    for topic_filter in settings.topics:
+        check_filter(topic_filter)
+    return settings
 
 
 def _cursor_value(

@@ -17,6 +17,7 @@ from qflow.errors import BrokerClosed
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.message import OVERHEAD_BYTES, Record
+from qflow.storage.transaction_log import Put
 
 TAIL_SHARE = 4
 """Live tails take at most this part of the broker's capacity."""
@@ -42,6 +43,15 @@ class Slab(NamedTuple):
     @property
     def end(self) -> int:
         return self.first + len(self.records)
+
+
+class Mark:
+    """How far messages of a partition have arrived. Changed by the room, with what it charges."""
+
+    __slots__ = ("arrived",)
+
+    def __init__(self, arrived: int) -> None:
+        self.arrived = arrived
 
 
 class Tail:
@@ -136,6 +146,24 @@ class Room:
         """Give back what `reserve` took: the messages are in the log, or were refused."""
         with self._lock:
             self._incoming -= amount
+            self._settle_slack()
+            self._serve()
+
+    def arrived_to(self, mark: Mark, end: int, amount: int) -> None:
+        """`arrived`, for messages up to `end`, as `mark` notes; a second time is a no-op, also after an interrupt."""
+        with self._lock:
+            if mark.arrived < end:  # no call from here on, so that an interrupt finds both done, or nothing
+                mark.arrived = end
+                self._incoming -= amount
+            self._settle_slack()
+            self._serve()
+
+    def refused(self, put: Put, amount: int) -> None:
+        """`arrived`, for a put that was not confirmed, as it notes; a second time is a no-op."""
+        with self._lock:
+            if not put.refused:  # see `arrived_to`
+                put.refused = True
+                self._incoming -= amount
             self._settle_slack()
             self._serve()
 

@@ -82,6 +82,8 @@ class Stream:
         """Cursors that somebody has open, by their filter."""
         self.cursors: dict[str, Cursor] = {}
         """The durable ones, open or not, by name."""
+        self.pinned: dict[str, int] = {}
+        """Numbers of durable cursors that cannot be served, by name: nobody knows what they are still to get."""
         self.ended: type[QflowError] | None = None
         self._log = log
         self._report = report
@@ -310,6 +312,8 @@ class Stream:
         settings = self.settings
         ceiling = partition.next
         if settings.retain_until_consumed:
+            if self.pinned:
+                return None
             cursors = list(self.cursors.values())
             if not (cursors or settings.has_limit):
                 return None  # nobody has had anything

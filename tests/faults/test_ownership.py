@@ -16,6 +16,7 @@ import pytest
 import qflow
 from crash.seams import run_in_child
 from faults.seams import drained, in_thread
+from qflow import inspect
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 OPEN_HERE = """
@@ -197,3 +198,10 @@ def test_a_spool_is_private(spool, open_spool):
     broker.declare_queue("q", durable=False).put_many([b"x" * 100] * 9)
     for path in [spool, *spool.rglob("*")]:
         assert path.lstat().st_mode & 0o077 == 0, path
+
+
+def test_a_log_that_is_open_in_this_process_is_asked_of_its_broker(spool: Path) -> None:
+    """It is not damaged, so nobody should try repairs."""
+    with qflow.open(spool), pytest.raises(qflow.StorageError, match="ask the broker") as raised:
+        inspect.check_spool(spool)
+    assert "repairs" not in str(raised.value)
