@@ -168,6 +168,27 @@ def test_a_damaged_block_stays_for_who_is_still_to_be_told(
     assert held(broker) == (190, 10)
 
 
+def test_a_block_cut_before_its_times_has_none(spool: Path, clock: Clock) -> None:
+    """One that grew has a time for each message: it is not looked for where the block has ended."""
+    broker = open_still(spool, clock)
+    broker.declare_stream("a", topics=["a"], retention_s=60)
+    for _ in range(10):
+        broker.publish("a", b"small")
+        clock.advance(1)
+    broker.close()
+    damage(spool, 0, cut)
+    broker = open_still(spool, clock)
+    clock.advance(1000)
+    maintain(broker)
+    assert broker._troubles == {}
+    assert held(broker) == (0, 10)
+    broker.publish_many([("a", bytes(70_000)), ("a", b"new")])
+    clock.advance(1000)
+    maintain(broker)
+    assert held(broker) == (12, 0)
+    broker.close()
+
+
 def test_lengths_that_do_not_add_up_are_not_counted_with(written: Path, reopen: Callable[[], qflow.Broker]) -> None:
     """They are looked at where a part of a block is to go."""
     damage(written, 0, flip_lengths)
