@@ -371,8 +371,11 @@ def surplus(txn: Any, owner: int, lane: int, row: Row, limits: Limits) -> Retain
                     if first + high > max(first, floor):
                         left -= first + high - floor
                         left_bytes -= size
-                        kept = first + high, left, left_bytes
-                    break
+                        floor = first + high
+                        kept = floor, left, left_bytes
+                    if floor < stop:
+                        break
+                    continue
             except CorruptionError:
                 header = None
                 size = _size_of_damaged(value, BlockKey(BLOCKS, owner, lane, first))
