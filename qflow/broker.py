@@ -599,7 +599,7 @@ class Broker:
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) pairs, or (topic, body, key), in one commit: all of them or none; see `publish`.
 
-        Cost: 1 µs a message that goes to one stream.
+        Cost: a commit, and 0.4 µs a message that goes to one stream; 2 µs where there are partitions or queues.
         """
         try:
             given = list(messages)

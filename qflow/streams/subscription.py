@@ -66,10 +66,11 @@ class Subscription:
 
         Raises:
             QueueEmpty: none came in time; or, with `follow=False`, there is no more.
+            TooManyUnsettled: as much is held as may be, and no time was left, or no more was to be waited for.
             GapError: messages that were to come are gone; the next call goes on behind them.
             StreamDeleted, BrokerClosed: it was deleted or closed, perhaps while this waited.
             InvalidArgument: the subscription is closed.
-        Cost: 5 µs where it was read ahead.
+        Cost: 8 µs where it was read ahead, with its ack 10; a loop takes 2, 3 with a name.
         """
         batch = self._get(1, timeout_s)
         if batch is None:

@@ -687,7 +687,9 @@ class StreamMachine(SpoolMachine):
                     line = reader.lines[number]
                     left = set(self.wanted(reader, number, line.base, len(self.lines[number]))) - line.maybe
                     gone = self.floors[number]  # a seek may have gone behind what is there
-                    assert floor <= max(gone, min(left, default=len(self.lines[number]))), f"{reader.name} was to get it"
+                    assert floor <= max(gone, min(left, default=len(self.lines[number]))), (
+                        f"{reader.name} was to get it"
+                    )
             if floor > self.floors[number] and not (pins and not any(reasons)):
                 last = self.lines[number][floor - 1]
                 too_old = age is not None and last.time_ms < int((self.clock.wall_s - age) * 1000)
