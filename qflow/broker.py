@@ -494,10 +494,7 @@ class Broker:
         fixed = {"durable", "priorities"} & changes.keys()
         if fixed:
             raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
-        known = {field.name for field in attrs.fields(QueueSettings)}
-        unknown = changes.keys() - known
-        if unknown:
-            raise InvalidArgument(f"a queue has no setting {min(unknown)!r}; there are {', '.join(sorted(known))}")
+        config.check_changes(QueueSettings, changes, "queue")
         with self._declaring:
             queue = self.own(name)
             settings = attrs.evolve(queue.settings, **changes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -165,6 +165,18 @@ def _overflow(value: Any, what: str) -> Overflow:
     except ValueError:
         choices = ", ".join(f"Overflow.{policy.name}" for policy in Overflow)
         raise InvalidArgument(f"{what} must be one of {choices}, got {value!r}") from None
+
+
+def check_changes(kind: type, changes: Iterable[str], what: str) -> None:
+    """Refuse names that are no settings.
+
+    Raises:
+        InvalidArgument: one of them is none; it names those there are.
+    """
+    known = {field.name for field in attrs.fields(kind)}
+    unknown = set(changes) - known
+    if unknown:
+        raise InvalidArgument(f"a {what} has no setting {min(unknown)!r}; there are {', '.join(sorted(known))}")
 
 
 @attrs.frozen(kw_only=True)

@@ -201,14 +201,14 @@ class Routing:
                 prefixes[key] = prefix_of(headers, key)
             lots.add(route.streams, topic, body_bytes(body), key, prefixes[key])
             unrouted += not route.streams
-        for _ in range(unrouted):
-            self.count_unrouted()
+        if unrouted:
+            self.count_unrouted(unrouted)
         return lots
 
-    def count_unrouted(self) -> None:
-        """Count a message that nobody wants."""
+    def count_unrouted(self, messages: int = 1) -> None:
+        """Count messages that nobody wants."""
         with self._lock:
-            self.unrouted += 1
+            self.unrouted += messages
 
 
 class Lots:

@@ -346,11 +346,7 @@ class Cursor:
             assert batch.shown is not None
             shares = batch.left_shares(batch.shown)
             if shares:
-                self._put_back(shares, 0.0, repeated=False)
-                count = sum(len(share.piece.records) for share in shares)
-                batch.charged -= sum(share.charged for share in shares)
-                self._unsettled -= count
-                self._delivered -= count
+                self._put_back(batch, shares, 0.0, repeated=False)
                 assert batch.settled is not None
                 batch.settled.update(range(batch.shown, batch.total))
                 batch.taken.update(range(batch.shown, batch.total))
@@ -565,10 +561,7 @@ class Cursor:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
-            share = batch.share_at(index)
-            self._put_back([share], delay_s, repeated=True)
-            batch.charged -= share.charged
-            self._unsettled -= 1
+            self._put_back(batch, [batch.share_at(index)], delay_s, repeated=True)
             batch.settled.add(index)
             if len(batch.settled) == len(batch):
                 self._drop(batch, 0)
@@ -710,20 +703,22 @@ class Cursor:
         """Put what is left of a batch back in its place. Under the lock."""
         shown = batch.left_shares(0, batch.shown) if repeated or batch.shown is not None else []
         ahead = batch.left_shares(batch.shown or 0) if not repeated or batch.shown is not None else []
-        self._put_back(shown, delay_s, repeated=True)
-        self._put_back(ahead, 0.0, repeated=False)
-        self._delivered -= sum(len(share.piece.records) for share in ahead)
-        shares = shown + ahead
-        self._unsettled -= sum(len(share.piece.records) for share in shares)
-        batch.charged -= sum(share.charged for share in shares)
+        self._put_back(batch, shown, delay_s, repeated=True)
+        self._put_back(batch, ahead, 0.0, repeated=False)
         self._drop(batch, 0)
         self._line.notify_first()
 
-    def _put_back(self, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
+    def _put_back(self, batch: StreamDeliveries, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
+        """Put a part of a batch back in its place; with `repeated`, somebody has seen it. Under the lock."""
         for part, piece, marks in shares:
             share = Share(part, piece, marks + ONE_ATTEMPT if repeated else marks)
+            count = len(piece.records)
+            self._unsettled -= count
+            batch.charged -= share.charged
             if repeated:
-                self._redelivered += len(piece.records)
+                self._redelivered += count
+            else:
+                self._delivered -= count
             if delay_s:
                 insort(self._later, (self._monotonic() + delay_s, self._next_number(), share))
             else:

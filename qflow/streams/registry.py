@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import attrs
 
-from qflow.config import StreamSettings, check_name, parse_span
+from qflow.config import StreamSettings, check_changes, check_name, parse_span
 from qflow.errors import (
     CorruptionError,
     DiskFull,
@@ -295,10 +295,7 @@ class Streams:
         """Change what a stream takes, or how long it keeps it."""
         stream = self.own(of)
         name = stream.name
-        known = {field.name for field in attrs.fields(StreamSettings)}
-        unknown = changes.keys() - known
-        if unknown:
-            raise InvalidArgument(f"a stream has no setting {min(unknown)!r}; there are {', '.join(sorted(known))}")
+        check_changes(StreamSettings, changes, "stream")
         if "partitions" in changes:
             raise InvalidArgument("partitions of a stream cannot be changed: its keys would lose their order")
         settings = attrs.evolve(stream.settings, **changes)

@@ -70,14 +70,8 @@ def check_filter(topic_filter: object) -> str:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Tell whether a valid filter matches a valid topic. Cost: 1 µs for three levels; for many see `FilterTrie`."""
-    wanted, levels = topic_filter.split("/"), topic.split("/")
-    if topic.startswith("$") and wanted[0] in ("+", "#"):
-        return False
-    if wanted[-1] == "#":
-        wanted.pop()
-        del levels[len(wanted) :]
-    return len(wanted) == len(levels) and all(one in ("+", level) for one, level in zip(wanted, levels, strict=True))
+    """Tell whether a valid filter matches a valid topic. Cost: 3 µs; see `compile_filter` and `FilterTrie` for many."""
+    return bool(compile_filter(topic_filter)(topic))
 
 
 def compile_filter(topic_filter: str) -> Callable[[str], object]:
