@@ -113,7 +113,7 @@ class AsyncSubscription:
                 for index, delivery in enumerate(iter(batch)):
                     if batch.settled is None:
                         break
-                    if index in batch.taken:
+                    if index in batch.settled:  # what went back, or was left behind
                         continue
                     batch.shown = index + 1
                     yield AsyncStreamDelivery(delivery, self)

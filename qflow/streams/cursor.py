@@ -349,7 +349,6 @@ class Cursor:
                 self._put_back(batch, shares, 0.0, repeated=False)
                 assert batch.settled is not None
                 batch.settled.update(range(batch.shown, batch.total))
-                batch.taken.update(range(batch.shown, batch.total))
                 if len(batch.settled) == len(batch):
                     self._drop(batch, 0)
 

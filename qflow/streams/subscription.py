@@ -231,7 +231,7 @@ class Iteration(Iterator[StreamDelivery]):
                     self._index += 1
                     if batch.settled is None:
                         break  # it went back, or was left behind by a seek, and what is to come is another one
-                    if self._index not in batch.taken:
+                    if self._index not in batch.settled:  # what went back, or was left behind
                         batch.shown = self._index + 1
                         return delivery
             self._batch = None

@@ -303,3 +303,15 @@ def test_what_was_read_ahead_is_still_delivered(open_at: Open) -> None:
     assert batch.offsets == list(range(1, 10))
     batch.ack(wait=True)
     assert broker.check() == []
+
+
+def test_a_block_that_lost_a_part_before_stops_nothing(open_at: Open) -> None:
+    """One call goes on behind the rest of it, and leaves just what may stay."""
+    broker = open_at()
+    stream = declare(broker, retention_messages=900)
+    publish(broker, 1000, 256)
+    assert not stream.retain()
+    assert stream.stats().first_offsets == [100]  # in the middle of the first block
+    broker.alter_stream("s", retention_messages=5)
+    assert not stream.retain()
+    assert (stream.stats().first_offsets, stream.stats().messages) == ([995], 5)
