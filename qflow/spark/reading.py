@@ -53,7 +53,7 @@ def _batches(request: Request, part: Range) -> Iterator[pa.RecordBatch]:
     maker = BatchMaker(arrow_schema(request.columns), part.partition, base)
     interest = None if request.filter == "#" else Interest(request.filter, part.owner, _leave_to_check)
     while position < end:
-        with reading(request.spool, part.uuid) as txn:
+        with reading(request.spool, part.uuid, buffers=True) as txn:
             floor = _floor(txn, request, part)
             if floor > position:
                 lost_to = min(floor, end) - base
@@ -64,10 +64,11 @@ def _batches(request: Request, part: Range) -> Iterator[pa.RecordBatch]:
             found = column_pieces.read(
                 txn, part.owner, part.partition, position, end, BATCH_BYTES, interest, BATCH_MESSAGES
             )
+            batch = maker.make(found.pieces) if found.pieces else None  # copied from the map into its columns, once
         if found.hole is not None:
             _miss(request, part, found.hole.start - base, found.hole.end - base, found.hole.problem)
-        if found.pieces:
-            yield maker.make(found.pieces)
+        if batch is not None:
+            yield batch
         position = found.position
 
 

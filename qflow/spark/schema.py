@@ -73,8 +73,14 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
         "offset": pa.int64(),
         "timestamp": pa.timestamp("us", tz="UTC"),
         "timestampType": pa.int32(),
-        "headers": pa.list_(
-            pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-        ),
+        "headers": headers_type(),
     }
     return pa.schema([pa.field(column.name, types[column.name], nullable=column.nullable) for column in columns])
+
+
+def headers_type() -> pa.DataType:
+    """Return the type of the column of headers."""
+    import pyarrow as pa
+
+    pair = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    return pa.list_(pa.field("element", pair))

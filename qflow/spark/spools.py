@@ -93,11 +93,12 @@ def _environment(spool: str, *, planned: bool) -> _Open:
 
 
 @contextmanager
-def reading(spool: str, uuid: str | None = None) -> Iterator[Any]:
+def reading(spool: str, uuid: str | None = None, *, buffers: bool = False) -> Iterator[Any]:
     """Give a transaction of the log of a spool, of this moment; to be short, for it pins pages.
 
     Args:
         uuid: of the log it must be, where it was seen before; None for whichever there is.
+        buffers: values are views of the map, which end with the transaction.
 
     Raises:
         NotFound: there is no spool, or an executor cannot see it. StorageError: it is another spool now, or closed to
@@ -107,7 +108,7 @@ def reading(spool: str, uuid: str | None = None) -> Iterator[Any]:
     opened = _environment(spool, planned=uuid is not None)
     if uuid is not None and opened.uuid != uuid:
         raise other_log(spool, uuid, opened.uuid)
-    txn = opened.env.begin()
+    txn = opened.env.begin(buffers=buffers)
     try:
         yield txn
     finally:

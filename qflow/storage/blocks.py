@@ -145,7 +145,8 @@ class Columns(NamedTuple):
     offsets: memoryview | None
     times: memoryview | None
     topics: memoryview | None
-    names: list[str]
+    names: bytes
+    """The distinct topics, with NUL between them."""
     payload: memoryview
 
 
@@ -457,14 +458,16 @@ class Singles:
         return block.records[0]
 
 
-def columns(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Columns:
-    """Check every byte of a whole block and return it as it is: in columns. For arguments and errors see `decode`.
+def columns(data: bytes | memoryview, header: Header, *, where: str) -> Columns:
+    """Check every byte of a whole block and return it as it is: in columns.
 
-    Cost: 10 µs for 64 KiB, whatever it holds.
+    Args:
+        header: what `read_header` returned.
+
+    Raises:
+        CorruptionError: the checksum or the length does not match.
+    Cost: 5 µs, and 0.1 µs a KiB.
     """
-    header = read_header(data, where=where)
-    if key is not None and header.key != key:
-        raise CorruptionError(f"{where}: holds the block of {header.key}, expected {key}")
     if len(data) != header.total_bytes(data):
         raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes(data)}")
     view = memoryview(data)
@@ -487,7 +490,7 @@ def columns(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Co
         optional.get(OFFSETS),
         optional.get(TIMES),
         optional.get(TOPICS),
-        _names(view, header.columns_end, where) if TOPICS in optional else [],
+        bytes(view[position + width + _NAMES.size : start]) if TOPICS in optional else b"",
         payload,
     )
 
@@ -503,8 +506,10 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     Raises:
         CorruptionError: a checksum, the length or the key does not match.
     """
-    found = columns(data, key, where=where)
-    header = found.header
+    header = read_header(data, where=where)
+    if key is not None and header.key != key:
+        raise CorruptionError(f"{where}: holds the block of {header.key}, expected {key}")
+    found = columns(data, header, where=where)
     number = header.count
     payload: bytes | memoryview = found.payload
     lengths = _values(found.lengths)
@@ -524,10 +529,11 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
             raise CorruptionError(f"{where}: not a block this version can read")
         for index in compress(range(number), kinds):
             records[index] = _UNPACK[kinds[index]](records[index])
+    names: list[str] = []
     topics: Sequence[int] = ()
     if found.topics is not None:
-        topics = _values(found.topics)
-        if max(topics) >= len(found.names):
+        names, topics = found.names.decode().split("\0"), _values(found.topics)
+        if max(topics) >= len(names):
             raise CorruptionError(f"{where}: not a block this version can read")
     return Block(
         header,
@@ -536,7 +542,7 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
         [header.time_ms] * number
         if found.times is None
         else [header.time_ms + delta for delta in _values(found.times)],
-        found.names,
+        names,
         topics,
     )
 

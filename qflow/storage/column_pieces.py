@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from qflow.message import Record
 from qflow.storage import blocks, bodies, partitions
-from qflow.storage.blocks import BlockKey, Columns, Reference
+from qflow.storage.blocks import Columns, Header, Reference
 from qflow.storage.partitions import FoundOf, Wanted
 
 _REFERENCE = (2).to_bytes(4, "little")
@@ -61,9 +61,9 @@ def read(
     wanted: Wanted | None = None,
     most_messages: int = 2**62,
 ) -> FoundOf[ColumnPiece]:
-    """Read as `partitions.read` does. What it returns outlives the transaction.
+    """Read as `partitions.read` does. Where the transaction gives buffers, what is returned ends with it.
 
-    Cost: 20 µs for a block of 64 KiB.
+    Cost: 12 µs a block, and 0.1 µs a KiB.
     """
     return partitions.read_pieces(_take, txn, owner, lane, position, end, most_bytes, wanted, most_messages)
 
@@ -71,18 +71,18 @@ def read(
 def _take(
     txn: Any,
     value: bytes,
-    key: BlockKey,
+    header: Header,
     where: str,
     _start: int,
     position: int,
     stop: int,
     chosen: Sequence[bool] | None,
 ) -> ColumnPiece:
-    columns = blocks.columns(value, key, where=where)
-    low, high = position - key.first, stop - key.first
+    columns = blocks.columns(value, header, where=where)
+    low, high = position - header.key.first, stop - header.key.first
     fetched: dict[int, Record] = {}
     if columns.kinds is not None and _REFERENCE in bytes(columns.kinds):
-        records = blocks.decode(value, key, where=where).records
+        records = blocks.decode(value, header.key, where=where).records
         fetched = {
             index: bodies.fetch(txn, record)
             for index, record in enumerate(records[low:high], low)

@@ -16,7 +16,7 @@ from qflow.errors import CorruptionError
 from qflow.message import Record
 from qflow.storage import blocks, bodies
 from qflow.storage.block_log import BLOCKS, Row, key_of, scan
-from qflow.storage.blocks import Block, BlockKey, Reference
+from qflow.storage.blocks import Block, BlockKey, Header, Reference
 
 BLOCKS_AT_ONCE = 256
 """Looked at in one read, at most: it holds a transaction open."""
@@ -102,8 +102,8 @@ class SomePiece(Protocol):
 
 
 P = TypeVar("P", bound=SomePiece)
-Take = Callable[[Any, bytes, BlockKey, str, int, int, int, Sequence[bool] | None], P | None]
-"""Makes a piece of a block: (transaction, block, its key, its name in errors, where the piece begins, first sequence
+Take = Callable[[Any, bytes, Header, str, int, int, int, Sequence[bool] | None], P | None]
+"""Makes a piece of a block: (transaction, block, its header, its name in errors, where the piece begins, first sequence
 that is asked for, the one behind the last, which of the block's names are wanted or None for all)."""
 
 
@@ -182,7 +182,7 @@ def read_pieces(
                     position = max(position, stop)
                     continue
             decoded += 1
-            piece = take(txn, value, header.key, where, start, max(position, first), stop, chosen)
+            piece = take(txn, value, header, where, start, max(position, first), stop, chosen)
         except CorruptionError as error:
             low = max(position, first)
             hole = Hole(low, max(low + 1, min(end, next_block(txn, owner, lane, first))), str(error))
@@ -244,7 +244,7 @@ def _is_over(value: bytes, first: int, position: int) -> bool:
 def _decoded(
     txn: Any,
     value: bytes,
-    key: BlockKey,
+    header: Header,
     where: str,
     start: int,
     position: int,
@@ -252,7 +252,7 @@ def _decoded(
     chosen: Sequence[bool] | None,
 ) -> Piece | None:
     """Return the wanted messages of a block in [position, stop), covering [start, stop); None if there are none."""
-    block = blocks.decode(value, key, where=where)
+    block = blocks.decode(value, header.key, where=where)
     first = block.first
     low, high = position - first, stop - first
     names, numbers = block.names, block.topics
