@@ -3,4 +3,4 @@
 from contextlib import suppress
 
 with suppress(Exception):  # what is raised here would hide every format that is found in this way
-    from qflow.spark.source import QflowDataSource as DefaultSource
+    from qflow.spark.source import QflowDataSource as DefaultSource  # noqa: F401

@@ -5,18 +5,20 @@ from qflow.spark import session
 spark = session("planes")
 plants = spark.read.format("qflow").option("subscribe", "plants").load("/var/spool/plants")
 
-Needs the extra: `pip install "qflow[spark]"`, and a Java; see `session`. Spark finds the format by itself; `register` is
-for where it does not.
+Needs the extra: `pip install "qflow[spark]"`, and a Java; see `session`. Spark finds the format by itself; `register`
+is for where it does not.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qflow.spark.sessions import session
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+__all__ = ["register", "session"]
 
 
 def register(spark: SparkSession) -> None:

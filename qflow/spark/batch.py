@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qflow.spark.options import ReadOptions
-from qflow.spark.ranges import Range, check_floor, cut, resolve, selected
+from qflow.spark.ranges import Range, check_floor, committed, cut, resolve, selected
 from qflow.spark.schema import Column
 from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
@@ -34,7 +34,7 @@ class StreamBatchReader(DataSourceReader):
         state = look(options.path)
         streams = selected(state, options)
         with reading(options.path, state.uuid) as txn:
-            starts = resolve(txn, options.starting, "startingOffsets", streams, {})
+            starts = resolve(txn, options.starting, "startingOffsets", streams, committed(options, state, streams))
             ends = resolve(txn, options.ending, "endingOffsets", streams, {})
             ranges = []
             for stream in streams:

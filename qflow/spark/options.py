@@ -105,10 +105,10 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
         if name not in known and not _OF_KAFKA.fullmatch(name):
             raise InvalidArgument(_unknown(name, known))
     values = {known[name]: value for name, value in given.items() if name in known}
-    for name, other in ((_ONLY_STREAMING, streaming is False), (_ONLY_BATCH, streaming is True)):
-        for wrong in sorted(set(name) & set(values)) if other else ():
-            kind = "spark.readStream" if streaming is False else "spark.read"
-            raise InvalidArgument(f"option {wrong!r} is for {kind} only: leave it out")
+    elsewhere = {None: (), False: _ONLY_STREAMING, True: _ONLY_BATCH}[streaming]
+    for wrong in sorted(set(elsewhere) & set(values)):
+        kind = "spark.read" if streaming else "spark.readStream"
+        raise InvalidArgument(f"option {wrong!r} is for {kind} only: leave it out")
     one = [name for name in ("subscribe", "subscribePattern", "queue") if name in values]
     if len(one) != 1:
         raise InvalidArgument(

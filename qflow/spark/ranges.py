@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
@@ -15,6 +16,7 @@ from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadO
 from qflow.spark.spools import SpoolState, StreamState
 from qflow.storage import partitions
 from qflow.storage.block_log import scan
+from qflow.storage.groups import committed_of
 
 _logger = logging.getLogger("qflow.spark")
 
@@ -26,7 +28,7 @@ Offsets = dict[str, dict[int, int]]
 """By stream and partition."""
 
 
-class Range(InputPartition):  # type: ignore[misc]
+class Range(InputPartition):
     """Offsets [start, end) of one partition of a stream: what one task reads."""
 
     def __init__(self, uuid: str, stream: str, owner: int, partition: int, start: int, end: int) -> None:
@@ -74,36 +76,30 @@ def resolve(
     for name in bound.numbers:
         if name not in names:
             raise InvalidArgument(f"{which} names stream {name!r}, which is not read: leave it out, or subscribe to it")
+    for stream in streams:
+        _check_complete(bound, which, stream)
     return {
         stream.name: {
             number: _resolve_one(txn, bound, which, stream, number, committed.get(stream.name, {}).get(number))
             for number in range(len(stream.rows))
         }
         for stream in streams
-        if not _is_left_out(bound, which, stream)
     }
 
 
-def _is_left_out(bound: Bound, which: str, stream: StreamState) -> bool:
+def _check_complete(bound: Bound, which: str, stream: StreamState) -> None:
+    """See that a number is given for each partition of a stream, where numbers are given."""
     if bound.time_ms is not None or bound.kind in (EARLIEST, LATEST, COMMITTED):
-        return False
-    numbers = bound.numbers.get(stream.name, {})
-    given, there = set(numbers), set(range(len(stream.rows)))
+        return
+    given, there = set(bound.numbers.get(stream.name, {})), set(range(len(stream.rows)))
     if given != there:
-        what = f"has no partition {min(given - there)}" if given - there else f"leaves out partition {min(there - given)}"
-        verb = "names one that" if given - there else "of"
+        what = f"{which} {'names' if given - there else 'leaves out'} partition {min(given ^ there)}"
         raise InvalidArgument(
-            f"{which}: stream {stream.name!r} {what}: give a number for each of its partitions, 0 to {len(there) - 1}"
-            if given - there
-            else f"{which} {what} {verb} stream {stream.name!r}: give a number for each of its partitions, "
-            f"0 to {len(there) - 1}"
+            f"{what} of stream {stream.name!r}: give a number for each of its partitions, 0 to {len(there) - 1}"
         )
-    return False
 
 
-def _resolve_one(
-    txn: Any, bound: Bound, which: str, stream: StreamState, number: int, committed: int | None
-) -> int:
+def _resolve_one(txn: Any, bound: Bound, which: str, stream: StreamState, number: int, committed: int | None) -> int:
     first, end = stream.bounds(number)
     if bound.kind == EARLIEST or (bound.kind == COMMITTED and committed is None):
         return first
@@ -128,6 +124,14 @@ def _resolve_one(
             f"gets {end}"
         )
     return offset
+
+
+def committed(options: ReadOptions, state: SpoolState, streams: list[StreamState]) -> Offsets:
+    """Return where the group of `startingOffsets` has come to, if that is asked for."""
+    if options.starting.kind != COMMITTED or options.group is None:
+        return {}
+    known = committed_of(options.path, options.group, state.uuid)
+    return {stream.name: known.get(stream.owner, {}) for stream in streams}
 
 
 def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool) -> int:
@@ -157,7 +161,8 @@ def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool)
 def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], options: ReadOptions) -> list[Range]:
     """Cut (stream, partition, start, end) into what tasks read, in order; empty ranges make no task.
 
-    By default into one for each processor of this host, for it is they who read. They end where blocks do, so that none is read twice, unless `maxRecordsPerPartition` says how long.
+    By default into one for each processor of this host, for it is they who read. Tasks end where blocks do, so that
+    none is read twice, unless it was said how many there are to be, or how long.
     """
     ranges = [one for one in ranges if one[2] < one[3]]
     sizes = [_bytes_in(*one) for one in ranges]
@@ -178,10 +183,7 @@ def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], op
             if options.min_partitions is None:
                 cuts = sorted(set(_at_blocks(txn, stream, number, cuts, start)))
         edges = [start, *cuts, end]
-        found += [
-            Range(uuid, stream.name, stream.owner, number, low, high)
-            for low, high in zip(edges, edges[1:], strict=False)
-        ]
+        found += [Range(uuid, stream.name, stream.owner, number, low, high) for low, high in pairwise(edges)]
     return found
 
 

@@ -21,7 +21,7 @@ from qflow.storage.column_pieces import ColumnPiece
 
 HEADERS = headers_type()
 _NUMBER = np.dtype("<u4")
-Array = np.ndarray[Any, Any]
+Array = Any
 Chunk = bytes | memoryview
 
 
@@ -82,7 +82,7 @@ class _Bodies:
         keys: list[bytes | None] = []
         headers: list[Any] = []
         chunks: list[Chunk] = []
-        kinds = np.frombuffer(piece.columns.kinds, _NUMBER).tolist()  # type: ignore[call-overload]
+        kinds = np.frombuffer(piece.columns.kinds, _NUMBER).tolist()
         for index in range(piece.low, piece.high):
             record: Record = payload[ends[index - 1] if index else 0 : ends[index]]
             if kinds[index]:
@@ -123,7 +123,7 @@ def _header_list(header_bytes: bytes) -> list[tuple[str, bytes | None]] | None:
 def _binary(lengths: Sequence[Array], chunks: Iterable[Chunk]) -> pa.Array:
     """Return an array of values, given as their lengths and all their bytes."""
     count = sum(map(len, lengths))
-    offsets = np.zeros(count + 1, np.int32)
+    offsets: Array = np.zeros(count + 1, np.int32)
     np.cumsum(np.concatenate(lengths), out=offsets[1:])
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), _laid_out(chunks, int(offsets[-1]))])
 

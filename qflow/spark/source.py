@@ -11,7 +11,7 @@ from qflow.spark.schema import columns_of, whole_schema
 from qflow.spark.words import plainly
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
     from pyspark.sql.types import StructType
 
 
@@ -34,3 +34,11 @@ class QflowDataSource(DataSource):
 
         with plainly():
             return StreamBatchReader(parsing.parse(self.options, streaming=False), columns_of(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return who reads a stream as it grows."""
+        with plainly():
+            options = parsing.parse(self.options, streaming=True)
+            from qflow.spark.streaming import StreamingReader
+
+            return StreamingReader(options, columns_of(schema))

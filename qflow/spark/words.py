@@ -1,4 +1,4 @@
-"""Errors as sentences: what is raised in Spark's workers reaches the user with a stack of theirs around it, or alone."""
+"""Errors as sentences: how what is raised in Spark's workers reaches the user."""
 
 from __future__ import annotations
 

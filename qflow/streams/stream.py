@@ -6,7 +6,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 
@@ -54,6 +54,7 @@ class Stream:
         max_transaction_bytes: int,
         report: Callable[[str, int], None],
         clock: Callable[[], float] = time.time,
+        held: Callable[[int], Mapping[int, int]] | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -70,6 +71,7 @@ class Stream:
         self._log = log
         self._report = report
         self._clock = clock
+        self._held = held  # from which offset on readers outside have retention keep everything, by partition
         self._dropped = self._damaged = 0
         self._reported: set[int] = set()
         self._index = TopicIndex(owner)
@@ -261,12 +263,14 @@ class Stream:
     def _surplus(self, partition: Partition) -> partitions.Retained | None:
         settings = self.settings
         ceiling = partition.next
+        held = self._held(self.owner).get(partition.number) if self._held is not None else None
+        if held is not None:
+            ceiling = min(ceiling, (partition.number << LANE_SHIFT) + held)
         if settings.retain_until_consumed:
-            if not self.cursors:
+            if not self.cursors and held is None:
                 return None
-            ceiling = min(
-                ceiling, *(self._committed(cursor, partition.number) for cursor in list(self.cursors.values()))
-            )
+            committed = (self._committed(cursor, partition.number) for cursor in list(self.cursors.values()))
+            ceiling = min(ceiling, *committed) if self.cursors else ceiling
         messages, size = settings.retention_messages, settings.retention_bytes
         if len(self.partitions) > 1:
             messages = None if messages is None else self._share(partition, messages, "messages")
