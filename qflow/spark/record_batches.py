@@ -1,6 +1,6 @@
 """Blocks of the log made into Arrow record batches, as columns into columns.
 
-Lengths become offsets, payloads are laid one behind the other and are the values: what is done per message is done in C.
+Lengths become offsets, payloads are laid one behind the other and are the values: per message there is only C at work.
 Messages with a key or headers have something before the body, which is cut away; their blocks cost more.
 """
 

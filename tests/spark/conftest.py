@@ -10,6 +10,7 @@ import pytest
 
 import qflow
 from qflow.errors import NotFound
+from unit.clocks import Clock, open_still
 
 pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
 
@@ -51,3 +52,18 @@ def read(spark: Any, spool: Path) -> Callable[..., Any]:
         return reader.options(**options).load(str(spool))
 
     return read_it
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """What `still` goes by."""
+    return Clock()
+
+
+@pytest.fixture
+def still(spool: Path, clock: Clock) -> Iterator[qflow.Broker]:
+    """An owner whose retention is a step of the test: `Stream.retain`."""
+    broker = open_still(spool, clock)
+    yield broker
+    assert broker.check() == []
+    broker.close()
