@@ -217,7 +217,7 @@ class Adoption:
         if begun is not None and begun.stage != manifest.token:
             raise InvalidArgument(
                 f"the first {done:,} messages of this batch are in the log already, from another attempt at it that "
-                "was not finished, and nobody knows which of these they are. Start the query anew, from after this batch"
+                "was not finished, and nobody knows which of these they are. Start the query anew, from behind it"
             )
         if manifest.bytes > self._max_transaction_bytes:
             for _ in self._inbox.blocks(manifest):  # of several transactions, none is begun that a later one fails

@@ -66,6 +66,7 @@ from qflow.storage import block_log, recovery, snapshots
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
+from qflow.storage.groups import Held
 from qflow.storage.inbox import Inbox
 from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
 from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
@@ -303,6 +304,7 @@ class Broker:
             reroute=self._routing.forget,
             clock=self._clock,
             monotonic=self._monotonic,
+            held=Held(self.path, str(self.uuid), self._clock),
         )
         self._routing.streams = self._streams.routes
         self._broken = {record.name: record for record in found.queues if record.rows is None and not record.deleted}

@@ -136,6 +136,20 @@ class Header(NamedTuple):
         return position + self.payload_bytes + _CHECKSUM_BYTES
 
 
+class Columns(NamedTuple):
+    """A block that was checked, not cut into records: views of it. Numbers take 4 bytes each, little-endian."""
+
+    header: Header
+    lengths: memoryview
+    kinds: memoryview | None
+    offsets: memoryview | None
+    times: memoryview | None
+    topics: memoryview | None
+    names: bytes
+    """The distinct topics, with NUL between them."""
+    payload: memoryview
+
+
 class Block(NamedTuple):
     """A decoded block. `records[i]` has sequence `first + offsets[i]`."""
 
@@ -461,6 +475,43 @@ class Singles:
         return block.records[0]
 
 
+def columns(data: bytes | memoryview, header: Header, *, where: str) -> Columns:
+    """Check every byte of a whole block and return it as it is: in columns.
+
+    Args:
+        header: what `read_header` returned.
+
+    Raises:
+        CorruptionError: the checksum or the length does not match.
+    Cost: 5 µs, and 0.1 µs a KiB.
+    """
+    if len(data) != header.total_bytes(data):
+        raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes(data)}")
+    view = memoryview(data)
+    start = len(data) - header.payload_bytes - _CHECKSUM_BYTES
+    payload = view[start:-_CHECKSUM_BYTES]
+    if xxh3_64_digest(payload, crc32(view[:start])) != view[-_CHECKSUM_BYTES:]:
+        raise CorruptionError(f"{where}: the block does not match its checksum")
+    width = 4 * header.count
+    position = HEADER_BYTES
+    lengths = view[position : position + width]
+    optional: dict[int, memoryview] = {}
+    for column in _COLUMNS:
+        if header.columns & column:
+            position += width
+            optional[column] = view[position : position + width]
+    return Columns(
+        header,
+        lengths,
+        optional.get(KINDS),
+        optional.get(OFFSETS),
+        optional.get(TIMES),
+        optional.get(TOPICS),
+        bytes(view[position + width + _NAMES.size : start]) if TOPICS in optional else b"",
+        payload,
+    )
+
+
 def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Block:
     """Decode a whole block and check every byte of it.
 
@@ -475,22 +526,10 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     header = read_header(data, where=where)
     if key is not None and header.key != key:
         raise CorruptionError(f"{where}: holds the block of {header.key}, expected {key}")
-    if len(data) != header.total_bytes(data):
-        raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes(data)}")
-    view = memoryview(data)
+    found = columns(data, header, where=where)
     number = header.count
-    payload: bytes | memoryview = view[len(data) - header.payload_bytes - _CHECKSUM_BYTES : -_CHECKSUM_BYTES]
-    seed = crc32(view[: len(data) - header.payload_bytes - _CHECKSUM_BYTES])
-    if xxh3_64_digest(payload, seed) != view[-_CHECKSUM_BYTES:]:
-        raise CorruptionError(f"{where}: the block does not match its checksum")
-    width = 4 * number
-    position = HEADER_BYTES
-    lengths = _values(view[position : position + width])
-    optional: dict[int, array[int]] = {}
-    for column in _COLUMNS:
-        if header.columns & column:
-            position += width
-            optional[column] = _values(view[position : position + width])
+    payload: bytes | memoryview = found.payload
+    lengths = _values(found.lengths)
     if sum(lengths) != header.payload_bytes:
         raise CorruptionError(f"{where}: the lengths of the messages do not add up")
     ends = list(accumulate(lengths))
@@ -501,24 +540,25 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
         records = list(map(payload.__getitem__, cuts))
     else:
         records = list(map(bytes, map(payload.__getitem__, cuts)))
-    if KINDS in optional:
-        kinds = optional[KINDS]
+    if found.kinds is not None:
+        kinds = _values(found.kinds)
         if max(kinds) >= len(_UNPACK):
             raise CorruptionError(f"{where}: not a block this version can read")
         for index in compress(range(number), kinds):
             records[index] = _UNPACK[kinds[index]](records[index])
-    times = optional.get(TIMES)
     names: list[str] = []
     topics: Sequence[int] = ()
-    if TOPICS in optional:
-        names, topics = _names(view, header.columns_end, where), optional[TOPICS]
+    if found.topics is not None:
+        names, topics = found.names.decode().split("\0"), _values(found.topics)
         if max(topics) >= len(names):
             raise CorruptionError(f"{where}: not a block this version can read")
     return Block(
         header,
         records,
-        optional.get(OFFSETS, range(number)),
-        [header.time_ms + delta for delta in times] if times is not None else [header.time_ms] * number,
+        range(number) if found.offsets is None else _values(found.offsets),
+        [header.time_ms] * number
+        if found.times is None
+        else [header.time_ms + delta for delta in _values(found.times)],
         names,
         topics,
     )

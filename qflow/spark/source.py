@@ -1,0 +1,44 @@
+"""`format("qflow")` as Spark sees it: a name, a schema, and who reads. Light to import: Spark does so to find it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from qflow.spark import options as parsing
+from qflow.spark.schema import columns_of, whole_schema
+from qflow.spark.words import plainly
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+
+class QflowDataSource(DataSource):
+    """Streams and durable queues of a spool as data frames."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what stands in `format(...)`."""
+        return "qflow"
+
+    def schema(self) -> str:
+        """Return all columns, after looking at the options."""
+        with plainly():
+            return whole_schema(include_headers=parsing.parse(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return who reads what is there now."""
+        from qflow.spark.batch import StreamBatchReader
+
+        with plainly():
+            return StreamBatchReader(parsing.parse(self.options, streaming=False), columns_of(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return who reads a stream as it grows."""
+        with plainly():
+            options = parsing.parse(self.options, streaming=True)
+            from qflow.spark.streaming import StreamingReader
+
+            return StreamingReader(options, columns_of(schema))
