@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "broker": {"words", "memory", "storage", "queues", "streams", "routing", "adoption"},
     "routing": {"words", "storage", "queues", "streams"},
     "inspect": {"words", "storage", "streams", "inspect"},
-    "spark": {"words", "storage", "streams", "spark"},
+    "spark": {"words", "storage", "streams", "routing", "broker", "spark"},
     "cli": {"words", "facade", "broker", "queues", "streams", "routing", "inspect", "cli"},
     "aio": {"words", "memory", "broker", "queues", "streams", "routing", "aio"},
     "facade": {"words", "broker", "queues", "streams", "routing"},

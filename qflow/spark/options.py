@@ -37,7 +37,7 @@ NAMES = (
     "failOnDataLoss",
     "includeHeaders",
 )
-_OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix|startingoffsetsbytimestampstrategy")
+OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix|startingoffsetsbytimestampstrategy")
 """What a job for Kafka may have set that has no meaning here, and does no harm."""
 _INSTEAD = {
     "assign": "name streams with subscribe, and one partition's rows with .where('partition = 0')",
@@ -102,7 +102,7 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower(): name for name in NAMES}
     for name in given:
-        if name not in known and not _OF_KAFKA.fullmatch(name):
+        if name not in known and not OF_KAFKA.fullmatch(name):
             raise InvalidArgument(_unknown(name, known))
     values = {known[name]: value for name, value in given.items() if name in known}
     elsewhere = {None: (), False: _ONLY_STREAMING, True: _ONLY_BATCH}[streaming]
@@ -127,7 +127,7 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     if ending.kind in (EARLIEST, COMMITTED):
         raise InvalidArgument(f"endingOffsets cannot be {ending.kind!r}: leave it out for 'latest', or give offsets")
     return ReadOptions(
-        path=_path(values),
+        path=parse_path(values),
         streams=_names(values["subscribe"]) if "subscribe" in values else None,
         pattern=_pattern(values.get("subscribePattern")),
         queue=values.get("queue"),
@@ -158,7 +158,8 @@ def _check_queue(values: Mapping[str, str]) -> None:
             raise InvalidArgument(f"option {name!r} is for streams, and does not go with option 'queue': leave it out")
 
 
-def _path(values: Mapping[str, str]) -> str:
+def parse_path(values: Mapping[str, str]) -> str:
+    """Return the absolute path of the spool."""
     path = values.get("path", "").strip()
     if not path:
         raise InvalidArgument("say where the spool is: .load('/path/to/spool') or .option('path', '/path/to/spool')")

@@ -11,7 +11,12 @@ from qflow.spark.schema import columns_of, whole_schema
 from qflow.spark.words import plainly
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 
@@ -34,6 +39,24 @@ class QflowDataSource(DataSource):
 
         with plainly():
             return StreamBatchReader(parsing.parse(self.options, streaming=False), columns_of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return who publishes the rows of a data frame."""
+        from qflow.spark.sink import BatchWriter, refuse_overwrite
+        from qflow.spark.write_options import parse_for_writing
+
+        with plainly():
+            refuse_overwrite(overwrite, streaming=False)
+            return BatchWriter(parse_for_writing(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return who publishes what a streaming query makes."""
+        from qflow.spark.sink import StreamWriter, refuse_overwrite
+        from qflow.spark.write_options import parse_for_writing
+
+        with plainly():
+            refuse_overwrite(overwrite, streaming=True)
+            return StreamWriter(parse_for_writing(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return who reads a stream as it grows."""

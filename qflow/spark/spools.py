@@ -173,3 +173,11 @@ def at(spool: str, uuid: str, work: Callable[[Any], T]) -> T:
     """Return what some work finds in a transaction of its own."""
     with reading(spool, uuid) as txn:
         return work(txn)
+
+
+def let_go(spool: str) -> None:
+    """Close the log of a spool, if this process has it open; it is opened again by the next look."""
+    for place, opened in list(_open.items()):
+        if opened.spool == spool and place[0] == os.getpid():
+            del _open[place]
+            opened.env.close()
