@@ -198,7 +198,7 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
             files.unlink(os.path.join(source, name))
     remove_tree(files, set_aside(spool, batch))  # of an attempt before
     path = os.path.join(source, MANIFEST)
-    files.write_replacing(path, seal(json.dumps(attrs.asdict(manifest)).encode()))
+    files.write_replacing(path, seal(json.dumps(attrs.asdict(manifest, recurse=False)).encode()))
     files.sync_file(path)
     files.sync_directory(source)
     try:
