@@ -43,7 +43,7 @@ from qflow.storage import sink_batches
 from qflow.storage.blocks import KINDS, Block
 from qflow.storage.inbox import Inbox, Waiting
 from qflow.storage.sink_batches import Adopted, Partial
-from qflow.storage.stages import Manifest
+from qflow.storage.stages import Manifest, Piece
 from qflow.storage.transaction_log import TransactionLog, Unit
 from qflow.streams.partition import Partition, put_charge
 from qflow.streams.publishing import Lot
@@ -220,26 +220,17 @@ class Adoption:
                 "was not finished, and nobody knows which of these they are. Start the query anew, from behind it"
             )
         if manifest.bytes > self._max_transaction_bytes:
-            for _ in self._inbox.blocks(manifest):  # of several transactions, none is begun that a later one fails
-                pass
+            for piece in self._inbox.pieces(manifest):  # none of several transactions is begun that a later one fails
+                piece.check()
         load = Load(self._routing)
-        for block in self._skip(self._inbox.blocks(manifest), done):
-            if load.messages and load.bytes + block.header.payload_bytes > self._max_transaction_bytes:
+        for piece in _skip(self._inbox.pieces(manifest), done):
+            if load.messages and load.bytes + piece.header.payload_bytes > self._max_transaction_bytes:
                 done += load.messages
                 partial_ = Partial(manifest.batch.batch, manifest.token, done)
                 self._commit(load, manifest, Adopted(known.batch, partial_, manifest.once))
                 load = Load(self._routing)
-            load.add(block)
+            load.add(piece.decode())
         self._commit(load, manifest, Adopted(manifest.batch.batch, None, manifest.once))
-
-    def _skip(self, blocks: Iterator[Block], messages: int) -> Iterator[Block]:
-        """Leave out the first messages, which are whole blocks."""
-        for block in blocks:
-            if messages:
-                messages -= block.header.count
-                assert messages >= 0, "a part of a batch ends where a block does"
-            else:
-                yield block
 
     def _commit(self, load: Load, manifest: Manifest, adopted: Adopted) -> None:
         """Commit some messages with the record of how far their batch is then."""
@@ -359,6 +350,16 @@ class Load:
             MessageTooLarge: one of the messages is.
         """
         return [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in self.lots.items()]
+
+
+def _skip(pieces: Iterator[Piece], messages: int) -> Iterator[Piece]:
+    """Leave out the first messages, which are whole blocks."""
+    for piece in pieces:
+        if messages:
+            messages -= piece.header.count
+            assert messages >= 0, "a part of a batch ends where a block does"
+        else:
+            yield piece
 
 
 def _is_single(streams: tuple[Stream, ...]) -> bool:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from qflow.errors import CorruptionError
 from qflow.storage import stages
-from qflow.storage.blocks import Block
 from qflow.storage.files import Files, make_directories, storage_error
-from qflow.storage.stages import Batch, Manifest
+from qflow.storage.stages import Batch, Manifest, Piece
 
 STALE_S = 24 * 3600
 """A stage that nobody has written to for so long, and that was not handed in, is removed."""
@@ -77,15 +76,15 @@ class Inbox:
             raise CorruptionError(f"{directory} holds batch {manifest.batch.name}: let nothing rename inside a spool")
         return manifest
 
-    def blocks(self, manifest: Manifest) -> Iterator[Block]:
-        """Yield the blocks of a stage that was taken, checked.
+    def pieces(self, manifest: Manifest) -> Iterator[Piece]:
+        """Yield the blocks of a stage that was taken.
 
         Raises:
             CorruptionError: they are not what was written. StorageError: they could not be read.
         """
         directory = stages.being_adopted(self._spool, manifest.batch)
         try:
-            yield from stages.read_blocks(self._files, directory, manifest.files)
+            yield from stages.read_pieces(self._files, directory, manifest.files)
         except OSError as error:
             raise storage_error(error, "read a batch in the inbox", directory) from error
 

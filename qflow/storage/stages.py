@@ -28,7 +28,7 @@ import attrs
 from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage import blocks
 from qflow.storage.block_log import seal, unseal
-from qflow.storage.blocks import Block, BlockKey
+from qflow.storage.blocks import Block, BlockKey, Header
 from qflow.storage.files import CREATE, FILE_MODE, READ, Files, make_directories, write_all
 from qflow.storage.sink_batches import SINK_BATCHES
 
@@ -303,12 +303,28 @@ def _read_whole(files: Files, path: str) -> bytes:
         files.close(fd)
 
 
-def read_blocks(files: Files, directory: str, parts: Iterable[StageFile]) -> Iterator[Block]:
-    """Yield the blocks of a stage's files, in order, every byte of them checked.
+class Piece(NamedTuple):
+    """A block as it lies in a file; only its header was looked at."""
+
+    data: memoryview
+    header: Header
+    where: str
+
+    def check(self) -> None:
+        """Raises CorruptionError: it is not what was written. Cost: 0.1 µs a KiB."""
+        blocks.columns(self.data, self.header, where=self.where)
+
+    def decode(self) -> Block:
+        """Raises CorruptionError: it is not what was written. Cost: 0.1 µs a message."""
+        return blocks.decode(self.data, self.header.key, where=self.where)
+
+
+def read_pieces(files: Files, directory: str, parts: Iterable[StageFile]) -> Iterator[Piece]:
+    """Yield the blocks of a stage's files, in order.
 
     Raises:
         CorruptionError: a file is missing, or is not what was written.
-    Cost: 0.1 µs a message; a MiB or the largest message in memory.
+    Cost: a MiB, or the largest message, in memory.
     """
     for part in parts:
         path = os.path.join(directory, part.name)
@@ -322,7 +338,7 @@ def read_blocks(files: Files, directory: str, parts: Iterable[StageFile]) -> Ite
             files.close(fd)
 
 
-def _read_file(files: Files, fd: int, path: str, part: StageFile) -> Iterator[Block]:
+def _read_file(files: Files, fd: int, path: str, part: StageFile) -> Iterator[Piece]:
     length = files.status(fd).st_size
     if length != part.length:
         raise CorruptionError(f"{path} has {length} bytes, expected {part.length}")
@@ -338,7 +354,9 @@ def _read_file(files: Files, fd: int, path: str, part: StageFile) -> Iterator[Bl
             total = header.total_bytes(rest)
             if not 0 < total <= len(rest):
                 break
-            yield blocks.decode(rest[:total], BlockKey(SINK_BATCHES, 0, 0, first), where=where)
+            if header.key != BlockKey(SINK_BATCHES, 0, 0, first):
+                raise CorruptionError(f"{where}: holds the block of {header.key}, expected message {first}")
+            yield Piece(rest[:total], header, where)
             first += header.count
             start += total
         if not start and position + len(window) >= length:
