@@ -247,8 +247,8 @@ def subscribers(setup: Setup) -> Iterator[Row]:
         sides = [_Crowd(stack, broker, *crowd) for crowd in crowds]
         batches = interleave(setup.few_rounds, chunks, *(side.in_batches for side in sides))
         singles = interleave(setup.few_rounds, chunks, *(side.one_by_one for side in sides))
-    names = [f"{size:,} subscribers, {matching} of them served" for size, matching in crowds]
-    one, most, ten = names.index("1 subscribers, 1 of them served"), len(crowds) - 2, len(crowds) - 1
+    names = [f"subscribers: {size:,}, served: {matching}" for size, matching in crowds]
+    one, most, ten = SUBSCRIBERS.index(1), len(crowds) - 2, len(crowds) - 1
     by_batch = [rates(name, _Crowd.batches * BATCH, seconds) for name, seconds in zip(names, batches, strict=True)]
     yield Row(
         name=f"publish_many, 1,000 x {BODY_BYTES} B, 1,000 live subscribers with distinct filters: rate over one",

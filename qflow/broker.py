@@ -83,6 +83,8 @@ OURS = frozenset({"lock", "log", "log.new", snapshots.OLD, SPILL, WIPING, "stats
 MAINTENANCE_S = 1.0
 REST = 4
 """Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
+LONGEST_REST_S = 0.1
+"""But not longer: what took long because others were at work would else rest five times for them."""
 WIPED_AT_ONCE = 256
 REMOVING_S = 0.05
 """How long settled blocks are removed at once, a bounded number each commit."""
@@ -675,6 +677,7 @@ class Broker:
             try:
                 sent = publishing.send(self._log, lots.lots, claim=claim, future=done)
             except StreamDeleted:
+                self._routing.forget()
                 continue  # it was deleted since, and is not reached any more
             if sent is not None and done is None:
                 self._log.wait(sent.batch)
@@ -692,6 +695,7 @@ class Broker:
             try:
                 places = iter(self._together.commit(steps, leavings, timeout=timeout, wait=done is None, future=done))
             except (QueueDeleted, StreamDeleted):
+                self._routing.forget()
                 continue
             found = [[next(places) for _ in group] for group in groups]
             return lambda: [result_of(group) for group in found]
@@ -1165,7 +1169,7 @@ class Broker:
         busy = True
         took = 0.0
         written = -math.inf
-        while not self._stop.wait(min(max(0.01, REST * took), MAINTENANCE_S) if busy else MAINTENANCE_S):
+        while not self._stop.wait(min(max(0.01, REST * took), LONGEST_REST_S) if busy else MAINTENANCE_S):
             started = time.perf_counter()
             try:
                 self._tell_all()
@@ -1302,6 +1306,7 @@ class Broker:
             self._released = True
             for queue in queues:
                 queue.settle_down(self._log.drain, QUIET_S)
+            self._streams.settle_down()
             self._log.drain()
             if not self._log.failed:
                 self._log.commit(self._log.write(partial(_write_ending, queues, self._streams)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import count
@@ -163,8 +162,10 @@ class AsyncSubscription:
         """
         if self.subscription.closed:
             return
-        with suppress(BrokerClosed):  # which has given back everything
+        try:
             await self._run(self.subscription.close)
+        except BrokerClosed:
+            self.subscription.close()  # there is nothing left to give back, or to log
 
     async def _run(self, function: Any) -> Any:
         return await self._worker.run(self._homes.here(), function)

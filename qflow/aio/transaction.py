@@ -18,7 +18,7 @@ from qflow.queues.holding import Leaving
 from qflow.queues.intake import Moment
 from qflow.queues.overflow import Decision
 from qflow.queues.queue import Queue
-from qflow.queues.together import Parts, Place, Step, Together, by_lane
+from qflow.queues.together import Parts, Place, Step, Together, by_lane, draft_together, party_of
 from qflow.queues.transaction import Transaction
 
 T = TypeVar("T")
@@ -45,8 +45,11 @@ class AsyncTogether:
         ends = None if timeout is None else home.loop.time() + timeout
         try:
             for place in lanes:
+                if party_of(place) is None:
+                    continue
                 left = None if ends is None else max(0.0, ends - home.loop.time())
                 place.put = await self._prepare(place.step, left, parts)
+            await self._prepare_together([place for place in lanes if party_of(place) is None], parts)
         except BaseException:
             parts.withdraw()
             raise
@@ -60,6 +63,21 @@ class AsyncTogether:
             if queue.exceeds:
                 self._worker.spill(queue)
         return places
+
+    async def _prepare_together(self, places: list[Place], parts: Parts) -> None:
+        """Reserve room for all partitions of streams at once, and add their puts."""
+        if places:
+            home = self._homes.here()
+            first: Any = places[0].step.queue
+            drafts = draft_together(places)
+            asking = first.begin_puts(drafts)
+            await attend(
+                home,
+                self._worker,
+                partial(first.try_put, drafts[0], asking),
+                partial(first.give_up_put, drafts[0], asking),
+            )
+            parts.puts += drafts
 
     async def _prepare(self, step: Step, timeout: float | None, parts: Parts) -> Any:
         """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""

@@ -44,6 +44,7 @@ __all__ = [
     "StreamReader",
     "SubscriptionFacts",
     "check_spool",
+    "copy_spool",
     "read_message",
     "read_spool",
     "read_stream",

@@ -35,6 +35,9 @@ _logger = logging.getLogger("qflow")
 class Queue(Outlet):
     """A named queue. Made by `Broker.declare_queue`; every method is thread-safe."""
 
+    reserves_together = False
+    """It has limits of its own; see `Together`."""
+
     def __init__(self, *arguments: Any, **parts: Any) -> None:
         """Made by `Broker`; the arguments are those of `Intake`."""
         super().__init__(*arguments, **parts)

@@ -94,7 +94,10 @@ class Together:
         parts = Parts(leavings)
         deadline = None if timeout is None else self._monotonic() + timeout
         try:
-            for _, places_of_one in groupby(lanes, owner_of):
+            for party, places_of_one in groupby(lanes, party_of):
+                if party is None:
+                    prepare_together(list(places_of_one), parts)
+                    continue
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
                 self._prepare(list(places_of_one), left, parts, dead)
         except BaseException:
@@ -224,9 +227,30 @@ def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
             place = Place(step, lane, len(lane.step.records))
             lane.step.records.extend(step.records)
         places.append(place)
-    return places, sorted(lanes.values(), key=owner_of)
+    return places, sorted(lanes.values(), key=_rank)
 
 
-def owner_of(place: Place) -> int:
-    """Return the number of the queue a place is in."""
-    return place.step.queue.owner
+def _rank(place: Place) -> tuple[bool, int]:
+    """Rank places for who reserves room: partitions last, for who has room there must not wait for anything else."""
+    return party_of(place) is None, place.step.queue.owner
+
+
+def party_of(place: Place) -> Queue | None:
+    """Return who reserves room for a place: its queue; None for partitions of streams, which do so together."""
+    return None if place.step.queue.reserves_together else place.step.queue
+
+
+def draft_together(places: list[Place]) -> list[Put]:
+    """Return puts for partitions of streams, to be reserved all at once."""
+    drafts = [place.step.queue.draft(place.step.records, False, 0) for place in places]
+    for place, put in zip(places, drafts, strict=True):
+        place.put = put
+    return drafts
+
+
+def prepare_together(places: list[Place], parts: Parts) -> None:
+    """Reserve room for all partitions of streams, and add their puts."""
+    first: Any = places[0].step.queue
+    drafts = draft_together(places)
+    first.prepare_together(drafts)
+    parts.puts += drafts

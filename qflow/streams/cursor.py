@@ -13,29 +13,36 @@ from __future__ import annotations
 import threading
 import time
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
-from qflow.errors import AlreadySettled, BrokerClosed, GapError, InvalidArgument, QflowError, StreamDeleted
+from qflow.delivery import ONE_ATTEMPT
+from qflow.errors import (
+    AlreadySettled,
+    BrokerClosed,
+    ForkedProcess,
+    GapError,
+    InvalidArgument,
+    QflowError,
+    StreamDeleted,
+)
 from qflow.memory.ledger import Ledger
-from qflow.memory.line import WORK, Line, Wake, Watcher
+from qflow.memory.line import WORK, Line, Wake
 from qflow.stats import SubscriptionStats
 from qflow.storage.block_log import Row, Settled, clear_marks
-from qflow.storage.partitions import Found, Hole, Piece
-from qflow.storage.transaction_log import Batch, Lane, TransactionLog, Unit
+from qflow.storage.partitions import Found, Piece
+from qflow.storage.transaction_log import Batch, Lane, TransactionLog
 from qflow.streams.deliveries import Share, StreamDeliveries
+from qflow.streams.holds import Getting, Leaving, settles_of
 from qflow.streams.interest import Interest
-from qflow.streams.partition import Partition, offset_of
-from qflow.streams.room import Room
+from qflow.streams.part import Part, without_settled
+from qflow.streams.partition import offset_of
+from qflow.streams.room import Room, Slab
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
 
-HINTS = 1024
-"""A live part that is behind by more commits is live no more: it reads on as one that replays."""
 MOST_UNSETTLED = 65_536
 """Messages that the members of a cursor may hold: it bounds what is settled out of order."""
 READ_BYTES = 256 * 1024
@@ -44,171 +51,6 @@ BATCH_BYTES = 2**20
 """A batch of many is filled up to so many bytes."""
 LOOK_S = 0.05
 """How often who waits for memory looks again: nobody tells him what others give back."""
-
-
-class Part:
-    """A cursor's place in one partition. Under the cursor's lock, but what is said to be under the partition's."""
-
-    __slots__ = (
-        "behind", "buffer", "buffered", "clear_to", "covered", "cursor", "doubtful", "fetching", "hints", "lane",
-        "live", "partition", "position", "seen", "skips",
-    )  # fmt: skip
-
-    def __init__(self, cursor: Cursor, partition: Partition, position: int, lane: Lane | None) -> None:
-        self.cursor = cursor
-        self.partition = partition
-        self.lane = lane
-        """Where what is settled is logged; None for a cursor that is not durable."""
-        self.position = self.covered = position
-        """Everything below has been read; everything below `covered` is in a piece that was."""
-        self.buffer: deque[Share] = deque()
-        self.buffered = 0
-        self.behind: Hole | None = None
-        """Messages that are gone, and somebody has to be told."""
-        self.fetching: object | None = None
-        self.skips: list[tuple[int, int]] = []
-        """What was settled above the floor when the cursor was opened."""
-        self.doubtful = 0
-        """What is below it may have been delivered before."""
-        self.seen = 0
-        """What is below it was delivered, or passed over."""
-        self.live = False
-        self.hints: deque[int] = deque()
-        self.clear_to = position
-        """Under the partition's lock: where something comes that is wanted; nothing is below `clear_to`."""
-
-    def come(self, first: int) -> None:
-        """Something wanted was committed. Under the partition's lock."""
-        if self.live:
-            if len(self.hints) >= HINTS:
-                self.live = False
-                self.clear_to = self.hints[0]
-                self.hints.clear()
-            else:
-                self.hints.append(first)
-
-    def wake(self) -> None:
-        """Have the cursor look again."""
-        self.cursor.wake()
-
-    def has_more(self) -> bool:
-        """Tell whether there is something to read; if not, the part is live."""
-        partition = self.partition
-        with partition.lock:
-            if self.live:
-                return bool(self.hints)
-            if max(self.position, self.clear_to) < partition.next:
-                return True
-            self.live = True
-            return False
-
-    def next_to_read(self) -> tuple[int, int]:
-        """Return from where to read, and where what is confirmed ends."""
-        partition = self.partition
-        with partition.lock:
-            end = partition.next
-            position = max(self.position, self.clear_to)
-            if self.live:
-                hints = self.hints
-                while hints and hints[0] < position:
-                    hints.popleft()
-                position = max(position, hints.popleft() if hints else end)
-            return position, end
-
-    def clear(self) -> int | None:
-        """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
-        if self.buffer or self.fetching is not None or self.behind is not None:
-            return None
-        return self.partition.next - self.lag() if self.live else self.position
-
-    def lag(self) -> int:
-        """Return how many messages, of all topics, are before it."""
-        with self.partition.lock:
-            end = self.partition.next
-            if self.live:
-                return end - (self.hints[0] if self.hints else end)
-            return max(0, end - max(self.position, self.clear_to))
-
-    def restart(self, position: int) -> None:
-        """Read on from somewhere else; what was read ahead is forgotten, and what it was charged is returned."""
-        self.fetching = None
-        self.buffer.clear()
-        self.buffered = 0
-        self.behind = None
-        self.position = self.covered = position
-        with self.partition.lock:
-            self.live = False
-            self.hints.clear()
-            self.clear_to = 0
-
-
-class Leaving:
-    """Messages that are settled in one commit with something else; a party of the unit. See `Together`."""
-
-    depth = None
-    writes = ()
-
-    def __init__(self, cursor: Cursor, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
-        self.queue = cursor
-        self.unit: Unit | None = None
-        self._held = held
-        self._shares = [
-            share
-            for batch, positions in held
-            for share in (batch.left_shares() if positions is None else map(batch.share_at, positions))
-        ]
-
-    def settles(self) -> list[tuple[Lane, list[Settled]]]:
-        """Return what the log is to settle, by lane."""
-        return _settles(self._shares)
-
-    def committed(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
-        held, self._held = self._held, []
-        self.queue.left(held)
-
-    def refused(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
-        held, self._held = self._held, []
-        self.queue.stays(held)
-
-    def give_up(self) -> None:
-        """Called by who was stopped on the way."""
-        if self.unit is None or not self.unit.joined:
-            self.refused(None)
-
-
-class Getting:
-    """A get by a caller who has no thread to wait with. Nobody but its cursor changes it."""
-
-    __slots__ = (
-        "batch", "deadline", "follow", "given_up", "member", "most", "number", "skip_gaps", "taker", "watcher",
-    )  # fmt: skip
-
-    def __init__(
-        self, member: Any, most: int, deadline: float | None, taker: object, *, follow: bool, skip_gaps: bool
-    ) -> None:
-        self.batch: StreamDeliveries | None = None
-        """What it got; None at the time-out, or at the end of what must not grow."""
-        self.member = member
-        self.most = most
-        self.deadline = deadline
-        self.taker = taker
-        self.follow = follow
-        self.skip_gaps = skip_gaps
-        self.given_up = False
-        self.number = -1
-        """Its place among those who wait."""
-        self.watcher: Watcher | None = None
-
-
-class Totals(NamedTuple):
-    """What happened to a cursor since it was opened."""
-
-    delivered: int = 0
-    acked: int = 0
-    redelivered: int = 0
-    gap: int = 0
 
 
 class Cursor:
@@ -237,8 +79,6 @@ class Cursor:
         self.owner = owner
         self.is_group = group
         self.ack_timeout_s = ack_timeout_s
-        self.epoch = 0
-        """Raised by `seek`: what was delivered before is not settled any more."""
         self.parts = [
             Part(self, partition, position, None if lanes is None else lanes[partition.number])
             for partition, position in zip(stream.partitions, positions, strict=True)
@@ -256,13 +96,15 @@ class Cursor:
         self._starved = False
         """Somebody found no room for what he was to get."""
         self._arrivals = 0
+        self._moving = False
+        """It is being moved in the log; nothing is delivered meanwhile."""
         self._held: dict[StreamDeliveries, float | None] = {}
         self._unsettled = 0
         self._again: list[tuple[int, int, Share]] = []  # (sequence, number, what came back)
         self._later: list[tuple[float, int, Share]] = []  # the same, until a moment
         self._number = 0
         self._turn = 0
-        self.totals = Totals()
+        self._delivered = self._acked = self._redelivered = self._missed = 0
 
     # Members -------------------------------------------------------------------------------------------------------
 
@@ -292,11 +134,11 @@ class Cursor:
     def _withdraw(self) -> None:
         """Nobody reads any more: forget what was read ahead."""
         self.stream.readers.remove(self.interest.filter, self)
-        self._forget([part.position for part in self.parts])
+        self._forget([part.position if part.lane is None else part.lane.row.floor for part in self.parts])
 
     def _forget(self, positions: Iterable[int]) -> None:
         """Forget everything in memory, and read on from here. Under the lock."""
-        freed = sum(part.buffered for part in self.parts)
+        freed = sum(part.charged for part in self.parts)
         freed += sum(batch.charged for batch in self._held)
         freed += sum(share.charged for _, _, share in (*self._again, *self._later))
         for batch in self._held:
@@ -322,9 +164,14 @@ class Cursor:
         if self.ended is not None:
             raise StreamDeleted(f"stream {self.name!r}, or this subscription of it, was deleted: declare it again")
 
+    def stand_still(self) -> None:
+        """Return when nobody moves it any more."""
+        with self._line:
+            self._wait_until_moved()
+
     def recall(self, skips: list[list[tuple[int, int]]]) -> None:
         """Begin where what is settled ends, given what was settled above that, by partition. Nobody has it open."""
-        with self._lock:
+        with self._line:
             for part, ranges in zip(self.parts, skips, strict=True):
                 assert part.lane is not None
                 part.skips = ranges
@@ -426,17 +273,18 @@ class Cursor:
             self.check_open()
             if getting.member not in self.members:
                 raise InvalidArgument("the subscription is closed: subscribe again")
+            if self._moving:
+                return LOOK_S  # who moves it tells when he is done
             now = self._monotonic()
             self._expire(now)
             if not self.owner:
                 self._settle_previous(getting.taker)
             self._tell_gap(getting.skip_gaps)
             room = MOST_UNSETTLED - self._unsettled
-            ready = sum(len(share.piece.records) for _, _, share in self._again)
-            size = 0
-            for part in self.parts:
-                ready += sum(len(share.piece.records) for share in part.buffer)
-                size += part.buffered
+            ready = sum([part.ready for part in self.parts])
+            if self._again:
+                ready += sum(len(share.piece.records) for _, _, share in self._again)
+            size = sum([part.charged for part in self.parts])
             wanted = min(getting.most, room)
             reading = self._part_to_read() if ready < wanted and size < BATCH_BYTES else None
             amount = self._room_for(wanted - ready, ready) if reading is not None else 0
@@ -495,28 +343,37 @@ class Cursor:
     def _fetch(self, part: Part, most: int, amount: int) -> None:
         """Read on in a part, without the lock, and keep what came unless somebody went elsewhere meanwhile."""
         claim = part.fetching = object()
+        position, end = part.next_to_read()  # under the lock: nobody else takes what this part was told
+        stop = min(end, part.doubtful) if position < part.doubtful else end
         self._lock.release()
         found: Found | None = None
+        reached = position
         try:
-            position, end = part.next_to_read()
-            if position < part.doubtful:
-                end = min(end, part.doubtful)
-            found = self._read(part, position, end, most, amount)
+            slab = part.partition.tail.slabs.get(position)
+            if slab is None or slab.end > stop or position < part.partition.floor:  # what retention took is gone
+                found = self.stream.read(part.partition.number, position, stop, amount, self._wanted, most)
+                reached = found.position
+            else:  # where the next commit is that is wanted, a hint tells
+                found, reached = self._found_in(slab), end
+        except QflowError:
+            self.check_open()  # it was closed meanwhile, which is the reason
+            raise
         finally:
             self._lock.acquire()
+            charged = 0
             if part.fetching is claim:
                 part.fetching = None
+                part.read_to(reached, end)
                 if found is not None:
-                    amount -= self._install(part, found)
-            self._room.let_go(amount)
+                    charged = part.install(found)
+            if charged > amount:  # a block, or a message, is larger than what was taken for it
+                self._room.hold(charged - amount, least=True)
+            else:
+                self._room.let_go(amount - charged)
             self._line.notify_first()
 
-    def _read(self, part: Part, position: int, end: int, most: int, amount: int) -> Found:
-        """Read from the live tail, else from the log."""
-        partition = part.partition
-        slab = partition.tail.slabs.get(position)
-        if slab is None or slab.end > end:
-            return self.stream.read(partition.number, position, end, amount, self._wanted, most)
+    def _found_in(self, slab: Slab) -> Found:
+        """Return what is wanted of a commit in the live tail."""
         records, topics = slab.records, list(slab.topics)
         times = [slab.time_ms] * len(records)
         sequences: Any = range(slab.first, slab.end)
@@ -532,24 +389,6 @@ class Cursor:
         pieces = [Piece(slab.first, slab.end, sequences, records, topics, times)] if records else []
         return Found(pieces, None, slab.end, 0)
 
-    def _install(self, part: Part, found: Found) -> int:
-        """Keep what was read; return what it is charged. Under the lock."""
-        charged = 0
-        for read in found.pieces:
-            piece = read._replace(start=part.covered) if part.covered < read.start else read
-            part.covered = piece.end
-            left = _without_settled(piece, part.skips) if part.skips else piece
-            if left is not None:
-                marks = MAY_BE_REPEATED if left.start < part.doubtful else 0
-                share = Share(part, left, marks)
-                part.buffer.append(share)
-                charged += share.charged
-        part.buffered += charged
-        part.position = max(part.position, found.position)
-        if found.hole is not None:
-            part.behind = found.hole
-        return charged
-
     def _tell_gap(self, skip: bool) -> None:
         """Tell of messages that are gone, once what comes before them is delivered."""
         for part in self.parts:
@@ -558,7 +397,7 @@ class Cursor:
                 continue
             part.behind = None
             first, end = offset_of(hole.start), offset_of(hole.end)
-            self.totals = self.totals._replace(gap=self.totals.gap + end - first)
+            self._missed += end - first
             if not skip:
                 raise GapError(
                     f"stream {self.name!r}, partition {part.partition.number}: messages {first} to {end - 1} are gone "
@@ -583,19 +422,14 @@ class Cursor:
         for index in range(len(self.parts)):
             part = self.parts[(self._turn + index) % len(self.parts)]
             while part.buffer and count < most:
-                taken, rest = _cut(part.buffer.popleft(), most - count)
-                if rest is not None:
-                    part.buffer.appendleft(rest)
+                taken = part.take(most - count)
                 shares.append(taken)
                 count += len(taken.piece.records)
-                size = taken.charged
-                part.buffered -= size
-                charged += size
-                part.seen = max(part.seen, taken.piece.end)
+                charged += taken.charged
         batch = StreamDeliveries(self, shares, getting.member, charged, getting.taker)
         self._held[batch] = None if self.ack_timeout_s is None else now + self.ack_timeout_s
         self._unsettled += count
-        self.totals = self.totals._replace(delivered=self.totals.delivered + count)
+        self._delivered += count
         return batch
 
     def _patience(self, now: float, most: float | None) -> float:
@@ -619,19 +453,22 @@ class Cursor:
         with self._line:
             if not self._check_held(batch):
                 return
-            shares = batch.left_shares()
+            logged = self._log_settled(batch.left_shares())  # under the lock: a seek comes before it, or after
             self._drop(batch, len(batch) - len(batch.settled or ()))
-        self._log_settled(shares, wait)
+        self._confirm(logged, wait)
 
     def settle_part(self, batch: Any, index: int, wait: bool) -> None:
         """Settle one message of a batch."""
         with self._line:
-            if not self._check_held(batch):
+            if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
-            share = batch.share_at(index)
+            logged = None
+            if self.owner:  # without a name nothing is logged
+                part, start, end = batch.span_at(index)
+                logged = self._log.settle(part.lane, [Settled(start, end, 0, 0)])
             self._settle_index(batch, index)
-        self._log_settled([share], wait)
+        self._confirm(logged, wait)
 
     def settle_one(self, delivery: Any, wait: bool) -> None:
         """Every delivery of a stream is of a batch."""
@@ -659,7 +496,7 @@ class Cursor:
             self.settle_part(batch, index, False)
             return
         with self._line:
-            if not self._check_held(batch):
+            if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
             share = batch.share_at(index)
@@ -695,13 +532,17 @@ class Cursor:
                 if position is not None:
                     batch.check_unsettled(position)
                 leaving.append((batch, None if position is None else [position]))
+            for batch, _ in leaving:
+                self._held[batch] = None  # its lease does not run out while the commit waits for room
             return Leaving(self, leaving)
 
-    def left(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
+    def left(self, held: list[tuple[StreamDeliveries, list[int] | None]], shares: list[Share]) -> None:
         """Forget what was settled in a commit."""
         with self._line:
             for batch, positions in held:
                 if batch not in self._held:
+                    if not batch.taken:
+                        self._pass_over(shares)  # it went back meanwhile, for its member has closed
                     continue
                 if positions is None:
                     self._drop(batch, len(batch) - len(batch.settled or ()))
@@ -709,28 +550,55 @@ class Cursor:
                     if batch.settled is not None and position not in batch.settled:
                         self._settle_index(batch, position)
 
+    def _pass_over(self, settled: list[Share]) -> None:
+        """Take what was settled out of what is to come. Under the lock."""
+        ranges: dict[Part, list[tuple[int, int]]] = {}
+        for part, piece, _ in settled:
+            ranges.setdefault(part, []).append((piece.start, piece.end))
+        freed = 0
+
+        def left_of(share: Share) -> Share | None:
+            nonlocal freed
+            if share.part not in ranges:
+                return share
+            left = without_settled(share.piece, ranges[share.part])
+            kept = None if left is None else share._replace(piece=left)
+            freed += share.charged - (0 if kept is None else kept.charged)
+            return kept
+
+        self._again = [(place, n, kept) for place, n, share in self._again if (kept := left_of(share)) is not None]
+        self._later = [(moment, n, kept) for moment, n, share in self._later if (kept := left_of(share)) is not None]
+        self._room.let_go(freed)
+
     def stays(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
-        """Whoever held these holds them still."""
+        """Whoever held these holds them still, as long as from now on."""
+        until = None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s
+        with self._line:
+            for batch, _ in held:
+                if batch in self._held:
+                    self._held[batch] = until
+            self._line.notify_all()
 
     def shares(self, ledger: Ledger) -> bool:
         """Tell whether it is of the broker that has this ledger."""
         return self._room.ledger is ledger
 
     def die(self, lock: Any) -> None:
-        """In a forked child: refuse everything."""
+        """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
+        self.ended = ForkedProcess
         self._lock = lock
         self._line = lock
 
-    def _check_held(self, batch: StreamDeliveries) -> bool:
+    def _check_held(self, batch: StreamDeliveries, *, whole: bool = True) -> bool:
         """Tell whether a batch can be settled; False if that means nothing any more.
 
         Raises:
             AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
         """
-        if batch.epoch != self.epoch or not batch.total:
-            return False
         if batch in self._held:
             return True
+        if not batch.total or (whole and batch.taken):
+            return False
         if self.ended is StreamDeleted:
             return False
         if self.ended is not None:
@@ -741,7 +609,7 @@ class Cursor:
         assert batch.settled is not None
         batch.settled.add(index)
         self._unsettled -= 1
-        self.totals = self.totals._replace(acked=self.totals.acked + 1)
+        self._acked += 1
         if len(batch.settled) == len(batch):
             self._drop(batch, 0)
         else:
@@ -752,7 +620,7 @@ class Cursor:
         del self._held[batch]
         batch.settled = None
         self._unsettled -= acked
-        self.totals = self.totals._replace(acked=self.totals.acked + acked)
+        self._acked += acked
         self._room.let_go(batch.charged)
         self._feed()
 
@@ -762,15 +630,19 @@ class Cursor:
             self._starved = False
             self._line.notify_all()
 
-    def _log_settled(self, shares: list[Share], wait: bool) -> None:
+    def _log_settled(self, shares: list[Share]) -> Batch | None:
         """Give ranges to the log, where the cursor is durable."""
-        settles = _settles(shares)
-        if settles:
-            batch = self._log.settle_all(settles)
-            if wait:
-                self._log.commit(batch)
-            else:
-                self._log.flush(batch)
+        settles = settles_of(shares)
+        return self._log.settle_all(settles) if settles else None
+
+    def _confirm(self, logged: Batch | None, wait: bool) -> None:
+        """Wait for what was given to the log, or leave it to the flusher. Without the lock."""
+        if logged is None:
+            return
+        if wait:
+            self._log.commit(logged)
+        else:
+            self._log.flush(logged)
 
     def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
         """Put what is left of a batch back in its place. Under the lock."""
@@ -780,7 +652,7 @@ class Cursor:
         batch.charged -= sum(share.charged for share in shares)
         self._unsettled -= count
         if not repeated:
-            self.totals = self.totals._replace(delivered=self.totals.delivered - count)
+            self._delivered -= count
         self._drop(batch, 0)
         self._line.notify_first()
 
@@ -788,8 +660,7 @@ class Cursor:
         for part, piece, marks in shares:
             share = Share(part, piece, marks + ONE_ATTEMPT if repeated else marks)
             if repeated:
-                count = len(piece.records)
-                self.totals = self.totals._replace(redelivered=self.totals.redelivered + count)
+                self._redelivered += len(piece.records)
             if delay_s:
                 insort(self._later, (self._monotonic() + delay_s, self._next_number(), share))
             else:
@@ -835,22 +706,21 @@ class Cursor:
             return [offset_of(self._position(part)) for part in self.parts]
 
     def _position(self, part: Part) -> int:
-        waiting = [share.piece.sequences[0] for share in part.buffer]
-        waiting += [share.piece.sequences[0] for _, _, share in (*self._again, *self._later) if share.part is part]
+        waiting = [share.piece.sequences[0] for _, _, share in (*self._again, *self._later) if share.part is part]
+        ready = part.first_ready()
+        if ready is not None:
+            waiting.append(ready)
         return min(waiting, default=part.partition.next - part.lag())
 
     def lag(self) -> int:
         """Return how many messages, of all topics, are confirmed and not delivered."""
         with self._line:
-            waiting = [*(share for _, _, share in (*self._again, *self._later))]
-            for part in self.parts:
-                waiting += part.buffer
-            return sum(map(Part.lag, self.parts)) + sum(len(share.piece.records) for share in waiting)
+            waiting = sum(len(share.piece.records) for _, _, share in (*self._again, *self._later))
+            return waiting + sum(part.lag() + part.ready for part in self.parts)
 
     def stats(self) -> SubscriptionStats:
         """Return a snapshot."""
         lanes = [part.lane for part in self.parts]
-        totals = self.totals
         return SubscriptionStats(
             stream=self.name,
             name=self.title,
@@ -861,26 +731,55 @@ class Cursor:
             committed=[offset_of(lane.row.floor) for lane in lanes if lane is not None] or None,
             lag_messages=self.lag(),
             unsettled_messages=self._unsettled,
-            delivered_total=totals.delivered,
-            acked_total=totals.acked,
-            redelivered_total=totals.redelivered,
-            gap_total=totals.gap,
+            delivered_total=self._delivered,
+            acked_total=self._acked,
+            redelivered_total=self._redelivered,
+            gap_total=self._missed,
         )
 
-    def seek(self, positions: dict[int, int]) -> None:
-        """Go on at these sequences, by partition; what is held is not settled any more. Cost: durable, a commit."""
-        with self._line:
-            self.check_open()
-            self.epoch += 1
-            kept = [self._position(part) for part in self.parts]
-            wanted = [positions.get(part.partition.number, place) for part, place in zip(self.parts, kept, strict=True)]
-            self._forget(wanted)
-            for part in self.parts:
-                part.skips, part.doubtful = [], max(part.doubtful, part.seen)
-            self._line.notify_all()
-        moved = [(part.lane, place) for part, place in zip(self.parts, wanted, strict=True) if part.lane is not None]
-        if moved:
-            self._move(moved)
+    def seek(self, member: Any, positions: dict[int, int]) -> None:
+        """Go on at these sequences, by partition; what is held of those is not settled any more.
+
+        Cost: durable, a commit.
+        """
+        moving = False
+        try:
+            with self._line:
+                self._wait_until_moved()
+                self.check_open()
+                if member not in self.members:
+                    raise InvalidArgument("the subscription is closed: subscribe again")
+                moved = [(self.parts[number], place) for number, place in positions.items()]
+                for part, place in moved:
+                    self._leave_place(part, place)
+                moving = self._moving = True
+            lanes = [(part.lane, place) for part, place in moved if part.lane is not None]
+            if lanes:
+                self._move(lanes)
+        finally:
+            if moving:
+                with self._line:
+                    self._moving = False
+                    self._line.notify_all()
+
+    def _wait_until_moved(self) -> None:
+        while self._moving:
+            self._line.wait(LOOK_S)
+
+    def _leave_place(self, part: Part, place: int) -> None:
+        """Take back what is held of one partition, and read on there from somewhere else. Under the lock."""
+        waiting = [share for _, _, share in (*self._again, *self._later) if share.part is part]
+        freed = part.charged + sum(share.charged for share in waiting)
+        self._again = [entry for entry in self._again if entry[2].part is not part]
+        self._later = [entry for entry in self._later if entry[2].part is not part]
+        for batch in list(self._held):
+            taken = batch.take_part(part)
+            self._unsettled -= len(taken)
+            if batch.settled is not None and len(batch.settled) == len(batch):
+                self._drop(batch, 0)
+        part.restart(place)
+        part.skips, part.doubtful = [], max(part.doubtful, part.seen)
+        self._room.let_go(freed)
 
     def _move(self, moved: list[tuple[Lane, int]]) -> None:
         """Write where a durable cursor is now, after what was settled before."""
@@ -908,30 +807,9 @@ def topic_filter_is_all(interest: Interest, stream: Stream) -> bool:
     return interest.filter == "#" and not any(one.startswith("$") for one in stream.settings.topics)
 
 
-def _settles(shares: Iterable[Share]) -> list[tuple[Lane, list[Settled]]]:
-    """Return what shares settle, by lane; nothing for a cursor that is not durable."""
-    settles: dict[Lane, list[Settled]] = {}
-    for part, piece, _ in shares:
-        if part.lane is not None:
-            settles.setdefault(part.lane, []).append(Settled(piece.start, piece.end, 0, 0))
-    return list(settles.items())
-
-
 def _cut(share: Share, most: int) -> tuple[Share, Share | None]:
     """Return at most so many messages of a share, and the rest."""
     count = len(share.piece.records)
     if count <= most:
         return share, None
     return share._replace(piece=share.piece.part(0, most)), share._replace(piece=share.piece.part(most, count))
-
-
-def _without_settled(piece: Piece, skips: list[tuple[int, int]]) -> Piece | None:
-    """Return what is left of a piece, covering the same; None if all of it was settled."""
-    touching = [(low, high) for low, high in skips if low < piece.end and high > piece.start]
-    if not touching:
-        return piece
-    keep = [not any(low <= one < high for low, high in touching) for one in piece.sequences]
-    if not any(keep):
-        return None
-    columns: list[list[Any]] = [list(compress(column, keep)) for column in piece[2:]]
-    return Piece(piece.start, piece.end, *columns)

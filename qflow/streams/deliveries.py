@@ -105,7 +105,7 @@ class Share(NamedTuple):
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
-    __slots__ = ("charged", "epoch", "member", "shares", "taker")
+    __slots__ = ("charged", "member", "shares", "taken", "taker")
 
     def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
@@ -113,7 +113,8 @@ class StreamDeliveries(Deliveries):
         self.total = sum(len(share.piece.records) for share in shares)
         self.member = member
         self.charged = charged
-        self.epoch = settler.epoch
+        self.taken: set[int] = set()
+        """Positions that a seek has taken back: settling them does nothing."""
         self.taker = taker
         """The thread or task that got it."""
 
@@ -152,8 +153,34 @@ class StreamDeliveries(Deliveries):
                     if index > start:
                         left.append(Share(part, piece.part(start, index), marks))
                     start = index + 1
-            position += count
+            position += len(piece.records)
         return left
+
+    def take_part(self, part: Any) -> list[int]:
+        """Take back what is not settled of one partition; returns the positions."""
+        settled = self.settled
+        taken: list[int] = []
+        position = 0
+        for share in self.shares if settled is not None else ():
+            count = len(share.piece.records)
+            if share.part is part:
+                taken += (index for index in range(position, position + count) if index not in settled)  # type: ignore[operator]
+            position += count
+        if taken and settled is not None:
+            settled.update(taken)
+            self.taken.update(taken)
+        return taken
+
+    def span_at(self, position: int) -> tuple[Any, int, int]:
+        """Return (part, start, end) of what one message of it covers; see `Piece.part`."""
+        for part, piece, _ in self.shares:
+            sequences = piece.sequences
+            count = len(sequences)
+            if position < count:
+                start = sequences[position - 1] + 1 if position else piece.start
+                return part, start, sequences[position] + 1 if position + 1 < count else piece.end
+            position -= count
+        raise IndexError("no such delivery in the batch")
 
     def share_at(self, position: int) -> Share:
         """Return one message of it, as a share."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from qflow.errors import MessageTooLarge, QflowError, StreamDeleted, TransactionTooLarge
+from qflow.errors import MessageTooLarge, TransactionTooLarge
 from qflow.memory.line import Wake
 from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record
 from qflow.storage.block_log import Row
@@ -37,6 +37,8 @@ class Reader(Protocol):
 class Partition:
     """See the module. What `Together` calls is named as in `Queue`."""
 
+    reserves_together = True
+    """All partitions of all streams take their room of one place, at once: see `prepare_together`."""
     exceeds = False
     """It never takes more memory than it has reserved."""
 
@@ -54,6 +56,10 @@ class Partition:
         self.room = room
         """Of all streams of the broker."""
         self._arrived = row.next
+        self.retained_to = row.floor
+        """The floor that retention has asked the log for."""
+        self.joining = 0
+        """Callers between the question whether it is there still and a batch of the log: who ends it waits for them."""
         self._max_transaction_bytes = max_transaction_bytes
         self.published = 0
 
@@ -112,19 +118,27 @@ class Partition:
 
     # Called by who publishes -----------------------------------------------------------------------------------------
 
-    def prepare(
-        self, lots: list[tuple[int, list[Record]]], timeout: float | None, *, leaving: Any = None, dead: bool = False
-    ) -> list[Put]:
-        """Reserve room for messages that join a batch, waiting for it."""
-        puts = [self.draft(records, False, number) for number, records in lots]
-        for index, put in enumerate(puts):
-            try:
-                self.room.reserve(put_charge(put))
-            except BaseException:
-                for reserved in puts[:index]:
-                    self.refused(reserved)
-                raise
-        return puts
+    def prepare_together(self, drafts: list[Put]) -> None:
+        """Reserve room for all that one commit puts into partitions, waiting for it.
+
+        At once: who has a part of it, and waits for the rest, could be waited for.
+        """
+        self.room.reserve(sum(map(put_charge, drafts)))
+
+    def begin_joining(self) -> None:
+        """Have those wait who end the stream; refuse what comes too late.
+
+        Raises:
+            StreamDeleted, BrokerClosed, ForkedProcess: it has ended.
+        """
+        with self.lock:
+            self.joining += 1
+        self.check_not_deleted()
+
+    def end_joining(self) -> None:
+        """After `begin_joining`, whatever that did."""
+        with self.lock:
+            self.joining -= 1
 
     def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
         """Return a put, which has reserved nothing yet, of messages that carry their topic."""
@@ -153,9 +167,9 @@ class Partition:
         charged = size + (OVERHEAD_BYTES + 4) * len(records) + sum(map(len, topics)) * 4
         return Put(self.lane, records, sizes, plain, size, charged, topics)
 
-    def begin_put(self, put: Put, timeout_s: float | None, *, leaving: Any = None, dead: bool = False) -> Asking:
-        """Begin to reserve for a put by a caller who has no thread to wait with: `try_put` until it has its room."""
-        return Asking(put_charge(put))
+    def begin_puts(self, drafts: list[Put]) -> Asking:
+        """Begin `prepare_together` by a caller who has no thread to wait with: `try_put` until they have their room."""
+        return Asking(sum(map(put_charge, drafts)))
 
     def try_put(self, put: Put, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
         """A step of reserving for a put; see `line`. `give_up_put` it if that raises."""
@@ -167,9 +181,8 @@ class Partition:
 
     def check_not_deleted(self) -> None:
         """Refuse what comes too late."""
-        ended: type[QflowError] | None = self.stream.ended
-        if ended is StreamDeleted:
-            raise StreamDeleted(f"stream {self.name!r} was deleted: declare it again")
+        if self.stream.ended is not None:
+            self.stream.check_open()
 
     def keep_within_bounds(self) -> None:
         """Nothing to do: see `exceeds`."""

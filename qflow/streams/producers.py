@@ -317,6 +317,10 @@ class Producers:
         # batches before this one are done, so it has all that is committed.
         table.write(txn, known.name, with_number(window or known.window, number, int(self._clock() * 1000)))
 
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = self._reading = lock
+
     def end(self, claim: Claim, state: _State) -> None:
         """Tell what became of a claim, and wake who waits for that. Each step may be repeated after an interrupt."""
         with self._lock:

@@ -73,10 +73,11 @@ class Sending:
             StreamDeleted, BrokerClosed: nothing was done, and the room was given back.
         """
         puts, claim = self.puts, self._claim
+        begun: list[Partition] = []
         try:
             for partition in self._lots:
-                if partition.stream.ended is not None:
-                    partition.stream.check_open()
+                begun.append(partition)
+                partition.begin_joining()
             if claim is None:
                 if not puts:
                     return None
@@ -91,6 +92,9 @@ class Sending:
         except BaseException:
             self.withdraw()
             raise
+        finally:
+            for partition in begun:
+                partition.end_joining()
 
     def withdraw(self) -> None:
         """Give back the room of what did not join a batch; twice is fine."""

@@ -27,7 +27,7 @@ from qflow.storage.transaction_log import Lane, TransactionLog
 from qflow.streams.cursor import Cursor
 from qflow.streams.producers import Producers
 from qflow.streams.room import Room
-from qflow.streams.stream import Stream
+from qflow.streams.stream import QUIET_S, Stream
 from qflow.streams.subscription import Subscription, position_for
 from qflow.streams.topic_filter import FilterTrie, check_filter
 
@@ -130,6 +130,7 @@ class Streams:
 
     def _recall(self, cursor: Cursor) -> None:
         """Have a durable cursor that nobody has open begin where what is settled ends."""
+        cursor.stand_still()
         self._log.drain()
         with self._log.read() as txn:
             skips = [
@@ -208,11 +209,12 @@ class Streams:
         for topic_filter in settings.topics:
             check_filter(topic_filter)
         self._write_record(stream.owner, recovery.queue_value(name, 0, settings.to_dict(), kind=STREAM))
-        for topic_filter in stream.settings.topics:
-            self.routes.remove(topic_filter, stream)
+        gone = set(stream.settings.topics) - set(settings.topics)
         stream.settings = settings
-        for topic_filter in settings.topics:
+        for topic_filter in settings.topics:  # before others go, so that what is published meanwhile finds its way
             self.routes.add(topic_filter, stream)
+        for topic_filter in gone:
+            self.routes.remove(topic_filter, stream)
         return stream
 
     def _write_record(self, owner: int, value: bytes) -> None:
@@ -257,7 +259,7 @@ class Streams:
             self.routes.remove(topic_filter, stream)
         self._reroute()
         stream.end(StreamDeleted)  # before it is gone: what is published from now on finds that
-        self._log.drain()
+        stream.settle_down()
         cursors = list(stream.cursors.values())
         del self._streams[name]
         self._write_deleted([stream.owner, *(cursor.owner for cursor in cursors)])
@@ -515,11 +517,20 @@ class Streams:
         for stream in self.all():
             stream.end(error)
 
+    def settle_down(self) -> None:
+        """After `end`: return when nothing is on its way any more."""
+        deadline = time.monotonic() + QUIET_S
+        while self.room.busy and time.monotonic() < deadline and not self._log.failed:
+            self._log.drain()
+            threading.Event().wait(0.001)
+
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything."""
         self._lock = lock
+        self.room.die(lock)
+        self.producers.die(lock)
         for stream in self.all():
-            stream.end(ForkedProcess)
+            stream.ended = ForkedProcess
             for cursor in {*stream.cursors.values(), *(cursor for _, cursor in stream.readers)}:
                 cursor.die(lock)
 
@@ -530,9 +541,8 @@ class Streams:
             for part in cursor.parts:
                 lane = part.lane
                 if lane is not None:
-                    block_log.write_row(
-                        txn, lane.owner, lane.lane, lane.row._replace(next=max(lane.row.next, part.seen))
-                    )
+                    shown = max(lane.row.next, part.seen, part.doubtful)
+                    block_log.write_row(txn, lane.owner, lane.lane, lane.row._replace(next=shown))
             value = _cursor_value(
                 cursor.stream, cursor.title or "", cursor.interest.filter, cursor.is_group, facts.expiry_s, facts.seen_s
             )

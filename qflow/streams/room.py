@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qflow.errors import BrokerClosed
 from qflow.memory.ledger import Account, Ledger
@@ -178,6 +178,11 @@ class Room:
                 self._give_back(0)
             return self._account.borrowed < before
 
+    @property
+    def busy(self) -> bool:
+        """Something that has its room is not in the log yet."""
+        return self._incoming > 0
+
     def close(self) -> None:
         """Wake who waits."""
         with self._lock:
@@ -188,6 +193,10 @@ class Room:
             for asking in self._line:
                 if asking.wake is not None:
                     asking.wake()
+
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = lock
 
     def problems(self) -> list[str]:
         """Recount; return what is wrong, in words."""

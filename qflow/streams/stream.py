@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,8 @@ _logger = logging.getLogger("qflow")
 
 QUERY_BYTES = 256 * 1024
 """Read at once by a query."""
+QUIET_S = 10.0
+"""How long an end waits for what has reserved room and not joined a batch yet."""
 NEWEST_AT_ONCE = 1024
 """A query of the newest messages looks at so many first, then at twice as many, and so on."""
 
@@ -73,6 +76,7 @@ class Stream:
         self._clock = clock
         self._held = held  # from which offset on readers outside have retention keep everything, by partition
         self._dropped = self._damaged = 0
+        self._retaining = threading.Lock()
         self._reported: set[int] = set()
         self._index = TopicIndex(owner)
         self._index_problems: set[str] = set()
@@ -246,14 +250,21 @@ class Stream:
         settings = self.settings
         if self.ended is not None or not (settings.has_limit or settings.retain_until_consumed):
             return False
+        with self._retaining:  # two who drop the same messages would count them twice
+            return self._retain()
+
+    def _retain(self) -> bool:
         more = False
         batch: Batch | None = None
         for partition in self.partitions:
+            lane = partition.lane
+            if partition.floor < partition.retained_to:  # that failed, and waits in the log to be tried again
+                batch = self._log.settle(lane, [])
+                continue
             found = self._surplus(partition)
             if found is not None and found.floor > partition.floor:
-                lane = partition.lane
-                settled = Settled(partition.floor, found.floor, found.messages, found.bytes)
-                batch = self._log.settle(lane, [settled])
+                batch = self._log.settle(lane, [Settled(partition.floor, found.floor, found.messages, found.bytes)])
+                partition.retained_to = found.floor
                 self._dropped += found.messages
                 more |= found.more
         if batch is not None:
@@ -267,10 +278,10 @@ class Stream:
         if held is not None:
             ceiling = min(ceiling, (partition.number << LANE_SHIFT) + held)
         if settings.retain_until_consumed:
-            if not self.cursors and held is None:
-                return None
-            committed = (self._committed(cursor, partition.number) for cursor in list(self.cursors.values()))
-            ceiling = min(ceiling, *committed) if self.cursors else ceiling
+            cursors = list(self.cursors.values())
+            if not (cursors or settings.has_limit or held is not None):
+                return None  # nobody has had anything
+            ceiling = min([ceiling, *(self._committed(cursor, partition.number) for cursor in cursors)])
         messages, size = settings.retention_messages, settings.retention_bytes
         if len(self.partitions) > 1:
             messages = None if messages is None else self._share(partition, messages, "messages")
@@ -405,6 +416,14 @@ class Stream:
             cursor.end(error)
         for cursor in list(self.cursors.values()):
             cursor.end(error)
+
+    def settle_down(self) -> None:
+        """After `end`: return when who was about to publish has joined a batch, or was refused, and all are done."""
+        deadline = time.monotonic() + QUIET_S
+        while any(partition.joining for partition in self.partitions) and time.monotonic() < deadline:
+            self._log.drain()
+            threading.Event().wait(0.001)
+        self._log.drain()
 
     def __repr__(self) -> str:
         return f"<Stream {self.name!r}, {len(self.partitions)} partitions>"

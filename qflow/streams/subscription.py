@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from qflow.config import parse_count, parse_timeout
 from qflow.errors import InvalidArgument, QueueEmpty
 from qflow.stats import SubscriptionStats
-from qflow.streams.cursor import Cursor, Getting
+from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
+from qflow.streams.holds import Getting
 from qflow.streams.partition import offset_of
 
 if TYPE_CHECKING:
@@ -103,13 +104,17 @@ class Subscription:
 
     def __iter__(self) -> Iterator[StreamDelivery]:
         """Yield messages; asking for the next acks the previous. Ends when there is no more, with `follow=False`."""
-        most = 1 if self._cursor.is_group else READ_AHEAD
-        while (batch := self._get(most, None)) is not None:
+        shared = self._cursor.is_group or self._cursor.ack_timeout_s is not None
+        while (batch := self._get(1 if shared else READ_AHEAD, None)) is not None:
             try:
-                for delivery in batch:
+                for index, delivery in enumerate(iter(batch)):
+                    if batch.settled is None:
+                        break  # it went back, or was left behind by a seek, and what is to come is another one
+                    if index in batch.taken:
+                        continue
                     yield delivery
-                    if batch.is_unsettled(delivery):
-                        delivery.ack()
+                    if batch.settled is not None and index not in batch.settled:
+                        self._cursor.settle_part(batch, index, False)
             finally:
                 self._cursor.release(batch)
 
@@ -142,7 +147,7 @@ class Subscription:
             )
         numbers = range(count) if partition is None else [partition]
         places = {number: position_for(stream, number, to) for number in numbers}
-        self._cursor.seek(places)
+        self._cursor.seek(self, places)
 
     @property
     def position(self) -> int:
@@ -191,6 +196,8 @@ class Subscription:
 
 def position_for(stream: Stream, number: int, to: int | datetime) -> int:
     """Return the sequence an offset or a moment stands for, and refuse what is past the end."""
+    if to is None:
+        raise InvalidArgument("a place in a stream is an offset, or a datetime with a time zone, got None")
     partition = stream.partitions[stream.check_number(number)]
     sequence = stream.sequence_at(number, to, default=partition.next)
     if sequence > partition.next:

@@ -130,7 +130,19 @@ def test_help_documents_the_exit_codes(cli: CommandLine) -> None:
     shown = cli.run("--help").stdout.decode()
     for code in range(6):
         assert f"\n    {code}  " in shown
-    for command in ("demo", "put", "get", "pipe", "stats", "spilled", "show", "check"):
+    for command in (
+        "demo",
+        "put",
+        "get",
+        "pipe",
+        "publish",
+        "subscribe",
+        "streams",
+        "stats",
+        "spilled",
+        "show",
+        "check",
+    ):
         assert f"\n  {command} " in shown
         assert cli.run(command, "--help").returncode == 0
 

@@ -277,6 +277,19 @@ def test_follow_outlives_owners(cli: CommandLine) -> None:
     assert process.returncode == 0
 
 
+def test_follow_goes_on_while_the_owner_compacts(cli: CommandLine) -> None:
+    """Each message once and in order, however often the log is replaced under it."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_stream("plant", topics=["plant/#"])
+        process = cli.start("subscribe", cli.spool, "plant", "plant/+", "--follow", "--limit", 400)
+        for number in range(0, 400, 20):
+            broker.publish_many([(f"plant/{one % 7}", b"%d" % one) for one in range(number, number + 20)])
+            broker.compact()
+        output, errors = process.communicate()
+    assert (process.returncode, errors) == (0, b"")
+    assert output == text(numbers(0, 400))
+
+
 def test_a_reader_that_leaves_ends_it(cli: CommandLine) -> None:
     """Before the end of the stream, or while it waits for more."""
     declare(cli)

@@ -6,7 +6,9 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -283,6 +285,57 @@ def test_gaps_come_in_order_and_everything_else_is_read(written: Path) -> None:
     gone = [offset for gap in gaps for offset in range(gap.first, gap.end)]
     assert sorted(offsets + gone) == list(range(321))
     assert offsets == sorted(offsets)
+
+
+def test_a_check_beside_a_busy_owner_finds_nothing(spool: Path) -> None:
+    """He publishes, drops, indexes, acks out of order, declares and deletes: none of that is damage."""
+    checking = (
+        "import sys\nfrom qflow import inspect\n"
+        "for _ in range(100):\n"
+        "    found = inspect.check_spool(sys.argv[1])\n"
+        "    assert found == [], found\n"
+        "    inspect.read_spool(sys.argv[1])\n"
+    )
+    with qflow.open(spool) as broker:
+        stream = broker.declare_stream("s", topics=["s/#"], partitions=2, retention_messages=2000)
+        subscription = broker.subscribe("s", name="panel", start="earliest", on_gap="skip")
+        checker = subprocess.Popen([sys.executable, "-c", checking, str(spool)], stderr=subprocess.PIPE)
+        rounds = 0
+        while checker.poll() is None:
+            messages = [(f"s/{rounds % 50}/{part}", b"%04d" % rounds * 100) for part in range(50)]
+            broker.publish_many(messages)
+            for delivery in list(subscription.get_many(40, timeout_s=0))[:: 1 + rounds % 3]:
+                delivery.ack()
+            stream.index(least=4)
+            stream.retain()
+            if rounds % 10 == 0:
+                broker.declare_stream("passing", topics=["s/1/#"])
+            if rounds % 10 == 5:
+                broker.delete_stream("passing")
+            rounds += 1
+        _, errors = checker.communicate()
+        assert checker.returncode == 0, errors
+        assert rounds > 10
+        subscription.close()
+
+
+def test_messages_that_several_drop_at_once_are_counted_once(spool: Path) -> None:
+    """Whoever calls `retain` beside the maintenance thread leaves a row that says what the blocks hold."""
+    with qflow.open(spool) as broker:
+        stream = broker.declare_stream("s", topics=["s"], retention_messages=100)
+        published = threading.Event()
+
+        def retain() -> None:
+            while not published.is_set():
+                stream.retain()
+
+        with ThreadPoolExecutor(3) as threads:
+            dropping = [threads.submit(retain) for _ in range(3)]
+            for _ in range(200):
+                broker.publish_many([("s", b"x" * 10)] * 20)
+            published.set()
+        assert [one.result() for one in dropping] == [None] * 3
+        assert broker.check() == []
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -1,0 +1,176 @@
+"""A cursor's place in one partition: where it reads, what it has read ahead, and where it was told to look."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+from qflow.delivery import MAY_BE_REPEATED
+from qflow.storage.partitions import Found, Hole, Piece
+from qflow.storage.transaction_log import Lane
+from qflow.streams.deliveries import Share
+from qflow.streams.partition import Partition
+
+if TYPE_CHECKING:
+    from qflow.streams.cursor import Cursor
+
+HINTS = 1024
+"""A live part that is behind by more commits is live no more: it reads on as one that replays."""
+
+
+class Part:
+    """A cursor's place in one partition. Under the cursor's lock, but what is said to be under the partition's."""
+
+    __slots__ = (
+        "behind", "buffer", "charged", "clear_to", "covered", "cursor", "doubtful", "fetching", "head", "hints", "lane",
+        "live", "partition", "position", "ready", "seen", "skips",
+    )  # fmt: skip
+
+    def __init__(self, cursor: Cursor, partition: Partition, position: int, lane: Lane | None) -> None:
+        self.cursor = cursor
+        self.partition = partition
+        self.lane = lane
+        """Where what is settled is logged; None for a cursor that is not durable."""
+        self.position = self.covered = position
+        """Everything below has been read; everything below `covered` is in a piece that was."""
+        self.buffer: deque[Share] = deque()
+        """What was read ahead; of the first share, `head` messages are taken already."""
+        self.head = self.ready = self.charged = 0
+        """How many messages are left of it, and what they are charged."""
+        self.behind: Hole | None = None
+        """Messages that are gone, and somebody has to be told."""
+        self.fetching: object | None = None
+        self.skips: list[tuple[int, int]] = []
+        """What was settled above the floor when the cursor was opened."""
+        self.doubtful = 0
+        """What is below it may have been delivered before."""
+        self.seen = 0
+        """What is below it was delivered, or passed over."""
+        self.live = False
+        self.hints: deque[int] = deque()
+        self.clear_to = position
+        """Under the partition's lock: where something comes that is wanted; nothing is below `clear_to`."""
+
+    def come(self, first: int) -> None:
+        """Something wanted was committed. Under the partition's lock."""
+        if self.live:
+            if len(self.hints) >= HINTS:
+                self.live = False
+                self.clear_to = self.hints[0]
+                self.hints.clear()
+            else:
+                self.hints.append(first)
+
+    def wake(self) -> None:
+        """Have the cursor look again."""
+        self.cursor.wake()
+
+    def has_more(self) -> bool:
+        """Tell whether there is something to read; if not, the part is live."""
+        partition = self.partition
+        with partition.lock:
+            if self.live:
+                return bool(self.hints)
+            if max(self.position, self.clear_to) < partition.next:
+                return True
+            self.live = True
+            return False
+
+    def next_to_read(self) -> tuple[int, int]:
+        """Return from where to read, and where what is confirmed ends."""
+        partition = self.partition
+        with partition.lock:
+            end = partition.next
+            position = max(self.position, self.clear_to)
+            if self.live:
+                hints = self.hints
+                while hints and hints[0] < position:
+                    hints.popleft()
+                position = max(position, hints.popleft() if hints else end)
+            return position, end
+
+    def read_to(self, position: int, end: int) -> None:
+        """Note that what was to be read up to `end` was read up to `position` only: the rest comes next."""
+        if position < end:
+            with self.partition.lock:
+                if self.live:
+                    self.hints.appendleft(position)
+                else:
+                    self.clear_to = min(self.clear_to, position)
+
+    def clear(self) -> int | None:
+        """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
+        if self.buffer or self.fetching is not None or self.behind is not None:
+            return None
+        return self.partition.next - self.lag() if self.live else self.position
+
+    def lag(self) -> int:
+        """Return how many messages, of all topics, are before it."""
+        with self.partition.lock:
+            end = self.partition.next
+            if self.live:
+                return end - (self.hints[0] if self.hints else end)
+            return max(0, end - max(self.position, self.clear_to))
+
+    def restart(self, position: int) -> None:
+        """Read on from somewhere else; what was read ahead is forgotten, and what it was charged is returned."""
+        self.fetching = None
+        self.buffer.clear()
+        self.head = self.ready = self.charged = 0
+        self.behind = None
+        self.position = self.covered = position
+        with self.partition.lock:
+            self.live = False
+            self.hints.clear()
+            self.clear_to = 0
+
+    def install(self, found: Found) -> int:
+        """Keep what was read; return what it is charged."""
+        charged = 0
+        for read in found.pieces:
+            piece = read._replace(start=self.covered) if self.covered < read.start else read
+            left = without_settled(piece, self.skips) if self.skips else piece
+            if left is not None:  # else what follows covers it
+                self.covered = piece.end
+                marks = MAY_BE_REPEATED if left.sequences[0] < self.doubtful else 0
+                share = Share(self, left, marks)
+                self.buffer.append(share)
+                self.ready += len(left.records)
+                charged += share.charged
+        self.charged += charged
+        self.position = max(self.position, found.position)
+        if found.hole is not None:
+            self.behind = found.hole
+        return charged
+
+    def take(self, most: int) -> Share:
+        """Return messages that were read ahead, at most so many of them. Cost: what it takes, not what is there."""
+        whole = self.buffer[0]
+        count = len(whole.piece.records)
+        end = min(count, self.head + most)
+        share = whole if not self.head and end == count else whole._replace(piece=whole.piece.part(self.head, end))
+        self.ready -= end - self.head
+        self.head = end
+        if end == count:
+            self.buffer.popleft()
+            self.head = 0
+        self.charged -= share.charged
+        self.seen = max(self.seen, share.piece.end)
+        return share
+
+    def first_ready(self) -> int | None:
+        """Return the sequence of the next message that was read ahead."""
+        return self.buffer[0].piece.sequences[self.head] if self.buffer else None
+
+
+def without_settled(piece: Piece, skips: list[tuple[int, int]]) -> Piece | None:
+    """Return what is left of a piece, covering the same; None if all of it was settled."""
+    touching = [(low, high) for low, high in skips if low < piece.end and high > piece.start]
+    if not touching:
+        return piece
+    keep = [not any(low <= one < high for low, high in touching) for one in piece.sequences]
+    if not any(keep):
+        return None
+    columns: list[list[Any]] = [list(compress(column, keep)) for column in piece[2:]]
+    return Piece(piece.start, piece.end, *columns)
