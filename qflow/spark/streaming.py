@@ -262,7 +262,7 @@ def _start_of(begin: Position, name: str, end: Progress) -> dict[int, int]:
 
 
 def _shares(waiting: list[int], most: int) -> list[int]:
-    """Return how much of what waits in each partition makes up a limit for all: in proportion, and nothing left over."""
+    """Return how much of what waits in each partition makes up a limit for all: in proportion, nothing left over."""
     total = sum(waiting)
     shares = [most * count // total for count in waiting]
     for index, (count, share) in enumerate(zip(waiting, shares, strict=True)):
