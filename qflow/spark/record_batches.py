@@ -89,7 +89,7 @@ class _Bodies:
                 record = piece.fetched[index] if index in piece.fetched else Message.unpack(record)
             if isinstance(record, Message):
                 keys.append(record.key or None)
-                headers.append(_header_list(record.header_bytes))
+                headers.append(header_list(record.header_bytes))
                 chunks.append(memoryview(record)[record.body_offset :])
             else:
                 keys.append(None)
@@ -110,7 +110,7 @@ def _torn(piece: ColumnPiece) -> CorruptionError:
     return CorruptionError(f"block {piece.columns.header.key}: the lengths of the messages do not add up")
 
 
-def _header_list(header_bytes: bytes) -> list[tuple[str, bytes | None]] | None:
+def header_list(header_bytes: bytes) -> list[tuple[str, bytes | None]] | None:
     """Return headers as Kafka has them: text as its bytes, numbers and flags as JSON writes them."""
     if not header_bytes:
         return None

@@ -35,10 +35,15 @@ class QflowDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return who reads what is there now."""
-        from qflow.spark.batch import StreamBatchReader
-
         with plainly():
-            return StreamBatchReader(parsing.parse(self.options, streaming=False), columns_of(schema))
+            options, columns = parsing.parse(self.options, streaming=False), columns_of(schema)
+            if options.queue is not None:
+                from qflow.spark.queue_reading import QueueReader
+
+                return QueueReader(options, columns)
+            from qflow.spark.batch import StreamBatchReader
+
+            return StreamBatchReader(options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return who publishes the rows of a data frame."""

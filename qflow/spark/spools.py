@@ -52,8 +52,8 @@ def _missing(spool: str, *, planned: bool) -> NotFound:
     if planned:
         return NotFound(
             f"this executor, on host {socket.gethostname()!r}, cannot see the spool at {spool}, which the driver has "
-            "seen: a log is mapped into memory and can be read on its own host only. Run Spark there (master local[*]), "
-            "or read a snapshot that was copied to each host"
+            "seen: a log is mapped into memory and can be read on its own host only. Run Spark there, with master "
+            "local[*], or read a snapshot that was copied to each host"
         )
     if os.path.isdir(spool):
         return NotFound(f"{spool} is not a spool: it holds no log. Give the directory that qflow.open was given")
@@ -118,8 +118,8 @@ def reading(spool: str, uuid: str | None = None, *, buffers: bool = False) -> It
 def other_log(spool: str, expected: str, found: str) -> StorageError:
     """Return the error for a log that is not the one offsets were taken from."""
     return StorageError(
-        f"the spool at {spool} was made anew: its log is {found}, the offsets of this query belong to {expected}. Bring "
-        "that spool back, or begin anew with another checkpoint directory"
+        f"the spool at {spool} was made anew: its log is {found}, the offsets of this query belong to {expected}. "
+        "Bring that spool back, or begin anew with another checkpoint directory"
     )
 
 

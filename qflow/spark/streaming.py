@@ -1,10 +1,10 @@
 """`spark.readStream.format("qflow")`: a stream as it grows, each message once.
 
-The life of a batch: Spark asks how far it may go (`latestOffset`), writes that down, has it cut into tasks (`partitions`)
-and read (`read`), and when the sink has it, writes that down, too. After a crash it repeats what was not written down
-as done, with the same offsets; offsets are dense and never reused, so it reads the same. When it asks for more from the
-end of a batch, that batch is done: there the group acknowledges. (`commit` comes only with the batch after it, and
-`stop` never.)
+The life of a batch: Spark asks how far it may go (`latestOffset`), writes that down, has it cut into tasks
+(`partitions`) and read (`read`), and when the sink has it, writes that down, too. After a crash it repeats what was not
+written down as done, with the same offsets; offsets are dense and never reused, so it reads the same. When it asks for
+more from the end of a batch, that batch is done: there the group acknowledges. (`commit` comes only with the batch
+after it, and `stop` never.)
 
 Only what is synced in the log is reported: readers of LMDB see nothing else.
 """
@@ -121,9 +121,9 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 _, high = stream.bounds(number)
                 if offset > high:
                     raise StorageError(
-                        f"stream {name!r}, partition {number}: this query has read up to offset {offset}, and the spool "
-                        f"at {self._options.path} ends at {high}: it was replaced by an older copy of it. Begin anew "
-                        "with another checkpoint directory"
+                        f"stream {name!r}, partition {number}: this query has read up to offset {offset}, and "
+                        f"the spool at {self._options.path} ends at {high}: it was replaced by an older copy of it. "
+                        "Begin anew with another checkpoint directory"
                     )
 
     def _now(self, uuid: str) -> tuple[SpoolState, list[StreamState]]:
@@ -262,7 +262,7 @@ def _start_of(begin: Position, name: str, end: Progress) -> dict[int, int]:
 
 
 def _shares(waiting: list[int], most: int) -> list[int]:
-    """Return how much of what waits in each partition makes up a limit for all: in proportion, and nothing left over."""
+    """Return how much of what waits in each partition makes up a limit for all: in proportion, nothing left over."""
     total = sum(waiting)
     shares = [most * count // total for count in waiting]
     for index, (count, share) in enumerate(zip(waiting, shares, strict=True)):

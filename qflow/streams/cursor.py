@@ -350,7 +350,7 @@ class Cursor:
         reached = position
         try:
             slab = part.partition.tail.slabs.get(position)
-            if slab is None or slab.end > stop:
+            if slab is None or slab.end > stop or position < part.partition.floor:  # what retention took is gone
                 found = self.stream.read(part.partition.number, position, stop, amount, self._wanted, most)
                 reached = found.position
             else:  # where the next commit is that is wanted, a hint tells

@@ -12,12 +12,11 @@ import qflow
 from qflow.errors import NotFound
 from unit.clocks import Clock, open_still
 
-pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
-
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session with two tasks at once."""
+    pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
     from qflow.spark import session
 
     warehouse = tmp_path_factory.mktemp("warehouse")

@@ -245,3 +245,21 @@ def test_no_spool_is_a_sentence(spark: Any, tmp_path: Path) -> None:
         with pytest.raises(Exception, match=expected) as caught:
             reader.load(path).collect()
         assert "Traceback" not in message_of(caught)
+
+
+def test_what_waits_in_a_queue_can_be_looked_at(broker: qflow.Broker, read: Read) -> None:
+    """All lanes of it, without what is settled; nothing is taken."""
+    jobs = broker.declare_queue("jobs", priorities=2)
+    for number in range(10):
+        jobs.put(b"%d" % number, headers={"n": number} if number == 7 else None)
+    urgent = jobs.put(b"urgent", priority=1)
+    taken = [jobs.get() for _ in range(4)]  # the urgent one first
+    for delivery in (taken[0], taken[1], taken[3]):
+        delivery.ack(wait=True)
+    rows = read(queue="jobs", includeHeaders="true").collect()
+    assert [bytes(row.value) for row in rows] == [b"1", *(b"%d" % number for number in range(3, 10))]
+    assert [row.headers for row in rows if row.headers] == [[("n", bytearray(b"7"))]]
+    assert urgent not in {row.offset for row in rows}
+    assert len(jobs) + jobs.stats().acquired_messages >= 8
+    with pytest.raises(Exception, match="there is no durable queue 'job' in .*; there are: 'jobs'"):
+        read(queue="job").collect()

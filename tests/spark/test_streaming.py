@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -194,6 +195,25 @@ def test_a_spool_that_was_made_anew_is_not_gone_on_with(
         pipe.run()
 
 
+def kill_session(session: int) -> None:
+    """Kill every process of a session: Spark's workers have left the group of the one that began it."""
+    while members := [
+        pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if session_of(pid) == session
+    ]:
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def session_of(pid: int) -> int | None:
+    """Return the session of a process, None if it is dead."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if after_name[0] in "ZX" else int(after_name[3])
+
+
 def test_kill_9_of_the_whole_tree_loses_and_doubles_nothing(
     spark: Any, broker: qflow.Broker, pipe: Pipe, spool: Path
 ) -> None:
@@ -202,9 +222,17 @@ def test_kill_9_of_the_whole_tree_loses_and_doubles_nothing(
     print("seed", SEED)
     broker.declare_stream("plants", topics=["plant/#"], retention_messages=100)
     publish(broker, 1000)
-    groups.Group(str(spool), "archive", str(broker.uuid), Files()).acknowledge({broker.stream("plants").owner: {0: 0}})
+    group = groups.Group(str(spool), "archive", str(broker.uuid), Files())
+    group.acknowledge({broker.stream("plants").owner: {0: 0}})  # from here on, retention waits for it
+    group.close()
     published = 1000
     worker = Path(__file__).parent / "stream_worker.py"
+    offsets = pipe.checkpoint / "offsets"
+
+    def planned() -> int:
+        """Return how many batches were begun; the last of them is in flight."""
+        return len([one for one in offsets.glob("[0-9]*") if one.name.isdecimal()]) if offsets.is_dir() else 0
+
     for _ in range(ROUNDS):
         process = subprocess.Popen(
             [sys.executable, str(worker), str(spool), str(pipe.out), str(pipe.checkpoint)],
@@ -213,17 +241,16 @@ def test_kill_9_of_the_whole_tree_loses_and_doubles_nothing(
             text=True,
         )
         assert process.stdout is not None
-        target = process.stdout.readline()  # it runs
-        assert target == "running\n"
-        steps = draw.randrange(1, 12)
-        for _ in range(steps):
-            publish(broker, 500, published)
-            published += 500
-        commits = pipe.checkpoint / "commits"
-        before = len(list(commits.glob("[0-9]*"))) if commits.is_dir() else 0
-        if draw.random() < 0.5:
-            until(lambda: commits.is_dir() and len(list(commits.glob("[0-9]*"))) > before)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            assert process.stdout.readline() == "running\n"
+            for _ in range(draw.randrange(1, 12)):
+                publish(broker, 500, published)
+                published += 500
+            batch = planned()
+            until(lambda: planned() > batch)  # noqa: B023 - it is called here only
+        finally:
+            kill_session(process.pid)
+            process.wait()
+            process.stdout.close()
     pipe.run(group="archive")
     assert pipe.numbers() == list(range(published))
