@@ -49,7 +49,7 @@ _COLUMN_ROOM = 4 * (1 + len(_COLUMNS))
 _HEADER = struct.Struct("<4sHBBIIQIIQQ")
 _CRC = struct.Struct("<I")
 _NAMES = struct.Struct("<II")
-_CHECKSUM_BYTES = 8
+CHECKSUM_BYTES = 8
 
 # A block of one message, as `Singles` sees it. Functions bound to names here save a lookup a message each.
 _CONSTANT_BYTES = 16  # magic, columns, table, lane, owner, count: the same in all such blocks of a lane
@@ -61,7 +61,7 @@ _join = b"".join
 
 HEADER_BYTES = _HEADER.size + _CRC.size
 SINGLE_HEAD_BYTES = HEADER_BYTES + 4
-SINGLE_BYTES = SINGLE_HEAD_BYTES + _CHECKSUM_BYTES
+SINGLE_BYTES = SINGLE_HEAD_BYTES + CHECKSUM_BYTES
 """What a block of one plain message takes on top of the message, and how much of it stands before the message."""
 SINGLE_ROOM = SINGLE_BYTES + _COLUMN_ROOM
 """What a block of one message takes on top of it at most."""
@@ -133,7 +133,7 @@ class Header(NamedTuple):
             if len(data) < position + _NAMES.size:
                 return -1
             position += _NAMES.size + _NAMES.unpack_from(data, position)[0]
-        return position + self.payload_bytes + _CHECKSUM_BYTES
+        return position + self.payload_bytes + CHECKSUM_BYTES
 
 
 class Columns(NamedTuple):
@@ -345,8 +345,8 @@ def grow(
         text = bytes(view[position + width + _NAMES.size :][:names_bytes])
         numbers, section = _extend_names(view[position : position + width], text, topics)
         position += width + _NAMES.size + names_bytes
-    payload = view[position:-_CHECKSUM_BYTES]
-    if len(payload) != size or xxh3_64_digest(payload, crc32(view[:position])) != view[-_CHECKSUM_BYTES:]:
+    payload = view[position:-CHECKSUM_BYTES]
+    if len(payload) != size or xxh3_64_digest(payload, crc32(view[:position])) != view[-CHECKSUM_BYTES:]:
         return None
     if settled:
         dropped = sum(_values(lengths[: 4 * settled]))
@@ -466,8 +466,8 @@ class Singles:
         """Return the record of a block; raises CorruptionError as `decode` does."""
         size = len(data) - SINGLE_BYTES
         if size >= 0 and _unpack_key(data) == (self._constant, first, size, size):
-            record = data[SINGLE_HEAD_BYTES:-_CHECKSUM_BYTES]
-            if xxh3_64_digest(record, crc32(data[:SINGLE_HEAD_BYTES])) == data[-_CHECKSUM_BYTES:]:
+            record = data[SINGLE_HEAD_BYTES:-CHECKSUM_BYTES]
+            if xxh3_64_digest(record, crc32(data[:SINGLE_HEAD_BYTES])) == data[-CHECKSUM_BYTES:]:
                 return record
         block = decode(data, self._key._replace(first=first), where=where)  # headers, a flag, or damage to name
         if block.header.count != 1:
@@ -488,9 +488,9 @@ def columns(data: bytes | memoryview, header: Header, *, where: str) -> Columns:
     if len(data) != header.total_bytes(data):
         raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes(data)}")
     view = memoryview(data)
-    start = len(data) - header.payload_bytes - _CHECKSUM_BYTES
-    payload = view[start:-_CHECKSUM_BYTES]
-    if xxh3_64_digest(payload, crc32(view[:start])) != view[-_CHECKSUM_BYTES:]:
+    start = len(data) - header.payload_bytes - CHECKSUM_BYTES
+    payload = view[start:-CHECKSUM_BYTES]
+    if xxh3_64_digest(payload, crc32(view[:start])) != view[-CHECKSUM_BYTES:]:
         raise CorruptionError(f"{where}: the block does not match its checksum")
     width = 4 * header.count
     position = HEADER_BYTES

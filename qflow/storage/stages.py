@@ -22,13 +22,14 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import attrs
 
 from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage import blocks
 from qflow.storage.block_log import seal, unseal
-from qflow.storage.blocks import Block, BlockKey, Header
+from qflow.storage.blocks import CHECKSUM_BYTES, Block, BlockKey, Header
 from qflow.storage.files import CREATE, FILE_MODE, READ, Files, make_directories, write_all
 from qflow.storage.sink_batches import SINK_BATCHES
 
@@ -63,6 +64,8 @@ class StageFile(NamedTuple):
     """Of the messages."""
     length: int
     """Of the file."""
+    checksum: int
+    """CRC-32 of the checksums of its blocks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -140,7 +143,7 @@ class StageWriter:
         self._path = os.path.join(directory, name)
         self._gathered: list[bytes] = []
         self._gathered_bytes = self._position = 0
-        self._bytes = 0
+        self._bytes = self._checksum = 0
         self.messages = 0
         make_directories(files, directory)
         self._fd = files.open(self._path, CREATE, FILE_MODE)
@@ -154,6 +157,7 @@ class StageWriter:
         """Add a block of `messages`, `size` bytes together, that was encoded under `key`."""
         self._gathered.append(block)
         self._gathered_bytes += len(block)
+        self._checksum = crc32(block[-CHECKSUM_BYTES:], self._checksum)
         self.messages += messages
         self._bytes += size
         if self._gathered_bytes >= WRITE_BYTES:
@@ -168,7 +172,7 @@ class StageWriter:
         self._write()
         self._close()
         self._files.sync_file(self._path)
-        return StageFile(self._name, self.messages, self._bytes, self._position)
+        return StageFile(self._name, self.messages, self._bytes, self._position, self._checksum)
 
     def discard(self) -> None:
         """Remove it, as far as that can be done."""
@@ -342,7 +346,7 @@ def _read_file(files: Files, fd: int, path: str, part: StageFile) -> Iterator[Pi
     length = files.status(fd).st_size
     if length != part.length:
         raise CorruptionError(f"{path} has {length} bytes, expected {part.length}")
-    position = first = 0
+    position = first = checksum = 0
     room = READ_BYTES
     while position < length:
         window = memoryview(files.pread(fd, room, position))
@@ -358,13 +362,16 @@ def _read_file(files: Files, fd: int, path: str, part: StageFile) -> Iterator[Pi
                 raise CorruptionError(f"{where}: holds the block of {header.key}, expected message {first}")
             yield Piece(rest[:total], header, where)
             first += header.count
+            checksum = crc32(rest[total - CHECKSUM_BYTES : total], checksum)
             start += total
         if not start and position + len(window) >= length:
             raise CorruptionError(f"{path} is cut off at byte {position}")
         room = READ_BYTES if start else room * 2
         position += start
-    if first != part.messages:
-        raise CorruptionError(f"{path} holds {first} messages, expected {part.messages}")
+    if checksum != part.checksum:
+        raise CorruptionError(
+            f"{path} is another file than the one that was written: let nothing rename inside a spool"
+        )
 
 
 def remove_tree(files: Files, directory: str) -> None:

@@ -150,15 +150,30 @@ def test_batches_of_a_query_are_adopted_in_the_order_of_their_numbers(broker, sp
     assert bodies(broker) == [b"2", b"9", b"10"]
 
 
-@pytest.mark.parametrize("what", ["block", "length", "missing", "manifest", "exchanged", "renamed"])
-def test_a_damaged_stage_is_set_aside_as_a_whole(broker, open_at, spool, what):
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("block", "does not match its checksum"),
+        ("order", "expected message 0"),
+        ("length", "bytes, expected"),
+        ("missing", "is missing"),
+        ("manifest", "manifest does not match its checksum"),
+        ("exchanged", "is another file than the one that was written"),
+        ("renamed", "holds batch q-0"),
+    ],
+)
+def test_a_damaged_stage_is_set_aside_as_a_whole(broker, open_at, spool, what, expected):
     """Nothing of it is stored, the reason is there for who handed it in, and others go on."""
-    hand(spool, broker.uuid, ROWS)
+    rows = [("plant/1", b"%d" % number) for number in range(4)]
+    hand(spool, broker.uuid, rows, at_once=1)
     hand(spool, broker.uuid, [("plant/7", b"z")], query="healthy")
     stage = spool / "inbox" / "q-0"
     first, second = stage / "000000-a", stage / "000001-b"
     if what == "block":
         damage(second)
+    elif what == "order":
+        data = second.read_bytes()
+        second.write_bytes(data[len(data) // 2 :] + data[: len(data) // 2])
     elif what == "length":
         os.truncate(second, second.stat().st_size - 1)
     elif what == "missing":
@@ -175,14 +190,15 @@ def test_a_damaged_stage_is_set_aside_as_a_whole(broker, open_at, spool, what):
     assert record(broker) == Adopted()
     assert broker.stats().inbox.refused_total == 1
     reason = stages.why_refused(Files(), str(spool), Batch("q", number))
-    assert reason
+    assert reason is not None
+    assert expected in reason
     assert any(reason in problem for problem in broker.recovery.problems)
     broker.close()
     assert any(reason in problem for problem in check_spool(spool))
-    hand(spool, broker.uuid, ROWS, number=number)  # the batch comes again, and the old one is forgotten
+    hand(spool, broker.uuid, rows, number=number)  # the batch comes again, and the old one is forgotten
     again = open_at()
     again.adoption.run()
-    assert bodies(again) == [b"z", *(body for _, body in ROWS)]
+    assert bodies(again) == [b"z", *(body for _, body in rows)]
     again.close()
     assert check_spool(spool) == []
 
@@ -316,6 +332,7 @@ def test_a_batch_waits_for_a_queue_at_its_limit_and_those_behind_it_wait_too(bro
     broker.adoption.run()
     assert bodies(broker) == [b"z"]
     assert broker.stats().inbox.waiting == 2
+    assert not broker._streams.room.busy  # what was reserved for the part that streams take was given back
     assert "'jobs'" in str(broker.stats().inbox.problem)
     jobs.get_many(2).ack(wait=True)
     broker.adoption.run()
