@@ -3,7 +3,7 @@
 What becomes of a stage (see `storage.stages`), step by step; a crash between any two of them changes nothing:
 
     1  the log is asked: a batch that is in it is a *replay*, and only removed
-    2  the stage is taken, by a rename; from here on it cannot be withdrawn
+    2  the stage is taken, by a rename; from here on it cannot be withdrawn, unless nothing of it can be stored yet
     3  its messages are routed as `publish` routes them, and committed with the record of the batch: one transaction
     4  the stage is removed
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial as with_arguments
 from itertools import groupby
 from typing import Any
 
@@ -179,7 +179,8 @@ class Adoption:
         except _NEVER as error:
             return self._refuse(waiting, error)
         except QflowError as error:
-            self._inbox.put_back(batch)
+            if not self._is_begun(waiting):
+                self._inbox.put_back(batch)  # who handed it in may take it back
             return f"batch {batch.batch} of query {batch.query}: {error}"
         if manifest is not None:
             self._adopted += 1
@@ -188,6 +189,15 @@ class Adoption:
             except QflowError as error:
                 return str(error)
         return None
+
+    def _is_begun(self, waiting: Waiting) -> bool:
+        """Tell whether a part of a batch is in the log, or may be."""
+        try:
+            with self._log.read() as txn:
+                partial = sink_batches.read(txn, waiting.batch.query).partial
+        except QflowError:
+            return True
+        return partial is not None and partial.batch == waiting.batch.batch
 
     def _refuse(self, waiting: Waiting, error: QflowError) -> str | None:
         batch = waiting.batch
@@ -226,8 +236,8 @@ class Adoption:
         for piece in _skip(self._inbox.pieces(manifest), done):
             if load.messages and load.bytes + piece.header.payload_bytes > self._max_transaction_bytes:
                 done += load.messages
-                partial_ = Partial(manifest.batch.batch, manifest.token, done)
-                self._commit(load, manifest, Adopted(known.batch, partial_, manifest.once))
+                partial = Partial(manifest.batch.batch, manifest.token, done)
+                self._commit(load, manifest, Adopted(known.batch, partial, manifest.once))
                 load = Load(self._routing)
             load.add(piece.decode())
         self._commit(load, manifest, Adopted(manifest.batch.batch, None, manifest.once))
@@ -236,7 +246,7 @@ class Adoption:
         """Commit some messages with the record of how far their batch is then."""
         puts = load.puts()
         self._reserve(sum(map(put_charge, puts)))
-        rider = _Rider(partial(self._write, manifest.batch.query, adopted))
+        rider = _Rider(with_arguments(self._write, manifest.batch.query, adopted))
         parts = Parts([rider])  # type: ignore[list-item]
         parts.puts += puts
         begun: list[Partition] = []

@@ -72,16 +72,26 @@ class Handover:
             if owner_pid(self._spool) is None and self._adopt_here():
                 continue
             if time.monotonic() > deadline:
-                if may_withdraw and self._withdraw():
-                    raise StorageError(f"{self._in_vain()}. It was taken back, and nothing of it is stored")
-                if not may_withdraw:
-                    raise StorageError(
-                        f"{self._in_vain()}. It waits in the inbox, and is adopted when that can be done; this query "
-                        "may be started again at any time"
-                    )
+                self._raise_in_vain(may_withdraw=may_withdraw)
                 may_withdraw, deadline = False, time.monotonic() + self._timeout_s
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+
+    def _raise_in_vain(self, *, may_withdraw: bool) -> None:
+        """Tell that it took too long; return, once, where it has been begun and may be done soon."""
+        in_vain = self._in_vain()
+        if not self._manifest.once:
+            raise StorageError(
+                f"{in_vain}. It waits in the inbox, and is adopted when that can be done; this query may be started "
+                "again at any time"
+            )
+        if not may_withdraw:
+            raise StorageError(
+                f"{in_vain}. It was begun and cannot be taken back: it is stored when that can be done, so do not "
+                "write it again"
+            )
+        if self._withdraw():
+            raise StorageError(f"{in_vain}. It was taken back, and nothing of it is stored")
 
     def _withdraw(self) -> bool:
         try:

@@ -267,10 +267,29 @@ def test_a_stage_of_several_transactions_goes_on_where_a_failure_stopped_it(brok
         assert faulty.log.busy is False
 
     crash(faults, spool, adopt)
+    assert names(spool) == ["q-0~"]
     with qflow.open(spool, max_transaction_bytes=8_000) as again:
         until(lambda: record(again).batch == 0)
         assert bodies(again) == [body for _, body in MANY]
         assert again.check() == []
+
+
+def test_a_batch_of_which_a_part_is_stored_cannot_be_taken_back(broker, open_at, spool):
+    """Whoever takes it back would tell that nothing of it is stored."""
+    jobs = broker.declare_queue("jobs", limit_messages=1)
+    jobs.put(b"in the way")
+    broker.bind(jobs, "job")
+    hand(spool, broker.uuid, [*MANY, ("job", b"x")])
+    broker.close()
+    again = open_at(max_transaction_bytes=8_000)
+    again.adoption.run()
+    assert 0 < len(bodies(again)) < len(MANY) + 1
+    assert again.stats().inbox.waiting == 1
+    assert not stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
+    again.queue("jobs").get_nowait().ack(wait=True)
+    again.adoption.run()
+    assert bodies(again) == [body for _, body in MANY]
+    assert again.queue("jobs").get_nowait().body == b"x"
 
 
 def test_a_part_of_a_batch_is_not_completed_from_another_attempt(broker, spool):
