@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "routing": {"words", "storage", "queues", "streams"},
     "inspect": {"words", "storage", "streams", "inspect"},
     "spark": {"words", "storage", "streams", "routing", "broker", "spark"},
-    "cli": {"words", "facade", "broker", "queues", "streams", "routing", "inspect", "cli"},
+    "cli": {"words", "facade", "broker", "queues", "streams", "routing", "inspect", "spark", "cli"},
     "aio": {"words", "memory", "broker", "queues", "streams", "routing", "aio"},
     "facade": {"words", "broker", "queues", "streams", "routing"},
     "__main__": {"cli"},
