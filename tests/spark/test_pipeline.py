@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import qflow
+from qflow.cli import pipeline as commands
+from qflow.cli.main import app
 from qflow.spark.pipeline import archive, draw, load, report
 
 HEADERS = {"unit": "C"}
@@ -116,19 +119,52 @@ def test_a_report_counts_what_each_topic_holds(spark, still, clock, spool, tmp_p
     assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_commands_do_so_from_a_shell(broker, plants, spool, tmp_path):
-    """Beside the owner of the spool; what is wrong is a line on stderr."""
+def test_a_stream_is_archived_from_a_shell(broker, plants, spool, tmp_path):
+    """Beside the owner of the spool, with a Spark of its own."""
     publish(broker, 0, 10)
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "qflow", "pipeline", *map(str, arguments), "--master", "local[1]"]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-
-    done = run("run", spool, "plants", "--to", f"parquet:{tmp_path / 'out'}", "--json")
+    command = ["pipeline", "run", spool, "plants", "--to", f"parquet:{tmp_path / 'out'}", "--master", "local[1]"]
+    done = subprocess.run(
+        [sys.executable, "-m", "qflow", *map(str, command), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert json.loads(done.stdout)["messages"] == 10, done.stderr
-    done = run("load", tmp_path / "out", "--into", spool, "nowhere")
-    assert done.returncode == 2
-    assert "there is no stream 'nowhere'" in done.stderr.splitlines()[-1]
-    assert run("run", spool, "plants", "--to", "csv:x").returncode == 2
-    (topic, *_) = json.loads(run("report", spool, "--json").stdout)["topics"]
-    assert (topic["stream"], topic["messages"]) == ("plants", 4)
+
+
+class Lasting:
+    """A session that a command does not end."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spark, name)
+
+    def stop(self) -> None:
+        """Others need it."""
+
+
+def test_the_commands_say_what_they_did(spark, broker, plants, spool, tmp_path, monkeypatch):
+    """A line for people, JSON for programs; what is wrong is a sentence on stderr and an exit code."""
+    publish(broker, 0, 10)
+    broker.close()
+    monkeypatch.setattr(commands, "_session", lambda master: Lasting(spark))
+
+    def run(*arguments: object) -> Any:
+        return CliRunner().invoke(app, ["pipeline", *map(str, arguments)])
+
+    out = tmp_path / "out"
+    done = run("run", spool, "plants", "--to", f"parquet:{out}", "--partition-by", "topic, date")
+    assert done.stdout == f"10 messages of stream plants were written to {out}\n"
+    assert "batch 0: 10 messages in" in done.stderr
+    done = run("load", out, "--into", spool, "plants")
+    assert done.stdout == f"10 messages were published into stream plants of {spool}\n"
+    done = run("load", out, "--into", spool, "nowhere")
+    assert (done.exit_code, done.stderr.startswith("qflow: there is no stream 'nowhere' in")) == (2, True)
+    assert run("run", spool, "plants", "--to", "csv:x").exit_code == 2
+    (topic, *others) = json.loads(run("report", spool, "--json").stdout)["topics"]
+    assert (topic["stream"], topic["topic"], topic["messages"], len(others)) == ("plants", "plant/0", 8, 2)
+    assert run("report", spool).stdout.splitlines()[1].split()[:3] == ["plants", "plant/0", "8"]
+    assert run("report", spool, "--stream", "nowhere").exit_code == 2
