@@ -7,7 +7,7 @@ import os
 import time
 
 from qflow.broker import open_broker
-from qflow.errors import SpoolInUse, StorageError
+from qflow.errors import QflowError, SpoolInUse, StorageError
 from qflow.spark import spools
 from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files, owner_pid, storage_error
@@ -16,6 +16,8 @@ from qflow.storage.stages import Manifest
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 """Between two looks at what the owner has done: at first, and after a while."""
+_AGAIN_S = 0.5
+"""Before a spool that nobody owns is opened again, where the batch could not be adopted."""
 
 
 class Handover:
@@ -74,7 +76,7 @@ class Handover:
             if time.monotonic() > deadline:
                 self._raise_in_vain(may_withdraw=may_withdraw)
                 may_withdraw, deadline = False, time.monotonic() + self._timeout_s
-            time.sleep(pause_s)
+            time.sleep(pause_s if self._problem is None else _AGAIN_S)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
     def _raise_in_vain(self, *, may_withdraw: bool) -> None:
@@ -100,13 +102,17 @@ class Handover:
             raise storage_error(error, "take a batch back", stages.handed_in(self._spool, self._batch)) from error
 
     def _adopt_here(self) -> bool:
-        """Own the spool for a moment, and adopt what waits; False: somebody else came first, or it still waits."""
+        """Own the spool for a moment, and adopt what waits; False: somebody else came first, or something prevents it."""
+        self._problem = None
         spools.let_go(self._spool)  # LMDB opens a file once a process
         try:
             with open_broker(self._spool) as broker:
                 broker.adoption.run()
                 found = broker.adoption.stats()
         except SpoolInUse:
+            return False
+        except QflowError as error:
+            self._problem = str(error)
             return False
         self._problem = found.problem
         return not found.waiting
