@@ -102,7 +102,7 @@ class Handover:
             raise storage_error(error, "take a batch back", stages.handed_in(self._spool, self._batch)) from error
 
     def _adopt_here(self) -> bool:
-        """Own the spool for a moment, and adopt what waits; False: somebody else came first, or something prevents it."""
+        """Own the spool for a moment, and adopt what waits; False: somebody came first, or something prevents it."""
         self._problem = None
         spools.let_go(self._spool)  # LMDB opens a file once a process
         try:
