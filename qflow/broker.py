@@ -6,11 +6,12 @@ What lies in a spool directory:
     log/         the transaction log: the truth; `log.new/`, `log.old/`: see `snapshots`
     spill/       messages that do not fit in memory: a cache, renamed aside when the spool is opened
     wiping/      spill files of before, unlinked little by little
+    inbox/       batches handed in from outside, which the owner adopts; see `storage.stages`
     stats.json   what the owner is doing, renewed each second
 
 Opening, in order, each step repeatable after a crash: lock (before anything is touched), log (created whole or not at
 all), rows read, `dirty` synced, spill set aside. Threads: callers lead their own commits, a flusher leads those nobody
-waits for, a maintenance thread wipes, removes settled blocks and renews `stats.json`.
+waits for, a maintenance thread wipes, removes settled blocks, adopts batches and renews `stats.json`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from uuid import uuid4
 import attrs
 
 from qflow import config
+from qflow.adoption import Adoption
 from qflow.config import BrokerSettings, Overflow, QueueSettings, StreamSettings, check_name
 from qflow.delivery import Segment
 from qflow.errors import (
@@ -64,10 +66,13 @@ from qflow.storage import block_log, recovery, snapshots
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
+from qflow.storage.groups import Held
+from qflow.storage.inbox import Inbox
 from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
 from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
 from qflow.storage.spill_segments import SpillSegments
+from qflow.storage.stages import INBOX
 from qflow.storage.transaction_log import TransactionLog
 from qflow.streams import publishing
 from qflow.streams.producers import Claim
@@ -78,7 +83,9 @@ from qflow.streams.subscription import Subscription
 
 BINDINGS = "bindings"
 """Beside the settings in a queue's record: the filters it is bound with."""
-OURS = frozenset({"lock", "log", "log.new", snapshots.OLD, SPILL, WIPING, "stats.json", "stats.json.new", "lost+found"})
+OURS = frozenset(
+    {"lock", "log", "log.new", snapshots.OLD, SPILL, WIPING, INBOX, "stats.json", "stats.json.new", "lost+found"}
+)
 MAINTENANCE_S = 1.0
 REST = 4
 """Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
@@ -128,6 +135,8 @@ class _Stop:
 
     def __init__(self) -> None:
         self.bell = threading.Event()
+        self.rung = False
+        """The last wait ended by the bell."""
         self._ended = False
 
     def set(self) -> None:
@@ -139,7 +148,7 @@ class _Stop:
 
     def wait(self, timeout: float) -> bool:
         """Wait for either; return whether it is the end."""
-        self.bell.wait(timeout)
+        self.rung = self.bell.wait(timeout)
         if not self._ended:
             self.bell.clear()
         return self._ended
@@ -218,6 +227,11 @@ class Broker:
         """What commits several queues in one."""
         return self._together
 
+    @property
+    def adoption(self) -> Adoption:
+        """What adopts batches from the inbox."""
+        return self._adoption
+
     # Opening -----------------------------------------------------------------------------------------------------
 
     def _own(self, unsafe_filesystem: bool) -> SpoolLock:
@@ -292,6 +306,7 @@ class Broker:
             reroute=self._routing.forget,
             clock=self._clock,
             monotonic=self._monotonic,
+            held=Held(self.path, str(self.uuid), self._clock),
         )
         self._routing.streams = self._streams.routes
         self._broken = {record.name: record for record in found.queues if record.rows is None and not record.deleted}
@@ -305,6 +320,18 @@ class Broker:
             _logger.error("%s: %s", self.path, problem)
         self._problems += problems
         self._routing.forget()
+        self._adoption = Adoption(
+            Inbox(self._files, self.path),
+            log=self._log,
+            routing=self._routing,
+            together=self._together,
+            room=room,
+            uuid=str(self.uuid),
+            max_transaction_bytes=self.settings.max_transaction_bytes,
+            report=self._report,
+            wake=self._stop.bell.set,
+            clock=self._clock,
+        )
 
     def _new_owner(self) -> int:
         """Return a number that nobody has."""
@@ -1075,6 +1102,7 @@ class Broker:
             queues=queues,
             streams={stream.name: stream.stats() for stream in self._streams.all()},
             duplicates_total=self._streams.producers.duplicates_total,
+            inbox=self._adoption.stats(),
         )
 
     def check(self) -> list[str]:
@@ -1183,11 +1211,15 @@ class Broker:
     def _maintain(self) -> None:
         busy = True
         took = 0.0
-        written = -math.inf
+        written = due = -math.inf
         attempt = self._attempt
-        while not self._stop.wait(min(max(0.01, REST * took), LONGEST_REST_S) if busy else MAINTENANCE_S):
+        while not self._stop.wait(self._rest_s(busy, took)):
             started = time.perf_counter()
             attempt("events", self._tell_all)
+            attempt("the inbox", self._adoption.run)
+            if not busy and not self._stop.rung and started < due:
+                continue  # it was for the inbox alone
+            due = started + MAINTENANCE_S
             with self._upkeep:
                 busy = attempt("what time does", lambda: self._tick(attempt))
                 busy |= attempt("wiping", lambda: self._wiper.step(WIPED_AT_ONCE))
@@ -1200,6 +1232,13 @@ class Broker:
                 attempt("readers that were killed", self._log.forget_dead_readers)
                 attempt("statistics", self._write_stats)
             took = time.perf_counter() - started
+
+    def _rest_s(self, busy: bool, took: float) -> float:
+        """Return how long maintenance may rest."""
+        if busy:
+            return min(max(0.01, REST * took), LONGEST_REST_S)
+        soon = self._adoption.rest_s
+        return MAINTENANCE_S if soon is None else soon
 
     def _attempt(self, what: str, job: Callable[[], object]) -> bool:
         """Do a part of maintenance; one that fails is reported, tried again, and stops no other.
@@ -1322,6 +1361,7 @@ class Broker:
             self._stop.set()
             if self._closer is not self._maintenance:
                 self._maintenance.join()
+            self._adoption.close()
             self._release(queues)
         finally:
             self._closer = None  # who was interrupted may try again

@@ -77,6 +77,10 @@ class SpoolInUse(QflowError):
     """Another process, or this one, owns the spool."""
 
 
+class GroupInUse(QflowError):
+    """Another process reads as this group of readers outside the broker; stop it, or name another group."""
+
+
 class StorageError(QflowError):
     """A file or directory could not be used."""
 

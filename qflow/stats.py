@@ -106,6 +106,24 @@ class StreamStats:
 
 
 @attrs.frozen(kw_only=True)
+class InboxStats:
+    """Batches that were handed in from outside, by a sink of Spark's."""
+
+    waiting: int
+    """Handed in, and not adopted yet."""
+    problem: str | None
+    """Why one of them waits."""
+    adopted_total: int
+    """Since the spool was opened; likewise below."""
+    messages_total: int
+    """In those, and in batches of which a part is in the log."""
+    replayed_total: int
+    """Handed in once more, and not stored again."""
+    refused_total: int
+    """Set aside, because they are damaged or go nowhere."""
+
+
+@attrs.frozen(kw_only=True)
 class BrokerStats:
     """The whole broker at one moment."""
 
@@ -121,6 +139,7 @@ class BrokerStats:
     streams: dict[str, StreamStats]
     duplicates_total: int
     """Published messages of producers who had published them before."""
+    inbox: InboxStats
 
 
 @attrs.frozen(kw_only=True)

@@ -14,6 +14,7 @@ from qflow.cli.demo.command import demo
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
 from qflow.cli.get import get
 from qflow.cli.pipe import pipe
+from qflow.cli.pipeline import pipeline
 from qflow.cli.publish import publish
 from qflow.cli.put import put
 from qflow.cli.redrive import redrive
@@ -62,13 +63,13 @@ def app() -> None:
 
     A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get`, `pipe`, `redrive`,
     `publish` and `compact` need it for themselves; `subscribe`, `streams`, `stats`, `spilled`, `show`, `check` and
-    `snapshot` only read, also beside an owner.
+    `snapshot` only read, also beside an owner. `pipeline` works either way.
     """
 
 
 _COMMANDS = (
     *(demo, put, get, pipe, redrive, publish, subscribe, streams),
-    *(stats, spilled, show, check, snapshot, compact),
+    *(stats, spilled, show, check, snapshot, compact, pipeline),
 )
 for _command in _COMMANDS:
     app.add_command(_command)

@@ -25,7 +25,7 @@ from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, Subscription
 from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.stats import SnapshotReport
-from qflow.storage import block_log, blocks, bodies, producers, recovery
+from qflow.storage import block_log, blocks, bodies, producers, recovery, sink_batches, stages
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, owner_pid
@@ -389,10 +389,17 @@ def check_spool(path: str | os.PathLike[str]) -> list[str]:
                 for number, size in block_log.kept_damaged(txn, bodies.NOBODY)
             ]
             found_problems += producers.problems(txn)
+            found_problems += sink_batches.problems(txn)
         finally:
             txn.abort()
         found_problems += check_streams(env, found)
         found_problems += _check_bodies(env)
+    files = Files()
+    found_problems += [
+        f"batch {batch.batch} of query {batch.query} was set aside in {stages.set_aside(spool, batch)}: "
+        f"{stages.why_refused(files, spool, batch)}"
+        for batch in stages.list_refused(files, spool)
+    ]
     return found_problems
 
 

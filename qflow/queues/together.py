@@ -99,7 +99,7 @@ class Together:
                     prepare_together(list(places_of_one), parts)
                     continue
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                self._prepare(list(places_of_one), left, parts, dead)
+                self.prepare(list(places_of_one), left, parts, dead)
         except BaseException:
             parts.withdraw()
             raise
@@ -118,7 +118,7 @@ class Together:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         return places
 
-    def _prepare(self, places: list[Place], timeout: float | None, parts: Parts, dead: bool) -> None:
+    def prepare(self, places: list[Place], timeout: float | None, parts: Parts, dead: bool) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
         queue = places[0].step.queue
         lots = [(place.step.number, place.step.records) for place in places]

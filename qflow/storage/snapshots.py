@@ -251,7 +251,7 @@ def _exchange(env: Environment, copy: Environment, spool: str, files: Files) -> 
         raise
 
 
-def open_to_read(spool: str, files: Files) -> Environment | None:
+def open_to_read(spool: str, files: Files, *, readahead: bool = False) -> Environment | None:
     """Open the log of a spool beside its owner, who may compact it at this moment; None if there is no log."""
     log, old = os.path.join(spool, LOG), os.path.join(spool, OLD)
     while True:
@@ -259,7 +259,7 @@ def open_to_read(spool: str, files: Files) -> Environment | None:
         lay = _place(path, files)
         try:
             if check_log_directory(path):
-                env = Environment(path, files, read_only=True)
+                env = Environment(path, files, read_only=True, readahead=readahead)
                 if _place(path, files) == lay:
                     return env
                 env.close()  # of two moments: the lock of one log, perhaps, and the data of another

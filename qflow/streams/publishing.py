@@ -25,6 +25,11 @@ class Lot:
         self.topics: Any = []
         self.plain = True
 
+    def add_all(self, records: list[Record], topics: list[str]) -> None:
+        """Add messages; `plain` is the caller's to tell."""
+        self.records += records
+        self.topics += topics
+
 
 def prefix_of(headers: Headers | None, key: bytes | None) -> bytes:
     """Return what stands before a body in a stream; nothing without headers and key."""

@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import datetime
@@ -109,6 +109,7 @@ class Streams:
         reroute: Callable[[], None],
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        held: Callable[[int], Mapping[int, int]] | None = None,
     ) -> None:
         self.room = room
         self.routes: FilterTrie[Stream] = FilterTrie()
@@ -121,6 +122,7 @@ class Streams:
         self._report = report
         self._reroute = reroute
         self._clock = clock
+        self._held = held
         self._monotonic = monotonic
         self.producers = Producers(log.read, clock)
         self._forgotten_to = b""
@@ -283,6 +285,7 @@ class Streams:
             max_transaction_bytes=self._max_transaction_bytes,
             report=self._report,
             clock=self._clock,
+            held=self._held,
         )
 
     def _register(self, stream: Stream) -> None:

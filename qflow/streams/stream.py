@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from itertools import islice
@@ -70,6 +70,7 @@ class Stream:
         max_transaction_bytes: int,
         report: Callable[[str, int], None],
         clock: Callable[[], float] = time.time,
+        held: Callable[[int], Mapping[int, int]] | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -88,6 +89,7 @@ class Stream:
         self._log = log
         self._report = report
         self._clock = clock
+        self._held = held  # from which offset on readers outside have retention keep everything, by partition
         self._dropped = self._damaged = 0
         self._retaining = threading.Lock()
         self._dropping: tuple[Unit, int] | None = None
@@ -311,11 +313,14 @@ class Stream:
     def _surplus(self, partition: Partition) -> partitions.Retained | None:
         settings = self.settings
         ceiling = partition.next
+        held = self._held(self.owner).get(partition.number) if self._held is not None else None
+        if held is not None:
+            ceiling = min(ceiling, (partition.number << LANE_SHIFT) + held)
         if settings.retain_until_consumed:
             if self.pinned:
                 return None
             cursors = list(self.cursors.values())
-            if not (cursors or settings.has_limit):
+            if not (cursors or settings.has_limit or held is not None):
                 return None  # nobody has had anything
             ceiling = min([ceiling, *(self._committed(cursor, partition.number) for cursor in cursors)])
         messages, size = settings.retention_messages, settings.retention_bytes

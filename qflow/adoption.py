@@ -1,0 +1,399 @@
+"""Batches that were handed in from outside, put into the log by the owner of the spool: each once, for good.
+
+What becomes of a stage (see `storage.stages`), step by step; a crash between any two of them changes nothing:
+
+    1  the log is asked: a batch that is in it is a *replay*, and only removed
+    2  the stage is taken, by a rename; from here on it cannot be withdrawn, unless nothing of it can be stored yet
+    3  its messages are routed as `publish` routes them, and committed with the record of the batch: one transaction
+    4  the stage is removed
+
+A stage larger than `max_transaction_bytes` takes several transactions. All of it is checked before the first, and each
+writes how far the batch is, so that whoever goes on after a crash goes on there.
+
+What cannot be adopted now, for lack of room or memory, waits and is tried again. What never can be, because it is
+damaged, or goes nowhere, is set aside as a whole, and whoever handed it in is told.
+
+The steps are taken by the maintenance thread, which waits for nobody: neither for room in a queue nor for memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial as with_arguments
+from itertools import groupby
+from typing import Any
+
+from qflow.errors import (
+    CorruptionError,
+    InvalidArgument,
+    MessageTooLarge,
+    NotFound,
+    QflowError,
+    QueueFull,
+    TransactionTooLarge,
+    again,
+)
+from qflow.message import Message, body_of, decode_headers
+from qflow.queues.together import Parts, Step, Together, by_lane, party_of
+from qflow.routing import Routing
+from qflow.stats import InboxStats
+from qflow.storage import sink_batches
+from qflow.storage.blocks import KINDS, Block
+from qflow.storage.inbox import Inbox, Waiting
+from qflow.storage.sink_batches import Adopted, Partial
+from qflow.storage.stages import Manifest, Piece
+from qflow.storage.transaction_log import TransactionLog, Unit
+from qflow.streams.partition import Partition, put_charge
+from qflow.streams.publishing import Lot
+from qflow.streams.room import Asking, Room
+from qflow.streams.stream import Stream
+
+LOOK_S = 0.01
+"""How often the inbox is looked into while batches come,"""
+LIVELY_S = 10.0
+"""and for so long after the last one; else each second."""
+SWEEP_S = 3600.0
+
+_NEVER = (CorruptionError, InvalidArgument, MessageTooLarge, NotFound, TransactionTooLarge)
+"""Errors that trying again does not mend."""
+
+
+class _Later(QflowError):
+    """There is no memory for it at the moment."""
+
+
+class Adoption:
+    """See the module. Thread-safe: one step at a time."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        *,
+        log: TransactionLog,
+        routing: Routing,
+        together: Together,
+        room: Room,
+        uuid: str,
+        max_transaction_bytes: int,
+        report: Callable[[str, int], None],
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`wake` is called when there is memory again: call `run` then."""
+        self._inbox = inbox
+        self._log = log
+        self._routing = routing
+        self._together = together
+        self._room = room
+        self._uuid = uuid
+        self._max_transaction_bytes = max_transaction_bytes
+        self._report = report
+        self._wake = wake
+        self._clock = clock
+        self._running = threading.Lock()
+        self._asking: Asking | None = None
+        self._lively_until = self._sweep_at = time.monotonic()
+        self._forgotten_to = b""
+        self._waiting = 0
+        self._problem: str | None = None
+        self._adopted = self._messages = self._replayed = self._refused = 0
+
+    @property
+    def rest_s(self) -> float | None:
+        """How long until the inbox should be looked into again; None: no sooner than anything else is."""
+        return LOOK_S if time.monotonic() < self._lively_until else None
+
+    def stats(self) -> InboxStats:
+        """Return what became of batches since the spool was opened."""
+        return InboxStats(
+            waiting=self._waiting,
+            problem=self._problem,
+            adopted_total=self._adopted,
+            messages_total=self._messages,
+            replayed_total=self._replayed,
+            refused_total=self._refused,
+        )
+
+    def run(self) -> None:
+        """Adopt what waits. Cost: the listing of a directory, where nothing does.
+
+        What fails is told by `stats`, and tried again by the next call.
+        """
+        with self._running:
+            problem = None
+            try:
+                stages = self._inbox.waiting()
+            except QflowError as error:
+                self._problem = str(error)
+                return
+            now = time.monotonic()
+            if stages or self._inbox.lively:
+                self._lively_until = now + LIVELY_S
+            if self._asking is not None and not stages:
+                self._give_up()  # it was withdrawn
+            left = len(stages)
+            failed: set[str] = set()
+            for waiting in stages:
+                if waiting.batch.query not in failed:
+                    problem_of_one = self._adopt(waiting)
+                    if problem_of_one is None:
+                        left -= 1
+                    else:
+                        problem = problem_of_one
+                        failed.add(waiting.batch.query)  # those behind it wait for it
+            self._waiting, self._problem = left, problem
+            if now >= self._sweep_at:
+                self._sweep_at = now + SWEEP_S
+                self._inbox.sweep(time.time())
+
+    def close(self) -> None:
+        """Reserve nothing any more."""
+        with self._running:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            self._room.give_up(asking)
+
+    def _adopt(self, waiting: Waiting) -> str | None:
+        """Adopt a stage, or set it aside; return why it waits, if it does."""
+        batch = waiting.batch
+        try:
+            with self._log.read() as txn:
+                known = sink_batches.read(txn, batch.query)
+            if batch.batch <= known.batch:
+                self._inbox.remove(waiting)
+                self._replayed += not waiting.taken  # else a crash came between the commit and the removal
+                return None
+        except CorruptionError as error:
+            return self._refuse(waiting, error)
+        except QflowError as error:
+            return str(error)
+        try:
+            manifest = self._inbox.take(waiting)
+            if manifest is not None:
+                self._commit_all(manifest, known)
+        except _NEVER as error:
+            return self._refuse(waiting, error)
+        except QflowError as error:
+            if not self._is_begun(waiting):
+                self._inbox.put_back(batch)  # who handed it in may take it back
+            return f"batch {batch.batch} of query {batch.query}: {error}"
+        if manifest is not None:
+            self._adopted += 1
+            try:
+                self._inbox.remove(waiting._replace(taken=True))
+            except QflowError as error:
+                return str(error)
+        return None
+
+    def _is_begun(self, waiting: Waiting) -> bool:
+        """Tell whether a part of a batch is in the log, or may be."""
+        try:
+            with self._log.read() as txn:
+                partial = sink_batches.read(txn, waiting.batch.query).partial
+        except QflowError:
+            return True
+        return partial is not None and partial.batch == waiting.batch.batch
+
+    def _refuse(self, waiting: Waiting, error: QflowError) -> str | None:
+        batch = waiting.batch
+        try:
+            aside = self._inbox.refuse(waiting, str(error))
+        except QflowError as failed:
+            return str(failed)
+        self._refused += 1
+        self._report(f"batch {batch.batch} of query {batch.query} was set aside in {aside}: {error}", 0)
+        return None
+
+    # Committing ------------------------------------------------------------------------------------------------------
+
+    def _commit_all(self, manifest: Manifest, known: Adopted) -> None:
+        """Commit what of a stage is not in the log yet.
+
+        Raises:
+            One of `_NEVER`: nothing more of it can be. QflowError: it may be tried again.
+        """
+        if manifest.uuid != self._uuid:
+            raise InvalidArgument(
+                f"it was made for the log {manifest.uuid}, and this one is {self._uuid}: the spool was made anew "
+                "since. Start the query anew"
+            )
+        begun = known.partial if known.partial is not None and known.partial.batch == manifest.batch.batch else None
+        done = 0 if begun is None else begun.messages
+        if begun is not None and begun.stage != manifest.token:
+            raise InvalidArgument(
+                f"the first {done:,} messages of this batch are in the log already, from another attempt at it that "
+                "was not finished, and nobody knows which of these they are. Start the query anew, from behind it"
+            )
+        if manifest.bytes > self._max_transaction_bytes:
+            for piece in self._inbox.pieces(manifest):  # none of several transactions is begun that a later one fails
+                piece.check()
+        load = Load(self._routing)
+        for piece in _skip(self._inbox.pieces(manifest), done):
+            if load.messages and load.bytes + piece.header.payload_bytes > self._max_transaction_bytes:
+                done += load.messages
+                partial = Partial(manifest.batch.batch, manifest.token, done)
+                self._commit(load, manifest, Adopted(known.batch, partial, manifest.once))
+                load = Load(self._routing)
+            load.add(piece.decode())
+        self._commit(load, manifest, Adopted(manifest.batch.batch, None, manifest.once))
+
+    def _commit(self, load: Load, manifest: Manifest, adopted: Adopted) -> None:
+        """Commit some messages with the record of how far their batch is then."""
+        puts = load.puts()
+        self._reserve(sum(map(put_charge, puts)))
+        rider = _Rider(with_arguments(self._write, manifest.batch.query, adopted))
+        parts = Parts([rider])  # type: ignore[list-item]
+        parts.puts += puts
+        begun: list[Partition] = []
+        try:
+            try:
+                for party, places in groupby(by_lane(load.steps)[1], party_of):
+                    assert party is not None
+                    self._together.prepare(list(places), 0, parts, False)
+            except QueueFull as error:
+                raise _Later(f"{error}") from error
+            for partition in load.lots:
+                begun.append(partition)
+                partition.begin_joining(parts)
+            entered = self._together.enter(parts)
+        except BaseException:
+            parts.withdraw()
+            raise
+        finally:
+            for partition in begun:
+                partition.end_joining(parts)
+        assert entered is not None, "the record of a batch is always logged"
+        unit, batch = entered
+        self._log.wait(batch)
+        if unit.error is not None:
+            raise again(unit.error)
+        self._messages += load.messages
+        parts.count_turned_away()
+        for put in parts.puts:
+            put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
+
+    def _write(self, query: str, adopted: Adopted, txn: Any) -> None:
+        """Write the record of a batch, in the transaction of its messages."""
+        now_ms = int(self._clock() * 1000)
+        sink_batches.write(txn, query, adopted._replace(at_ms=now_ms))
+        if adopted.once:  # who adds one that goes by itself has some old ones go
+            self._forgotten_to = sink_batches.forget(txn, now_ms, self._forgotten_to).position
+
+    def _reserve(self, amount: int) -> None:
+        """Reserve memory for messages on their way into streams, or stay in line for it.
+
+        Raises:
+            _Later: there is none yet; `wake` is called when there is.
+        """
+        if self._asking is not None and self._asking.amount != amount:
+            self._give_up()
+        if not amount:
+            return
+        asking = self._asking = self._asking or Asking(amount)
+        if self._room.try_reserve(asking, self._wake, may_work=True) is not None:
+            raise _Later("it waits for memory, which others have now")
+        self._asking = None
+
+
+class Load:
+    """Messages of blocks on their way to where their topics lead."""
+
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+        self.lots: dict[Partition, Lot] = {}
+        self.steps: list[Step] = []
+        """For queues."""
+        self.messages = self.bytes = 0
+
+    def add(self, block: Block) -> None:
+        """Add a block. Cost: 0.05 µs a message where its topics lead to the same streams of one partition; else 3.
+
+        Raises:
+            NotFound: nobody takes one of its topics. InvalidArgument: one of them is none.
+        """
+        names = block.names
+        routes = list(map(self._routing.route, names))
+        for name, route in zip(names, routes, strict=True):
+            if not route.streams and not route.queues:
+                raise NotFound(
+                    f"no stream takes topic {name!r}, and no queue is bound to it: declare a stream with topics that "
+                    "match it"
+                )
+        self.messages += block.header.count
+        self.bytes += block.header.payload_bytes
+        streams = routes[0].streams
+        topics = list(map(names.__getitem__, block.topics))
+        plain = not block.header.columns & KINDS
+        if all(route.streams == streams and not route.queues for route in routes) and _is_single(streams):
+            for stream in streams:
+                self._lot(stream.partitions[0], plain).add_all(block.records, topics)
+            return
+        for record, number, topic in zip(block.records, block.topics, topics, strict=True):
+            header_bytes, key = (
+                (record.header_bytes, record.key or None) if isinstance(record, Message) else (b"", None)
+            )
+            route = routes[number]
+            for stream in route.streams:
+                lot = self._lot(stream.partition_for(topic, key), plain)
+                lot.records.append(record)
+                lot.topics.append(topic)
+            if route.queues:
+                steps = self._routing.steps(topic, body_of(record), decode_headers(header_bytes), key)
+                self.steps += [step for step in steps if not step.queue.reserves_together]
+
+    def _lot(self, partition: Partition, plain: bool) -> Lot:
+        lot = self.lots.get(partition)
+        if lot is None:
+            lot = self.lots[partition] = Lot()
+        lot.plain &= plain
+        return lot
+
+    def puts(self) -> list[Any]:
+        """Return a put for each partition, which has reserved nothing yet.
+
+        Raises:
+            MessageTooLarge: one of the messages is.
+        """
+        return [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in self.lots.items()]
+
+
+def _skip(pieces: Iterator[Piece], messages: int) -> Iterator[Piece]:
+    """Leave out the first messages, which are whole blocks."""
+    for piece in pieces:
+        if messages:
+            messages -= piece.header.count
+            assert messages >= 0, "a part of a batch ends where a block does"
+        else:
+            yield piece
+
+
+def _is_single(streams: tuple[Stream, ...]) -> bool:
+    return all(len(stream.partitions) == 1 for stream in streams)
+
+
+class _Rider:
+    """The record of a batch, as `Together` takes what goes into its unit."""
+
+    depth = None
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        self.queue = self
+        self.writes = (write,)
+        self.unit: Unit | None = None
+
+    def settles(self) -> list[Any]:
+        """Nothing leaves a queue."""
+        return []
+
+    def committed(self, unit: Unit | None) -> None:
+        """Nothing: who waits for the unit looks at it."""
+
+    refused = committed
+
+    def give_up(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,28 @@
+"""Streams of a spool in Spark: `spark.read.format("qflow")`, `spark.readStream.format("qflow")`.
+
+from qflow.spark import session
+
+spark = session("planes")
+plants = spark.read.format("qflow").option("subscribe", "plants").load("/var/spool/plants")
+
+Needs the extra: `pip install "qflow[spark]"`, and a Java; see `session`. Spark finds the format by itself; `register`
+is for where it does not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qflow.spark.sessions import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register", "session"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("qflow")` known to a session that has not found it."""
+    from qflow.spark.source import QflowDataSource
+
+    spark.dataSource.register(QflowDataSource)

@@ -1,0 +1,149 @@
+"""A finished stage on its way into the log: handed in to the spool's owner, or adopted here where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from qflow.broker import open_broker
+from qflow.errors import QflowError, SpoolInUse, StorageError
+from qflow.spark import spools
+from qflow.storage import sink_batches, stages
+from qflow.storage.files import Files, owner_pid, storage_error
+from qflow.storage.sink_batches import Adopted
+from qflow.storage.stages import Manifest
+
+_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+"""Between two looks at what the owner has done: at first, and after a while."""
+_AGAIN_S = 0.5
+"""Before a spool that nobody owns is opened again, where the batch could not be adopted."""
+
+
+class Handover:
+    """One attempt at one batch, in the process that commits it."""
+
+    def __init__(self, spool: str, manifest: Manifest, timeout_s: float) -> None:
+        self._spool = spool
+        self._manifest = manifest
+        self._batch = manifest.batch
+        self._timeout_s = timeout_s
+        self._files = Files()
+        self._problem: str | None = None
+
+    def run(self) -> None:
+        """Return when the batch is in the log, by this attempt or one before.
+
+        Raises:
+            StorageError: it could not be handed in, or was refused, or was not adopted in time.
+            DiskFull, CorruptionError, NotFound: as `qflow.open`.
+        Cost: four syncs, and the commit.
+        """
+        if self._adopted().batch >= self._batch.batch:
+            self._sweep()
+            return
+        try:
+            stages.hand_in(self._files, self._spool, self._manifest)
+        except OSError as error:
+            raise storage_error(error, "hand a batch in", stages.handed_in(self._spool, self._batch)) from error
+        self._sweep()
+        self._wait()
+
+    def _sweep(self) -> None:
+        stages.remove_staged(self._files, self._spool, self._batch.query, up_to=self._batch.batch)
+
+    def _adopted(self) -> Adopted:
+        with spools.reading(self._spool, self._manifest.uuid) as txn:
+            return sink_batches.read(txn, self._batch.query)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = _PAUSE_S
+        before: Adopted | None = None
+        may_withdraw = self._manifest.once
+        while (adopted := self._adopted()).batch < self._batch.batch:
+            reason = stages.why_refused(self._files, self._spool, self._batch)
+            if reason is not None:
+                raise StorageError(
+                    f"the spool at {self._spool} did not take batch {self._batch.batch} of query {self._batch.query}: "
+                    f"{reason}. Nothing more of it is stored; it was set aside in "
+                    f"{stages.set_aside(self._spool, self._batch)}"
+                )
+            if adopted != before:  # a part of it, so it moves
+                before, deadline = adopted, time.monotonic() + self._timeout_s
+            if owner_pid(self._spool) is None and self._adopt_here():
+                continue
+            if time.monotonic() > deadline:
+                self._raise_in_vain(may_withdraw=may_withdraw)
+                may_withdraw, deadline = False, time.monotonic() + self._timeout_s
+            time.sleep(pause_s if self._problem is None else _AGAIN_S)
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+
+    def _raise_in_vain(self, *, may_withdraw: bool) -> None:
+        """Tell that it took too long; return, once, where it has been begun and may be done soon."""
+        in_vain = self._in_vain()
+        if not self._manifest.once:
+            raise StorageError(
+                f"{in_vain}. It waits in the inbox, and is adopted when that can be done; this query may be started "
+                "again at any time"
+            )
+        if not may_withdraw:
+            raise StorageError(
+                f"{in_vain}. It was begun and cannot be taken back: it is stored when that can be done, so do not "
+                "write it again"
+            )
+        if self._withdraw():
+            raise StorageError(f"{in_vain}. It was taken back, and nothing of it is stored")
+
+    def _withdraw(self) -> bool:
+        try:
+            return stages.withdraw(self._files, self._spool, self._batch, self._manifest.token)
+        except OSError as error:
+            raise storage_error(error, "take a batch back", stages.handed_in(self._spool, self._batch)) from error
+
+    def _adopt_here(self) -> bool:
+        """Own the spool for a moment, and adopt what waits; False: somebody came first, or something prevents it."""
+        self._problem = None
+        spools.let_go(self._spool)  # LMDB opens a file once a process
+        try:
+            with open_broker(self._spool) as broker:
+                broker.adoption.run()
+                found = broker.adoption.stats()
+        except SpoolInUse:
+            return False
+        except QflowError as error:
+            self._problem = str(error)
+            return False
+        self._problem = found.problem
+        return not found.waiting
+
+    def _in_vain(self) -> str:
+        pid = owner_pid(self._spool)
+        who = "nobody could" if pid is None else f"its owner, process {pid or 'unknown'}, did not"
+        why = self._problem if pid is None else self._problem_of_owner()
+        return (
+            f"batch {self._batch.batch} of query {self._batch.query} was handed in to the spool at {self._spool}, and "
+            f"{who} adopt it within {self._timeout_s:g} s{f' ({why})' if why else ''}"
+        )
+
+    def _problem_of_owner(self) -> str | None:
+        """Return what the owner says why a batch waits."""
+        try:
+            with open(os.path.join(self._spool, "stats.json"), "rb") as file:
+                problem = json.load(file)["inbox"]["problem"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return None if problem is None else str(problem)
+
+
+def discard(spool: str, batch: stages.Batch, token: str) -> None:
+    """Remove a stage that is not handed in.
+
+    Raises:
+        StorageError: it could not be removed.
+    """
+    path = stages.staged(spool, batch, token)
+    try:
+        stages.remove_tree(Files(), path)
+    except OSError as error:
+        raise storage_error(error, "remove what was written of a batch", path) from error

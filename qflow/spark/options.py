@@ -1,0 +1,273 @@
+"""The options of `format("qflow")` for reading: Kafka's names, and a few of our own. Every wrong one is a sentence."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from qflow.config import parse_size
+from qflow.errors import InvalidArgument
+from qflow.streams.topic_filter import check_filter
+
+EARLIEST, LATEST, COMMITTED, OFFSETS, TIMES = "earliest", "latest", "committed", "offsets", "times"
+_WORDS = (EARLIEST, LATEST, COMMITTED)
+NAMES = (
+    "path",
+    "subscribe",
+    "subscribePattern",
+    "queue",
+    "filter",
+    "group",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "failOnDataLoss",
+    "includeHeaders",
+)
+OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix|startingoffsetsbytimestampstrategy")
+"""What a job for Kafka may have set that has no meaning here, and does no harm."""
+_INSTEAD = {
+    "assign": "name streams with subscribe, and one partition's rows with .where('partition = 0')",
+    "minoffsetspertrigger": "wait for more with a longer trigger interval",
+    "maxtriggerdelay": "wait for more with a longer trigger interval",
+    "topic": "name streams with subscribe; topics are chosen with filter",
+    "topics": "name streams with subscribe; topics are chosen with filter",
+    "stream": "name streams with subscribe",
+}
+_ONLY_STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_ONLY_BATCH = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "queue")
+_LATEST_OFFSET, _EARLIEST_OFFSET = -1, -2
+"""Kafka's numbers for them, in the JSON of offsets."""
+
+
+@attrs.frozen
+class Bound:
+    """Where to begin or to end: a word, or numbers by stream and partition."""
+
+    kind: str
+    numbers: dict[str, dict[int, int]] = attrs.field(factory=dict)
+    """OFFSETS: where in each partition; TIMES: milliseconds since the epoch."""
+    time_ms: int | None = None
+    """TIMES: for every stream that is not named."""
+
+
+@attrs.frozen(kw_only=True)
+class ReadOptions:
+    """What a reader is asked for. For what the options mean see the table in the docs."""
+
+    path: str
+    streams: tuple[str, ...] | None
+    pattern: str | None
+    queue: str | None
+    filter: str
+    group: str | None
+    starting: Bound
+    ending: Bound
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+
+    def selects(self, name: str) -> bool:
+        """Tell whether a stream is one of those to be read."""
+        if self.streams is not None:
+            return name in self.streams
+        return self.pattern is not None and re.fullmatch(self.pattern, name) is not None
+
+
+def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
+    """Return the options of a reader.
+
+    Args:
+        streaming: whether it is one of a streaming query; None: not known yet.
+
+    Raises:
+        InvalidArgument: one of them makes no sense, or they do not go together.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    known = {name.lower(): name for name in NAMES}
+    for name in given:
+        if name not in known and not OF_KAFKA.fullmatch(name):
+            raise InvalidArgument(_unknown(name, known))
+    values = {known[name]: value for name, value in given.items() if name in known}
+    elsewhere = {None: (), False: _ONLY_STREAMING, True: _ONLY_BATCH}[streaming]
+    for wrong in sorted(set(elsewhere) & set(values)):
+        kind = "spark.read" if streaming else "spark.readStream"
+        raise InvalidArgument(f"option {wrong!r} is for {kind} only: leave it out")
+    one = [name for name in ("subscribe", "subscribePattern", "queue") if name in values]
+    if len(one) != 1:
+        raise InvalidArgument(
+            "say what to read with one of the options subscribe (names of streams), subscribePattern (a pattern of "
+            f"them) and queue (the name of a durable queue); {' and '.join(one) if one else 'none of them'} is given"
+        )
+    if "queue" in values:
+        _check_queue(values)
+    group = values.get("group")
+    if group is not None and not group.strip():
+        raise InvalidArgument("option 'group' is empty: give the group a name, or leave it out")
+    starting = _bound(values, "starting", EARLIEST if not streaming else LATEST)
+    if starting.kind == COMMITTED and group is None:
+        raise InvalidArgument("startingOffsets is 'committed': say whose with option 'group'")
+    ending = _bound(values, "ending", LATEST)
+    if ending.kind in (EARLIEST, COMMITTED):
+        raise InvalidArgument(f"endingOffsets cannot be {ending.kind!r}: leave it out for 'latest', or give offsets")
+    return ReadOptions(
+        path=parse_path(values),
+        streams=_names(values["subscribe"]) if "subscribe" in values else None,
+        pattern=_pattern(values.get("subscribePattern")),
+        queue=values.get("queue"),
+        filter=_parsed(values, "filter", check_filter, "#"),
+        group=group,
+        starting=starting,
+        ending=ending,
+        min_partitions=_count(values, "minPartitions"),
+        max_records_per_partition=_count(values, "maxRecordsPerPartition"),
+        max_offsets_per_trigger=_count(values, "maxOffsetsPerTrigger"),
+        max_bytes_per_trigger=_parsed(values, "maxBytesPerTrigger", _size, None),
+        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+        include_headers=_flag(values, "includeHeaders", default=False),
+    )
+
+
+def _unknown(name: str, known: dict[str, str]) -> str:
+    if name in _INSTEAD:
+        return f"format qflow has no option {name!r}: {_INSTEAD[name]}"
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {known[close[0]]!r}?" if close else f"there are: {', '.join(NAMES)}"
+    return f"format qflow has no option {name!r}; {hint}"
+
+
+def _check_queue(values: Mapping[str, str]) -> None:
+    for name in values:
+        if name not in ("path", "queue", "includeHeaders", "failOnDataLoss"):
+            raise InvalidArgument(f"option {name!r} is for streams, and does not go with option 'queue': leave it out")
+
+
+def parse_path(values: Mapping[str, str]) -> str:
+    """Return the absolute path of the spool."""
+    path = values.get("path", "").strip()
+    if not path:
+        raise InvalidArgument("say where the spool is: .load('/path/to/spool') or .option('path', '/path/to/spool')")
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", path)
+    if scheme is not None:
+        if scheme[1].lower() != "file":
+            raise InvalidArgument(
+                f"{path}: a spool lies on a local disk and cannot be read through {scheme[1]!r}: give the path of its "
+                "directory on the host where Spark runs"
+            )
+        path = "/" + path[scheme.end() :].lstrip("/")
+    return os.path.abspath(path)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    if not names:
+        raise InvalidArgument("option 'subscribe' is empty: name one or more streams, with commas between")
+    return names
+
+
+def _pattern(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise InvalidArgument(f"option 'subscribePattern' is {text!r}, no regular expression: {error}") from error
+    return text
+
+
+def _parsed(values: Mapping[str, str], name: str, parse_it: Callable[[str], Any], default: Any) -> Any:
+    if name not in values:
+        return default
+    try:
+        return parse_it(values[name])
+    except InvalidArgument as error:
+        raise InvalidArgument(f"option {name!r}: {error}") from error
+
+
+def _size(text: str) -> int:
+    size = parse_size(text, "a size")
+    if size < 1:
+        raise InvalidArgument(f"a size is at least 1, not {text!r}")
+    return size
+
+
+def _count(values: Mapping[str, str], name: str) -> int | None:
+    text = values.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\s*\d+\s*", text) or int(text) < 1:
+        raise InvalidArgument(f"option {name!r} is {text!r}: give a whole number, 1 or more")
+    return int(text)
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = values.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidArgument(f"option {name!r} is {values[name]!r}: give true or false")
+    return text == "true"
+
+
+def _bound(values: Mapping[str, str], which: str, default: str) -> Bound:
+    names = [f"{which}Timestamp", f"{which}OffsetsByTimestamp", f"{which}Offsets"]
+    given = [name for name in names if name in values]
+    if len(given) > 1:
+        raise InvalidArgument(f"{given[0]} and {given[1]} say the same in two ways: leave one of them out")
+    if not given:
+        return Bound(default)
+    (name,) = given
+    text = values[name].strip()
+    if name == names[0]:
+        if not re.fullmatch(r"\d+", text):
+            raise InvalidArgument(f"option {name!r} is {text!r}: give milliseconds since 1970 (UTC)")
+        return Bound(TIMES, time_ms=int(text))
+    if name == names[2] and text.lower() in _WORDS:
+        return Bound(text.lower())
+    if name == names[2] and not text.startswith("{"):
+        raise InvalidArgument(
+            f"option {name!r} is {text!r}: give earliest, latest, committed, or offsets such as "
+            '{"stream":{"0":23,"1":-2}}, where -2 is earliest and -1 latest'
+        )
+    return Bound(TIMES if name == names[1] else OFFSETS, _numbers(text, name))
+
+
+def _numbers(text: str, name: str) -> dict[str, dict[int, int]]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"option {name!r} is no JSON ({error}): {text}") from error
+    wrong = InvalidArgument(
+        f'option {name!r} is {text}: give a number for each partition of each stream, such as {{"stream":{{"0":23}}}}'
+    )
+    if not isinstance(found, dict) or not all(isinstance(parts, dict) for parts in found.values()):
+        raise wrong
+    least = 0 if "Timestamp" in name else _EARLIEST_OFFSET
+    for parts in found.values():
+        for number, value in parts.items():
+            if not (isinstance(number, str) and number.isdecimal()) or type(value) is not int or value < least:
+                raise wrong
+    return {stream: {int(number): value for number, value in parts.items()} for stream, parts in found.items()}
+
+
+def is_earliest(offset: int) -> bool:
+    """Tell whether an offset of `Bound.numbers` stands for the first there is."""
+    return offset == _EARLIEST_OFFSET
+
+
+def is_latest(offset: int) -> bool:
+    """Tell whether an offset of `Bound.numbers` stands for the end."""
+    return offset == _LATEST_OFFSET

@@ -1,0 +1,206 @@
+"""Arrow record batches made into blocks, as columns into columns: rows that are to be published.
+
+Values are the payload as they lie in Arrow's buffer, and lengths and topics are columns of the block. Rows with a key
+or headers are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from qflow.errors import InvalidArgument
+from qflow.message import HeaderValue, Message, Record, encode_headers
+from qflow.routing import check_key
+from qflow.spark.takers import Takers, too_large
+from qflow.storage import blocks
+from qflow.storage.stages import StageWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_NUMBER = np.dtype("<u4")
+_TEXT = ("binary", "string")
+_HEADERS = "array<struct<key:string,value:binary>>"
+Array = np.ndarray[Any, Any]
+
+
+def check_columns(schema: StructType, topic: str | None) -> dict[str, int]:
+    """Return which columns of a data frame are written, by name, after looking at their types; others are left out.
+
+    Raises:
+        InvalidArgument: one is missing, or has another type.
+    """
+    wanted = {"key": _TEXT, "value": _TEXT, "topic": ("string",), "headers": (_HEADERS,)}
+    found: dict[str, int] = {}
+    for number, field in enumerate(schema.fields):
+        name = field.name.lower()
+        if name not in wanted or (name == "topic" and topic is not None):
+            continue
+        if name in found:
+            raise InvalidArgument(f"the data frame has two columns {name!r}: rename or drop one of them")
+        type_ = field.dataType.simpleString()
+        if type_ not in wanted[name]:
+            raise InvalidArgument(
+                f"column {field.name!r} is {type_}, and must be {' or '.join(wanted[name])} to be written: cast it"
+            )
+        found[name] = number
+    if "value" not in found:
+        raise InvalidArgument(
+            f"there is no column 'value' (there are: {', '.join(schema.fieldNames()) or 'none'}), and it is what "
+            "becomes the body of a message: make one, for example with to_json(struct('*')).alias('value')"
+        )
+    if "topic" not in found and topic is None:
+        raise InvalidArgument(
+            "say where the rows are published: with a column 'topic', or .option('topic', 'plant/1/heat') for all"
+        )
+    return found
+
+
+class Outgoing:
+    """Checks rows and adds them to a stage."""
+
+    def __init__(self, columns: dict[str, int], topic: str | None, takers: Takers) -> None:
+        """`columns`: what `check_columns` returned."""
+        self._columns = columns
+        self._topic = topic
+        self._takers = takers
+        self._rooms: dict[str, int] = {}
+
+    def add(self, batch: pa.RecordBatch, writer: StageWriter) -> None:
+        """Add rows. Cost: 0.1 µs a row; 4 with keys or headers.
+
+        Raises:
+            InvalidArgument: a value or a topic is null, or a topic, key or header is none of ours.
+            NotFound: nobody takes a topic. MessageTooLarge: a row is.
+        """
+        values = self._column(batch, "value")
+        assert values is not None
+        if values.null_count:
+            raise InvalidArgument(
+                "a row has null in column 'value', and a message has a body: leave such rows out with .where('value is "
+                "not null'), or give them one with coalesce"
+            )
+        names, numbers = self._topics(batch)
+        rooms = np.fromiter(map(self._room, names), np.int64, len(names))
+        keys, headers = self._column(batch, "key"), self._column(batch, "headers")
+        if (keys is None or keys.null_count == len(keys)) and (headers is None or headers.null_count == len(headers)):
+            self._add_plain(values, names, numbers, rooms, writer)
+        else:
+            self._add_messages(values, keys, headers, names, numbers, rooms, writer)
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
+        number = self._columns.get(name)
+        if number is None:
+            return None
+        column = batch.column(number)
+        return column if name in ("topic", "headers") else column.cast(pa.binary())
+
+    def _topics(self, batch: pa.RecordBatch) -> tuple[list[str], Array | None]:
+        """Return the distinct topics, and which each row has; None where all have the one."""
+        column = self._column(batch, "topic")
+        if column is None:
+            assert self._topic is not None
+            return [self._topic], None
+        if column.null_count:
+            raise InvalidArgument(
+                "a row has null in column 'topic': fill it, or say one for all with .option('topic', ...)"
+            )
+        encoded = column.dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        return names, encoded.indices.to_numpy(zero_copy_only=False) if len(names) > 1 else None
+
+    def _room(self, topic: str) -> int:
+        room = self._rooms.get(topic)
+        if room is None:
+            room = self._rooms[topic] = self._takers.room(topic)
+        return room
+
+    def _add_plain(
+        self, values: pa.Array, names: list[str], numbers: Array | None, rooms: Array, writer: StageWriter
+    ) -> None:
+        _, offsets_buffer, data_buffer = values.buffers()
+        offsets = np.frombuffer(offsets_buffer, np.int32, len(values) + 1, 4 * values.offset)
+        data = memoryview(data_buffer if data_buffer is not None else b"").cast("B")
+        lengths = np.diff(offsets).astype(_NUMBER)
+        _check_sizes(lengths, names, numbers, rooms)
+        for part in blocks.split(lengths.tolist()):
+            start, stop = part.start, part.stop
+            of_block, which = _names_of(names, numbers, part)
+            payload = data[offsets[start] : offsets[stop]]
+            column = lengths[part].tobytes()
+            block = blocks.encode_columns(writer.key, column, payload, names=of_block, topics=which)
+            writer.add(block, stop - start, len(payload))
+
+    def _add_messages(
+        self,
+        values: pa.Array,
+        keys: pa.Array | None,
+        headers: pa.Array | None,
+        names: list[str],
+        numbers: Array | None,
+        rooms: Array,
+        writer: StageWriter,
+    ) -> None:
+        nothing = [None] * len(values)
+        records = list(
+            map(
+                _record,
+                values.to_pylist(),
+                nothing if keys is None else keys.to_pylist(),
+                nothing if headers is None else headers.to_pylist(),
+            )
+        )
+        sizes = list(map(len, records))
+        _check_sizes(np.array(sizes), names, numbers, rooms)
+        topics = names * len(records) if numbers is None else list(map(names.__getitem__, numbers.tolist()))
+        for part in blocks.split(sizes):
+            block = blocks.encode(writer.key, records[part], sizes=sizes[part], topics=topics[part])
+            writer.add(block, part.stop - part.start, sum(sizes[part]))
+
+
+def _names_of(names: list[str], numbers: Array | None, part: slice) -> tuple[list[str], bytes]:
+    """Return the distinct topics of some rows, and which of those each has."""
+    if numbers is None:
+        return names, bytes(4 * (part.stop - part.start))
+    used, which = np.unique(numbers[part], return_inverse=True)
+    return list(map(names.__getitem__, used.tolist())), which.astype(_NUMBER).tobytes()
+
+
+def _check_sizes(sizes: Array, names: list[str], numbers: Array | None, rooms: Array) -> None:
+    if int(sizes.max()) <= int(rooms.min()):
+        return
+    of_rows = np.broadcast_to(rooms, sizes.shape) if numbers is None else rooms[numbers]
+    for row in np.flatnonzero(sizes > of_rows)[:1].tolist():
+        name = names[0 if numbers is None else int(numbers[row])]
+        raise too_large(name, int(sizes[row]), int(of_rows[row]))
+
+
+def _record(body: bytes, key: bytes | None, headers: Sequence[dict[str, Any]] | None) -> Record:
+    if key is None and not headers:
+        return body
+    check_key(key)
+    return Message(body, encode_headers(_header_values(headers or ())), key=key or b"")
+
+
+def _header_values(headers: Sequence[dict[str, Any]]) -> dict[str, HeaderValue]:
+    """Return Kafka's headers as ours: text by name."""
+    found: dict[str, HeaderValue] = {}
+    for header in headers:
+        name, value = (header["key"], header["value"]) if header is not None else (None, None)
+        if name is None:
+            raise InvalidArgument("a row has a header without a name: give it one, or leave it out")
+        if name in found:
+            raise InvalidArgument(
+                f"a row has two headers {name!r}, and a message has one of each name: join their values"
+            )
+        try:
+            found[name] = None if value is None else value.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(
+                f"header {name!r} of a row is not UTF-8, and headers are text: encode it, for example with base64"
+            ) from error
+    return found

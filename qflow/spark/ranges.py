@@ -1,0 +1,204 @@
+"""What is to be read, as ranges of offsets: where bounds lie, and how ranges are cut into tasks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound
+from qflow.message import LANE_SHIFT
+from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadOptions, is_earliest, is_latest
+from qflow.spark.spools import SpoolState, StreamState
+from qflow.storage import partitions
+from qflow.storage.block_log import scan
+from qflow.storage.groups import committed_of
+
+_logger = logging.getLogger("qflow.spark")
+
+LEAST_TASK_BYTES, MOST_TASK_BYTES = 16 * 2**20, 2**30
+"""What a task reads, about, where nothing else is said: between those, so that every processor has one. Few large ones
+are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
+
+Offsets = dict[str, dict[int, int]]
+"""By stream and partition."""
+
+
+class Range(InputPartition):
+    """Offsets [start, end) of one partition of a stream: what one task reads."""
+
+    def __init__(self, uuid: str, stream: str, owner: int, partition: int, start: int, end: int) -> None:
+        self.uuid = uuid
+        self.stream = stream
+        self.owner = owner
+        self.partition = partition
+        self.start = start
+        self.end = end
+
+
+def selected(state: SpoolState, options: ReadOptions) -> list[StreamState]:
+    """Return the streams to be read, by name.
+
+    Raises:
+        NotFound: one that was named is not there. CorruptionError: one cannot be read.
+    """
+    for name in options.streams or ():
+        if name not in state.streams:
+            names = ", ".join(map(repr, sorted(state.streams))) or "none"
+            raise NotFound(
+                f"there is no stream {name!r} in {options.path}; there are: {names}. (subscribe names streams; topics "
+                "are chosen with filter)"
+            )
+    found = [state.streams[name] for name in sorted(state.streams) if options.selects(name)]
+    for stream in found:
+        if not stream.rows:
+            raise CorruptionError(f"the rows of stream {stream.name!r} are damaged: see `qflow check {options.path}`")
+    return found
+
+
+def resolve(
+    txn: Any, bound: Bound, which: str, streams: list[StreamState], committed: Mapping[str, Mapping[int, int]]
+) -> Offsets:
+    """Return where a bound lies in each partition.
+
+    Args:
+        which: the option's name, for errors.
+        committed: of the group, where it is known.
+
+    Raises:
+        InvalidArgument: the bound names what is not there, or leaves out what is.
+    """
+    names = {stream.name for stream in streams}
+    for name in bound.numbers:
+        if name not in names:
+            raise InvalidArgument(f"{which} names stream {name!r}, which is not read: leave it out, or subscribe to it")
+    for stream in streams:
+        _check_complete(bound, which, stream)
+    return {
+        stream.name: {
+            number: _resolve_one(txn, bound, which, stream, number, committed.get(stream.name, {}).get(number))
+            for number in range(len(stream.rows))
+        }
+        for stream in streams
+    }
+
+
+def _check_complete(bound: Bound, which: str, stream: StreamState) -> None:
+    """See that a number is given for each partition of a stream, where numbers are given."""
+    if bound.time_ms is not None or bound.kind in (EARLIEST, LATEST, COMMITTED):
+        return
+    given, there = set(bound.numbers.get(stream.name, {})), set(range(len(stream.rows)))
+    if given != there:
+        what = f"{which} {'names' if given - there else 'leaves out'} partition {min(given ^ there)}"
+        raise InvalidArgument(
+            f"{what} of stream {stream.name!r}: give a number for each of its partitions, 0 to {len(there) - 1}"
+        )
+
+
+def _resolve_one(txn: Any, bound: Bound, which: str, stream: StreamState, number: int, committed: int | None) -> int:
+    first, end = stream.bounds(number)
+    if bound.kind == EARLIEST or (bound.kind == COMMITTED and committed is None):
+        return first
+    if bound.kind == LATEST:
+        return end
+    if bound.kind == COMMITTED:
+        assert committed is not None
+        return committed
+    if bound.kind == TIMES:
+        time_ms = bound.numbers.get(stream.name, {}).get(number, bound.time_ms)
+        assert time_ms is not None
+        row = stream.rows[number]
+        return partitions.find_time(txn, stream.owner, number, row, row.next, time_ms) - (number << LANE_SHIFT)
+    offset = bound.numbers[stream.name][number]
+    if is_earliest(offset):
+        return first
+    if is_latest(offset):
+        return end
+    if offset > end:
+        raise InvalidArgument(
+            f"{which}: offset {offset} is past the end of stream {stream.name!r}, partition {number}: the next message "
+            f"gets {end}"
+        )
+    return offset
+
+
+def committed(options: ReadOptions, state: SpoolState, streams: list[StreamState]) -> Offsets:
+    """Return where the group of `startingOffsets` has come to, if that is asked for."""
+    if options.starting.kind != COMMITTED or options.group is None:
+        return {}
+    known = committed_of(options.path, options.group, state.uuid)
+    return {stream.name: known.get(stream.owner, {}) for stream in streams}
+
+
+def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool) -> int:
+    """Return where to begin in a partition whose first offset is `first`.
+
+    Raises:
+        GapError: retention took what was to be read, and that is to be an error.
+    """
+    if start >= first:
+        return start
+    text = (
+        f"stream {stream!r}, partition {number}: offsets {start} to {first - 1} are gone, retention took them before "
+        "this query has read them"
+    )
+    if fail:
+        raise GapError(
+            f"{text}. Set option failOnDataLoss to false to go on behind them; to have retention wait for the query, "
+            "give it a group",
+            partition=number,
+            first=start,
+            end=first,
+        )
+    _logger.warning("%s; it goes on behind them, for failOnDataLoss is false", text)
+    return first
+
+
+def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], options: ReadOptions) -> list[Range]:
+    """Cut (stream, partition, start, end) into what tasks read, in order; empty ranges make no task.
+
+    By default into one for each processor of this host, for it is they who read. Tasks end where blocks do, so that
+    none is read twice, unless it was said how many there are to be, or how long.
+    """
+    ranges = [one for one in ranges if one[2] < one[3]]
+    sizes = [_bytes_in(*one) for one in ranges]
+    task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // (os.cpu_count() or 1) + 1))
+    total = sum(end - start for _, _, start, end in ranges)
+    found: list[Range] = []
+    for (stream, number, start, end), size in zip(ranges, sizes, strict=True):
+        count = end - start
+        if options.max_records_per_partition is not None:
+            step = options.max_records_per_partition
+            cuts = list(range(start + step, end, step))
+        else:
+            tasks = max(1, round(size / task_bytes))
+            if options.min_partitions is not None:
+                tasks = max(1, -(-options.min_partitions * count // total))
+            tasks = min(tasks, count)
+            cuts = [start + count * task // tasks for task in range(1, tasks)]
+            if options.min_partitions is None:
+                cuts = sorted(set(_at_blocks(txn, stream, number, cuts, start)))
+        edges = [start, *cuts, end]
+        found += [Range(uuid, stream.name, stream.owner, number, low, high) for low, high in pairwise(edges)]
+    return found
+
+
+def _bytes_in(stream: StreamState, number: int, start: int, end: int) -> int:
+    """Return about how many bytes a range holds."""
+    row = stream.rows[number]
+    return row.bytes * (end - start) // max(1, row.messages)
+
+
+def _at_blocks(txn: Any, stream: StreamState, number: int, cuts: list[int], start: int) -> Iterator[int]:
+    """Yield where the block begins that holds each of some offsets, if that is behind the start."""
+    base = number << LANE_SHIFT
+    for offset in cuts:
+        for key, _ in scan(txn, stream.owner, number, base + offset, base + offset + 1):
+            first = int.from_bytes(key[-8:], "big") - base
+            if first > start:
+                yield first
+            break

@@ -1,0 +1,92 @@
+"""What a task does: reads a range of a stream, in record batches. In Spark's workers, beside the owner of the spool."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import attrs
+import pyarrow as pa
+
+from qflow.errors import CorruptionError
+from qflow.message import LANE_SHIFT
+from qflow.spark.ranges import Range, check_floor
+from qflow.spark.record_batches import BatchMaker, joined
+from qflow.spark.schema import Column, arrow_schema
+from qflow.spark.spools import reading
+from qflow.storage import block_log, column_pieces, recovery
+from qflow.streams.interest import Interest
+
+_logger = logging.getLogger("qflow.spark")
+
+BATCH_BYTES, BATCH_MESSAGES = 2 * 2**20, 64 * 1024
+"""A record batch holds so much, about."""
+_LEAST_BYTES, _LEAST_ROWS = BATCH_BYTES // 2, 4096
+"""What a filter leaves is gathered until there is so much."""
+
+
+@attrs.frozen
+class Request:
+    """What all tasks of a query read alike. Pickled to Spark's workers."""
+
+    spool: str
+    filter: str
+    columns: Sequence[Column]
+    fail_on_data_loss: bool
+
+
+def read_range(request: Request, part: Range) -> Iterator[pa.RecordBatch]:
+    """Yield what a range holds of the wanted topics, in order; each batch in a transaction of its own.
+
+    Raises:
+        GapError: retention took some of it. CorruptionError: some of it is damaged. Unless they are to be left out.
+        NotFound, StorageError: the spool cannot be seen from here, or is another one.
+    Cost: 0.2 µs a message of 100 bytes; with a filter, only blocks are read that hold a match.
+    """
+    batches = _batches(request, part)
+    return batches if request.filter == "#" else joined(batches, _LEAST_BYTES, _LEAST_ROWS)
+
+
+def _batches(request: Request, part: Range) -> Iterator[pa.RecordBatch]:
+    base = part.partition << LANE_SHIFT
+    position, end = base + part.start, base + part.end
+    maker = BatchMaker(arrow_schema(request.columns), part.partition, base)
+    interest = None if request.filter == "#" else Interest(request.filter, part.owner, _leave_to_check)
+    while position < end:
+        with reading(request.spool, part.uuid, buffers=True) as txn:
+            floor = _floor(txn, request, part)
+            if floor > position:
+                lost_to = min(floor, end) - base
+                position = base + check_floor(
+                    part.stream, part.partition, position - base, lost_to, fail=request.fail_on_data_loss
+                )
+                continue
+            found = column_pieces.read(
+                txn, part.owner, part.partition, position, end, BATCH_BYTES, interest, BATCH_MESSAGES
+            )
+            batch = maker.make(found.pieces) if found.pieces else None  # copied from the map into its columns, once
+        if found.hole is not None:
+            _miss(request, part, found.hole.start - base, found.hole.end - base, found.hole.problem)
+        if batch is not None:
+            yield batch
+        position = found.position
+
+
+def _floor(txn: object, request: Request, part: Range) -> int:
+    """Return the first sequence that is retained; behind all, where the stream was deleted."""
+    if not recovery.is_there(txn, part.owner):
+        return 2**64
+    return block_log.read_row(txn, part.owner, part.partition).floor
+
+
+def _miss(request: Request, part: Range, start: int, end: int, problem: str) -> None:
+    text = f"stream {part.stream!r}, partition {part.partition}: offsets {start} to {end - 1} cannot be read: {problem}"
+    if request.fail_on_data_loss:
+        raise CorruptionError(
+            f"{text}. See `qflow check {request.spool}`; set option failOnDataLoss to false to go on behind them"
+        )
+    _logger.warning("%s; it goes on behind them, for failOnDataLoss is false", text)
+
+
+def _leave_to_check(_problem: str) -> None:
+    """Damage of an index costs time, not messages: `qflow check` names it."""

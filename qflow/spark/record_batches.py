@@ -1,0 +1,231 @@
+"""Blocks of the log made into Arrow record batches, as columns into columns.
+
+Lengths become offsets, payloads are laid one behind the other and are the values: per message there is only C at work.
+Messages with a key or headers have something before the body, which is cut away; their blocks cost more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from qflow.errors import CorruptionError
+from qflow.message import Message, Record, decode_headers
+from qflow.spark.schema import LOG_APPEND_TIME, headers_type
+from qflow.storage.column_pieces import ColumnPiece
+
+HEADERS = headers_type()
+_NUMBER = np.dtype("<u4")
+Array = Any
+Chunk = bytes | memoryview
+
+
+def _part(column: memoryview, piece: ColumnPiece) -> memoryview:
+    """Return a column of a block, of the messages that were asked for."""
+    if piece.high - piece.low == piece.columns.header.count:
+        return column
+    return column[4 * piece.low : 4 * piece.high]
+
+
+def _numbers(pieces: Sequence[ColumnPiece], name: str) -> Array:
+    """Return a column of some pieces; zeros where a block has none."""
+    columns = ((piece, getattr(piece.columns, name)) for piece in pieces)
+    return np.frombuffer(
+        b"".join(bytes(4 * piece.messages) if column is None else _part(column, piece) for piece, column in columns),
+        _NUMBER,
+    )
+
+
+class _Bodies:
+    """Keys, bodies and headers of some pieces: bodies as lengths and bytes, the others as they are."""
+
+    def __init__(self, pieces: Sequence[ColumnPiece]) -> None:
+        self.keys: list[pa.Array] = []
+        self.headers: list[pa.Array] = []
+        self.lengths: list[Array] = []
+        self.chunks: list[Chunk] = []
+        for plain, group in groupby(pieces, _is_plain):
+            if plain:
+                self._add_plain(list(group))
+            else:
+                for piece in group:
+                    self._take_apart(piece)
+
+    def _add_plain(self, pieces: list[ColumnPiece]) -> None:
+        """Add blocks whose messages are bodies and nothing else."""
+        lengths = _numbers(pieces, "lengths")
+        starts = [0, *accumulate(piece.messages for piece in pieces)]
+        sizes = np.add.reduceat(lengths, starts[:-1], dtype=np.int64).tolist()
+        for piece, size in zip(pieces, sizes, strict=True):
+            payload = piece.columns.payload
+            if piece.messages < piece.columns.header.count:
+                start = int(np.frombuffer(piece.columns.lengths, _NUMBER, piece.low).sum(dtype=np.int64))
+                payload = payload[start : start + size]
+            if len(payload) != size:
+                raise _torn(piece)
+            self.chunks.append(payload)
+        self.lengths.append(lengths)
+        self.keys.append(pa.nulls(len(lengths), pa.binary()))
+        self.headers.append(pa.nulls(len(lengths), HEADERS))
+
+    def _take_apart(self, piece: ColumnPiece) -> None:
+        """Look at messages one by one. Cost: 2 µs each."""
+        ends = np.cumsum(np.frombuffer(piece.columns.lengths, _NUMBER), dtype=np.int64).tolist()
+        if ends[-1] != len(piece.columns.payload):
+            raise _torn(piece)
+        payload = bytes(piece.columns.payload)
+        keys: list[bytes | None] = []
+        headers: list[Any] = []
+        chunks: list[Chunk] = []
+        kinds = np.frombuffer(piece.columns.kinds, _NUMBER).tolist()
+        for index in range(piece.low, piece.high):
+            record: Record = payload[ends[index - 1] if index else 0 : ends[index]]
+            if kinds[index]:
+                record = piece.fetched[index] if index in piece.fetched else Message.unpack(record)
+            if isinstance(record, Message):
+                keys.append(record.key or None)
+                headers.append(header_list(record.header_bytes))
+                chunks.append(memoryview(record)[record.body_offset :])
+            else:
+                keys.append(None)
+                headers.append(None)
+                chunks.append(record)
+        self.keys.append(pa.array(keys, pa.binary()))
+        self.headers.append(pa.array(headers, HEADERS))
+        self.lengths.append(np.fromiter(map(len, chunks), _NUMBER, len(chunks)))
+        self.chunks += chunks
+
+
+def _is_plain(piece: ColumnPiece) -> bool:
+    kinds = piece.columns.kinds
+    return kinds is None or not any(_part(kinds, piece))
+
+
+def _torn(piece: ColumnPiece) -> CorruptionError:
+    return CorruptionError(f"block {piece.columns.header.key}: the lengths of the messages do not add up")
+
+
+def header_list(header_bytes: bytes) -> list[tuple[str, bytes | None]] | None:
+    """Return headers as Kafka has them: text as its bytes, numbers and flags as JSON writes them."""
+    if not header_bytes:
+        return None
+    return [
+        (name, None if value is None else (value if isinstance(value, str) else json.dumps(value)).encode())
+        for name, value in decode_headers(header_bytes).items()
+    ]
+
+
+def _binary(lengths: Sequence[Array], chunks: Iterable[Chunk]) -> pa.Array:
+    """Return an array of values, given as their lengths and all their bytes."""
+    count = sum(map(len, lengths))
+    offsets: Array = np.zeros(count + 1, np.int32)
+    np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), _laid_out(chunks, int(offsets[-1]))])
+
+
+def _laid_out(chunks: Iterable[Chunk], size: int) -> pa.Buffer:
+    """Return chunks of so many bytes, one behind the other, in memory of Arrow's: it is used again and again."""
+    buffer = pa.allocate_buffer(size)
+    room = memoryview(buffer).cast("B")
+    position = 0
+    for chunk in chunks:
+        room[position : (position := position + len(chunk))] = chunk
+    return buffer
+
+
+class BatchMaker:
+    """Makes record batches of one partition. `schema` is that of `schema.arrow_schema`."""
+
+    def __init__(self, schema: pa.Schema, partition: int, first_sequence: int) -> None:
+        """`first_sequence` is that of offset 0."""
+        self.schema = schema
+        self._partition = partition
+        self._base = first_sequence
+        self._needs_bodies = bool({"key", "value", "headers"} & set(schema.names))
+
+    def make(self, pieces: list[ColumnPiece]) -> pa.RecordBatch:
+        """Return the messages of some pieces that are wanted. Cost: 10 µs a block, and what copying it takes."""
+        count = sum(piece.messages for piece in pieces)
+        bodies = _Bodies(pieces if self._needs_bodies else ())
+        columns = [self._column(name, pieces, bodies, count) for name in self.schema.names]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        if any(piece.chosen is not None for piece in pieces):
+            return batch.filter(pa.array(np.concatenate([_wanted(piece) for piece in pieces])))
+        return batch
+
+    def _column(self, name: str, pieces: list[ColumnPiece], bodies: _Bodies, count: int) -> pa.Array:
+        match name:
+            case "key":
+                return _concatenated(bodies.keys)
+            case "value":
+                return _binary(bodies.lengths, bodies.chunks)
+            case "topic":
+                return _topics(pieces)
+            case "partition":
+                return pa.array(np.full(count, self._partition, np.int32))
+            case "offset":
+                return _offsets(pieces, self._base, count)
+            case "timestamp":
+                return _times(pieces)
+            case "timestampType":
+                return pa.array(np.full(count, LOG_APPEND_TIME, np.int32))
+            case "headers":
+                return _concatenated(bodies.headers)
+        raise AssertionError(name)
+
+
+def _concatenated(parts: list[pa.Array]) -> pa.Array:
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+def _topics(pieces: list[ColumnPiece]) -> pa.Array:
+    names: list[bytes] = []
+    bases: list[int] = []
+    base = following = 0
+    for piece in pieces:
+        if not names or piece.columns.names != names[-1]:
+            names.append(piece.columns.names)
+            base, following = following, following + 1 + names[-1].count(0)
+        bases.append(base)
+    numbers = _numbers(pieces, "topics") + np.repeat(bases, [piece.messages for piece in pieces])
+    return pa.array(b"\0".join(names).decode().split("\0"), pa.string()).take(pa.array(numbers))
+
+
+def _offsets(pieces: list[ColumnPiece], base: int, count: int) -> pa.Array:
+    if pieces[-1].end - pieces[0].first == count:
+        return pa.array(np.arange(pieces[0].first - base, pieces[-1].end - base))
+    return pa.array(np.concatenate([np.arange(piece.first - base, piece.end - base) for piece in pieces]))
+
+
+def _times(pieces: list[ColumnPiece]) -> pa.Array:
+    starts = np.array([piece.columns.header.time_ms for piece in pieces], np.int64)
+    times = _numbers(pieces, "times") + np.repeat(starts, [piece.messages for piece in pieces])
+    return pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(times), [None, pa.py_buffer(times * 1000)])
+
+
+def _wanted(piece: ColumnPiece) -> Array:
+    if piece.chosen is None:
+        return np.ones(piece.messages, np.bool_)
+    return np.array(piece.chosen, np.bool_)[_numbers([piece], "topics")]
+
+
+def joined(batches: Iterable[pa.RecordBatch], least_bytes: int, least_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches that are not small, and none that is empty."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= least_rows or size >= least_bytes:
+            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)

@@ -1,0 +1,179 @@
+"""`df.write.format("qflow")` and `df.writeStream.format("qflow")`: rows published into a spool, each batch once.
+
+    write    each task checks its rows and writes them to a file of its own, in a stage of the batch, synced
+    commit   the files of the tasks that count are handed in together, and it is waited until they are in the log
+    abort    the stage is removed
+
+A batch is known by the id of its query, which lies in the checkpoint, and its number. The owner of the spool, or where
+there is none this sink itself, puts it into the log in one transaction with the record that it is there; see
+`qflow.adoption`. A batch that is repeated after a crash is found there, and is not stored again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import attrs
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from qflow.errors import InvalidArgument
+from qflow.spark import spools
+from qflow.spark.handover import Handover, discard
+from qflow.spark.outgoing import Outgoing, check_columns
+from qflow.spark.takers import Takers
+from qflow.spark.words import plainly
+from qflow.spark.write_options import WriteOptions
+from qflow.storage import recovery, stages
+from qflow.storage.files import Files, storage_error
+from qflow.storage.stages import Batch, Manifest, StageFile, StageWriter, check_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Properties of a task that Spark sets for those of a streaming query."""
+
+
+@attrs.frozen
+class Staged(WriterCommitMessage):
+    """What one task has written, as told to whoever commits."""
+
+    batch: Batch
+    token: str
+    uuid: str
+    file: StageFile | None
+    """None: it had no rows."""
+
+
+class _Writer:
+    """What both writers are made of; pickled from the driver to the tasks."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        """Look whether rows of this schema can go where the options say."""
+        self._options = options
+        self._columns = check_columns(schema, options.topic)
+        found = spools.look(options.path)
+        takers = Takers(found.found, options.path, options.stream)
+        if options.topic is not None:
+            takers.room(options.topic)
+        self._uuid = found.uuid
+        self._token = uuid4().hex
+
+    def _stage(self, iterator: Iterator[pa.RecordBatch], batch: Batch) -> Staged:
+        """Write the rows of one task to a file. One sync."""
+        path = self._options.path
+        with spools.reading(path, self._uuid) as txn:
+            found = recovery.read(txn, path)
+        outgoing = Outgoing(self._columns, self._options.topic, Takers(found, path, self._options.stream))
+        directory = stages.staged(path, batch, self._token)
+        writer: StageWriter | None = None
+        with _as_sentences(directory):
+            try:
+                for rows in iterator:
+                    if rows.num_rows:
+                        if writer is None:
+                            writer = StageWriter(Files(), directory, _file_name())
+                        outgoing.add(rows, writer)
+                file = None if writer is None else writer.finish()
+            except BaseException:
+                if writer is not None:
+                    writer.discard()
+                raise
+        return Staged(batch, self._token, self._uuid, file)
+
+    def _hand_over(self, messages: list[WriterCommitMessage | None], *, once: bool) -> None:
+        found = [message for message in messages if isinstance(message, Staged)]
+        files = tuple(message.file for message in found if message.file is not None)
+        if files:
+            batch, token, uuid, _ = attrs.astuple(found[0], recurse=False)
+            manifest = Manifest(batch=batch, token=token, uuid=uuid, once=once, files=files)
+            Handover(self._options.path, manifest, self._options.commit_timeout_s).run()
+
+    def _discard(self, messages: list[WriterCommitMessage | None]) -> None:
+        for batch, token in {(message.batch, message.token) for message in messages if isinstance(message, Staged)}:
+            discard(self._options.path, batch, token)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Writes one data frame: all of it, or nothing."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._batch = check_batch(f"batch-{uuid4().hex}", 0)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one task."""
+        with plainly():
+            return self._stage(iterator, self._batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Return when all rows are in the log."""
+        with plainly():
+            self._hand_over(messages, once=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Remove what tasks have staged."""
+        with plainly():
+            discard(self._options.path, self._batch, self._token)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Writes the batches of a streaming query. Who commits is another object than who wrote: see `Staged`."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of one task of a batch."""
+        with plainly():
+            return self._stage(iterator, _batch_of_task())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Return when the batch is in the log."""
+        with plainly():
+            self._hand_over(messages, once=False)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Remove what tasks have staged."""
+        with plainly():
+            self._discard(messages)
+
+
+def refuse_overwrite(overwrite: bool, *, streaming: bool) -> None:
+    """Refuse what would replace what a spool holds.
+
+    Raises:
+        InvalidArgument: that is asked for.
+    """
+    if overwrite:
+        how = "outputMode('append')" if streaming else "mode('append')"
+        raise InvalidArgument(f"format qflow appends to a spool, and replaces nothing there: write with .{how}")
+
+
+def _batch_of_task() -> Batch:
+    context = TaskContext.get()
+    query = None if context is None else context.getLocalProperty(_QUERY)
+    number = None if context is None else context.getLocalProperty(_BATCH)
+    if query is None or number is None:
+        raise InvalidArgument(
+            "Spark did not tell this task which batch of which query it belongs to, and without that it cannot be "
+            "written once: use PySpark 4.2 or newer, and no other than a micro-batch trigger"
+        )
+    return check_batch(query, int(number))
+
+
+def _file_name() -> str:
+    """Return a name whose order is that of the partitions; each attempt at one has another."""
+    context = TaskContext.get()
+    partition = 0 if context is None else context.partitionId()
+    return f"{partition:06d}-{uuid4().hex}"
+
+
+@contextmanager
+def _as_sentences(directory: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, "write a batch", directory) from error

@@ -1,0 +1,72 @@
+"""`format("qflow")` as Spark sees it: a name, a schema, and who reads. Light to import: Spark does so to find it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from qflow.spark import options as parsing
+from qflow.spark.schema import columns_of, whole_schema
+from qflow.spark.words import plainly
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class QflowDataSource(DataSource):
+    """Streams and durable queues of a spool as data frames."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what stands in `format(...)`."""
+        return "qflow"
+
+    def schema(self) -> str:
+        """Return all columns, after looking at the options."""
+        with plainly():
+            return whole_schema(include_headers=parsing.parse(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return who reads what is there now."""
+        with plainly():
+            options, columns = parsing.parse(self.options, streaming=False), columns_of(schema)
+            if options.queue is not None:
+                from qflow.spark.queue_reading import QueueReader
+
+                return QueueReader(options, columns)
+            from qflow.spark.batch import StreamBatchReader
+
+            return StreamBatchReader(options, columns)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return who publishes the rows of a data frame."""
+        from qflow.spark.sink import BatchWriter, refuse_overwrite
+        from qflow.spark.write_options import parse_for_writing
+
+        with plainly():
+            refuse_overwrite(overwrite, streaming=False)
+            return BatchWriter(parse_for_writing(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return who publishes what a streaming query makes."""
+        from qflow.spark.sink import StreamWriter, refuse_overwrite
+        from qflow.spark.write_options import parse_for_writing
+
+        with plainly():
+            refuse_overwrite(overwrite, streaming=True)
+            return StreamWriter(parse_for_writing(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return who reads a stream as it grows."""
+        with plainly():
+            options = parsing.parse(self.options, streaming=True)
+            from qflow.spark.streaming import StreamingReader
+
+            return StreamingReader(options, columns_of(schema))

@@ -1,0 +1,183 @@
+"""Logs open for reading in this process: one of each spool, renewed when it was replaced.
+
+Spark's workers live on from task to task, so a log stays open. LMDB opens a file once a process, and what a parent has
+open a child must not touch: logs are known by process, device and inode. A log that was compacted is another file; the
+one in its place is opened at the next look.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from qflow.errors import NotFound, StorageError
+from qflow.message import LANE_SHIFT
+from qflow.storage import block_log, recovery
+from qflow.storage.block_log import Row
+from qflow.storage.environment import Environment
+from qflow.storage.files import Files
+from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.snapshots import open_to_read
+
+T = TypeVar("T")
+
+
+class _Open(NamedTuple):
+    spool: str
+    env: Environment
+    uuid: str
+
+
+_open: dict[tuple[int, int, int], _Open] = {}
+
+
+def _place(spool: str) -> tuple[int, int, int] | None:
+    """Return process, device and inode of the log that is in its place; None if there is none, perhaps for a moment."""
+    try:
+        found = os.stat(os.path.join(spool, "log", "data.mdb"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise StorageError(
+            f"the spool at {spool} may not be read by this user: run Spark as its owner, {error.filename} is closed to "
+            "others"
+        ) from error
+    return os.getpid(), found.st_dev, found.st_ino
+
+
+def _missing(spool: str, *, planned: bool) -> NotFound:
+    if planned:
+        return NotFound(
+            f"this executor, on host {socket.gethostname()!r}, cannot see the spool at {spool}, which the driver has "
+            "seen: a log is mapped into memory and can be read on its own host only. Run Spark there, with master "
+            "local[*], or read a snapshot that was copied to each host"
+        )
+    if os.path.isdir(spool):
+        return NotFound(f"{spool} is not a spool: it holds no log. Give the directory that qflow.open was given")
+    return NotFound(
+        f"there is no spool at {spool} on host {socket.gethostname()!r}: give the directory that qflow.open was given, "
+        "as an absolute path on this host"
+    )
+
+
+def _environment(spool: str, *, planned: bool) -> _Open:
+    """Return the log that is in its place now."""
+    while True:
+        place = _place(spool)
+        if place is not None and place in _open:
+            return _open[place]
+        for old, opened in list(_open.items()):
+            if opened.spool == spool and old[0] == os.getpid():
+                del _open[old]
+                opened.env.close()
+        env = open_to_read(spool, Files(), readahead=True) if os.path.isdir(spool) else None
+        if env is None:
+            raise _missing(spool, planned=planned)
+        try:
+            txn = env.begin()
+            try:
+                found = recovery.read(txn, spool)
+            finally:
+                txn.abort()
+        except BaseException:
+            env.close()
+            raise
+        opened = _Open(spool, env, str(found.uuid))
+        if place is not None and place == _place(spool):  # else: which one was opened?
+            _open[place] = opened
+            return opened
+        env.close()
+
+
+@contextmanager
+def reading(spool: str, uuid: str | None = None, *, buffers: bool = False) -> Iterator[Any]:
+    """Give a transaction of the log of a spool, of this moment; to be short, for it pins pages.
+
+    Args:
+        uuid: of the log it must be, where it was seen before; None for whichever there is.
+        buffers: values are views of the map, which end with the transaction.
+
+    Raises:
+        NotFound: there is no spool, or an executor cannot see it. StorageError: it is another spool now, or closed to
+        this user. FormatTooNew, CorruptionError: as `qflow.open`.
+    Cost: a system call; 2 ms the first time in a process.
+    """
+    opened = _environment(spool, planned=uuid is not None)
+    if uuid is not None and opened.uuid != uuid:
+        raise other_log(spool, uuid, opened.uuid)
+    txn = opened.env.begin(buffers=buffers)
+    try:
+        yield txn
+    finally:
+        txn.abort()
+
+
+def other_log(spool: str, expected: str, found: str) -> StorageError:
+    """Return the error for a log that is not the one offsets were taken from."""
+    return StorageError(
+        f"the spool at {spool} was made anew: its log is {found}, the offsets of this query belong to {expected}. "
+        "Bring that spool back, or begin anew with another checkpoint directory"
+    )
+
+
+class StreamState(NamedTuple):
+    """A stream as it is at some moment."""
+
+    name: str
+    owner: int
+    rows: list[Row]
+    """Of each partition."""
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return the first offset of a partition and the one behind its last."""
+        first = number << LANE_SHIFT
+        return self.rows[number].floor - first, self.rows[number].next - first
+
+
+class SpoolState(NamedTuple):
+    """The streams of a spool at some moment."""
+
+    uuid: str
+    streams: dict[str, StreamState]
+    found: Recovery
+
+
+def look(spool: str, uuid: str | None = None) -> SpoolState:
+    """Return what streams there are, and what they hold. Cost: a record and a row of each stream, queue and cursor.
+
+    Raises:
+        NotFound, StorageError, FormatTooNew, CorruptionError: see `reading`.
+    """
+    with reading(spool) as txn:
+        found = recovery.read(txn, spool)
+    if uuid is not None and str(found.uuid) != uuid:
+        raise other_log(spool, uuid, str(found.uuid))
+    streams = {record.name: state for record in found.streams if (state := _state(record)) is not None}
+    return SpoolState(str(found.uuid), streams, found)
+
+
+def _state(record: QueueRecord) -> StreamState | None:
+    if record.deleted:
+        return None
+    rows = record.rows or {}
+    count = record.settings["partitions"] if record.rows is not None else 0
+    return StreamState(
+        record.name, record.owner, [rows.get(number) or block_log.new_row(number) for number in range(count)]
+    )
+
+
+def at(spool: str, uuid: str, work: Callable[[Any], T]) -> T:
+    """Return what some work finds in a transaction of its own."""
+    with reading(spool, uuid) as txn:
+        return work(txn)
+
+
+def let_go(spool: str) -> None:
+    """Close the log of a spool, if this process has it open; it is opened again by the next look."""
+    for place, opened in list(_open.items()):
+        if opened.spool == spool and place[0] == os.getpid():
+            del _open[place]
+            opened.env.close()

@@ -1,0 +1,291 @@
+"""`spark.readStream.format("qflow")`: a stream as it grows, each message once.
+
+The life of a batch: Spark asks how far it may go (`latestOffset`), writes that down, has it cut into tasks
+(`partitions`) and read (`read`), and when the sink has it, writes that down, too. After a crash it repeats what was not
+written down as done, with the same offsets; offsets are dense and never reused, so it reads the same. When it asks for
+more from the end of a batch, that batch is done: there the group acknowledges. (`commit` comes only with the batch
+after it, and `stop` never.)
+
+Only what is synced in the log is reported: readers of LMDB see nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from qflow.errors import StorageError, StreamDeleted
+from qflow.message import LANE_SHIFT
+from qflow.spark.offsets import Position, Progress
+from qflow.spark.options import ReadOptions
+from qflow.spark.ranges import Range, check_floor, committed, cut, resolve, selected
+from qflow.spark.schema import Column
+from qflow.spark.spools import SpoolState, StreamState, look, other_log, reading
+from qflow.spark.words import plainly
+from qflow.storage import blocks
+from qflow.storage.block_log import scan
+from qflow.storage.files import Files
+from qflow.storage.groups import Group
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError as error:  # PySpark before 4.2
+    raise ImportError("streams of format qflow need PySpark 4.2 or newer: pip install -U pyspark") from error
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_logger = logging.getLogger("qflow.spark")
+
+
+class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's source. Lives in a process of Spark's, but for `read`, which a copy does in others."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._target: Position | None = None
+        self._group: Group | None = None
+
+    # Where to begin, and how far to go -------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a query begins that has no checkpoint."""
+        with plainly():
+            return self._initial().to_json()
+
+    def _initial(self) -> Position:
+        options = self._options
+        state = look(options.path)
+        streams = selected(state, options)
+        with reading(options.path, state.uuid) as txn:
+            starts = resolve(txn, options.starting, "startingOffsets", streams, committed(options, state, streams))
+        for stream in streams:
+            for number, start in starts[stream.name].items():
+                first, _ = stream.bounds(number)
+                starts[stream.name][number] = check_floor(
+                    stream.name, number, start, first, fail=options.fail_on_data_loss
+                )
+        return Position(state.uuid, {stream.name: Progress(stream.owner, starts[stream.name]) for stream in streams})
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        """Return how far the next batch goes; `start` if there is nothing. Everything below `start` is done."""
+        with plainly():
+            begin = self._initial() if start is None else Position.from_json(start)
+            self._acknowledge(begin)
+            end = self._next(begin, limit)
+            if start is not None and _same_place(begin, end):
+                return start
+            return end.to_json()
+
+    def _next(self, begin: Position, limit: Any) -> Position:
+        state, there = self._now(begin.uuid)
+        self._check_known(state, begin)
+        end: dict[str, Progress] = {}
+        for stream in there:
+            known = begin.streams.get(stream.name)
+            if known is not None and known.number != stream.owner:
+                known = None  # deleted, and declared again
+            bounds = [stream.bounds(number) for number in range(len(stream.rows))]
+            ends = {number: high for number, (_, high) in enumerate(bounds)}
+            target = None if self._target is None else self._target.streams.get(stream.name)
+            if self._target is not None:
+                if target is None or target.number != stream.owner:
+                    continue  # it appeared after the query was to end
+                ends = {number: min(high, target.offsets.get(number, 0)) for number, high in ends.items()}
+            if known is None:
+                began = {number: low for number, (low, _) in enumerate(bounds)}
+                end[stream.name] = Progress(stream.owner, _not_below(ends, began), began)
+            else:
+                end[stream.name] = Progress(stream.owner, _not_below(ends, known.offsets))
+        if not isinstance(limit, ReadAllAvailable):
+            self._limit(state, begin, end)
+        return Position(state.uuid, end)
+
+    def _check_known(self, state: SpoolState, begin: Position) -> None:
+        """Look after the streams that were read so far."""
+        for name, known in begin.streams.items():
+            stream = state.streams.get(name)
+            if stream is None or stream.owner != known.number:
+                self._miss_stream(name)
+                continue
+            for number, offset in known.offsets.items():
+                _, high = stream.bounds(number)
+                if offset > high:
+                    raise StorageError(
+                        f"stream {name!r}, partition {number}: this query has read up to offset {offset}, and "
+                        f"the spool at {self._options.path} ends at {high}: it was replaced by an older copy of it. "
+                        "Begin anew with another checkpoint directory"
+                    )
+
+    def _now(self, uuid: str) -> tuple[SpoolState, list[StreamState]]:
+        state = look(self._options.path, uuid)
+        return state, selected(state, self._options)
+
+    def _limit(self, state: SpoolState, begin: Position, end: dict[str, Progress]) -> None:
+        """Take back what goes beyond the limits of a batch: of each partition in proportion to what waits there."""
+        options = self._options
+        starts = {name: _start_of(begin, name, one) for name, one in end.items()}
+        waiting = {
+            (name, number): offset - starts[name].get(number, 0)
+            for name, one in end.items()
+            for number, offset in one.offsets.items()
+        }
+        total = sum(waiting.values())
+        if options.max_offsets_per_trigger is not None and total > options.max_offsets_per_trigger:
+            shares = _shares(list(waiting.values()), options.max_offsets_per_trigger)
+            for (name, number), share in zip(waiting, shares, strict=True):
+                end[name].offsets[number] = starts[name].get(number, 0) + share
+        if options.max_bytes_per_trigger is not None:
+            with reading(options.path, state.uuid) as txn:
+                for (name, number), count in waiting.items():
+                    if count:
+                        share = -(-options.max_bytes_per_trigger * count // total)
+                        low = starts[name].get(number, 0)
+                        most = _offset_after(txn, end[name].number, number, low, end[name].offsets[number], share)
+                        end[name].offsets[number] = most
+
+    def getDefaultReadLimit(self) -> Any:
+        """Return the limit of a batch, of those that Spark knows; the other is kept here."""
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Go no further than what is there now."""
+        with plainly():
+            state = look(self._options.path)
+            streams = selected(state, self._options)
+            self._target = Position(
+                state.uuid,
+                {
+                    stream.name: Progress(
+                        stream.owner, {number: stream.bounds(number)[1] for number in range(len(stream.rows))}
+                    )
+                    for stream in streams
+                },
+            )
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return what is there now, for the progress that Spark shows."""
+        with plainly():
+            state = look(self._options.path)
+            ends = {
+                stream.name: Progress(
+                    stream.owner, {number: stream.bounds(number)[1] for number in range(len(stream.rows))}
+                )
+                for stream in selected(state, self._options)
+            }
+            return Position(state.uuid, ends).to_json()
+
+    # The group -------------------------------------------------------------------------------------------------------
+
+    def _acknowledge(self, done: Position) -> None:
+        options = self._options
+        if options.group is None:
+            return
+        if self._group is None:
+            self._group = Group(options.path, options.group, done.uuid, Files())
+        self._group.acknowledge({one.number: one.offsets for one in done.streams.values()})
+
+    # A batch ---------------------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Cut a batch into tasks."""
+        with plainly():
+            return self._plan(Position.from_json(start), Position.from_json(end))
+
+    def _plan(self, begin: Position, end: Position) -> list[InputPartition]:
+        options = self._options
+        self._acknowledge(begin)  # after a restart this may come before Spark asks for more
+        if begin.uuid != end.uuid:
+            raise other_log(options.path, begin.uuid, end.uuid)
+        state = look(options.path, end.uuid)
+        ranges = []
+        for name, one in sorted(end.streams.items()):
+            stream = state.streams.get(name)
+            if stream is None or stream.owner != one.number:
+                if _start_of(begin, name, one) != one.offsets:
+                    self._miss_stream(name)
+                continue
+            starts = _start_of(begin, name, one)
+            for number, stop in sorted(one.offsets.items()):
+                low = starts.get(number, 0)
+                if low < stop:
+                    first = min(stop, stream.bounds(number)[0])
+                    low = check_floor(name, number, low, first, fail=options.fail_on_data_loss)
+                ranges.append((stream, number, low, stop))
+        with reading(options.path, state.uuid) as txn:
+            return list(cut(txn, state.uuid, ranges, options))
+
+    def _miss_stream(self, name: str) -> None:
+        text = f"stream {name!r} was deleted, perhaps before this query has read it to its end"
+        if self._options.fail_on_data_loss:
+            raise StreamDeleted(f"{text}: set option failOnDataLoss to false to go on without it")
+        _logger.warning("%s; it goes on without it, for failOnDataLoss is false", text)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one of those."""
+        if not isinstance(partition, Range):
+            return
+        from qflow.spark.reading import Request, read_range
+
+        options = self._options
+        request = Request(options.path, options.filter, self._columns, options.fail_on_data_loss)
+        with plainly():
+            yield from read_range(request, partition)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_group": None}
+
+
+def _not_below(ends: dict[int, int], starts: dict[int, int]) -> dict[int, int]:
+    return {number: max(end, starts.get(number, 0)) for number, end in ends.items()}
+
+
+def _start_of(begin: Position, name: str, end: Progress) -> dict[int, int]:
+    """Return where a batch begins in a stream."""
+    known = begin.streams.get(name)
+    if known is not None and known.number == end.number:
+        return known.offsets
+    return end.began or {}
+
+
+def _shares(waiting: list[int], most: int) -> list[int]:
+    """Return how much of what waits in each partition makes up a limit for all: in proportion, nothing left over."""
+    total = sum(waiting)
+    shares = [most * count // total for count in waiting]
+    for index, (count, share) in enumerate(zip(waiting, shares, strict=True)):
+        if sum(shares) == most:
+            break
+        shares[index] += share < count
+    return shares
+
+
+def _same_place(one: Position, other: Position) -> bool:
+    return one.uuid == other.uuid and {name: (at.number, at.offsets) for name, at in one.streams.items()} == {
+        name: (at.number, at.offsets) for name, at in other.streams.items()
+    }
+
+
+def _offset_after(txn: Any, owner: int, number: int, start: int, end: int, most_bytes: int) -> int:
+    """Return the offset where so many bytes end, by whole blocks, at least one. Cost: 3 µs a block."""
+    base = number << LANE_SHIFT
+    size = 0
+    for key, value in scan(txn, owner, number, base + start, base + end):
+        header = blocks.read_header(value, where=f"block {key.hex()}")
+        size += header.payload_bytes
+        stop = header.end - base
+        if size >= most_bytes and stop > start:
+            return min(stop, end)
+    return end

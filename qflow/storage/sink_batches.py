@@ -1,0 +1,132 @@
+"""Which batches of outside queries are in the log: so that one that is handed in twice is taken once, for good.
+
+    key                            value
+    SINK_BATCHES  query, UTF-8     JSON: the highest batch that is in the log, how far the next one is, and when
+
+A record is written in the transaction of the messages it speaks of. That of a query that hands in one batch and no more
+goes when it is a week old; the others stay, for a query may be started again after any time.
+
+Every function works inside a transaction it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from qflow.errors import CorruptionError
+from qflow.storage.block_log import seal, unseal
+
+SINK_BATCHES = 14
+ONCE_EXPIRY_S = 7 * 24 * 3600
+"""The record of a query of one batch is forgotten after so long."""
+LOOKED_AT_ONCE = 64
+"""Records looked at by one `forget`, at most."""
+
+_PREFIX = bytes((SINK_BATCHES,))
+
+
+class Partial(NamedTuple):
+    """A batch that is in the log as far as some message: it was too large for one transaction."""
+
+    batch: int
+    stage: str
+    """The token of the stage its first messages came from."""
+    messages: int
+    """How many of them, from its beginning."""
+
+
+class Adopted(NamedTuple):
+    """What is in the log of one query."""
+
+    batch: int = -1
+    """All batches up to this one; -1: none."""
+    partial: Partial | None = None
+    """And so much of another one."""
+    once: bool = False
+    """It hands in one batch, and no other ever."""
+    at_ms: int = 0
+    """When this was written."""
+
+
+class Forgotten(NamedTuple):
+    """How far `forget` came."""
+
+    removed: int
+    position: bytes
+    """Where the next call begins; empty if it was through."""
+
+
+def read(txn: Any, query: str) -> Adopted:
+    """Return what is in the log of a query. Cost: 5 µs, and a page from the disk.
+
+    Raises:
+        CorruptionError: its record is damaged.
+    """
+    value = txn.get(_PREFIX + query.encode())
+    return Adopted() if value is None else _decode(value, query)
+
+
+def write(txn: Any, query: str, adopted: Adopted) -> None:
+    """Replace what is known of a query. Cost: 5 µs, and a page of the log's."""
+    txn.put(_PREFIX + query.encode(), seal(json.dumps(adopted).encode()))
+
+
+def forget(txn: Any, now_ms: int, start: bytes = b"", limit: int = LOOKED_AT_ONCE) -> Forgotten:
+    """Look at some records, and remove those of queries of one batch that were written `ONCE_EXPIRY_S` ago.
+
+    Args:
+        start: the `position` where the last call stopped; empty: begin with the first.
+        limit: how many to look at.
+    Cost: 5 µs a record.
+    """
+    removed = 0
+    with txn.cursor() as cursor:
+        found = cursor.set_range(start or _PREFIX)
+        for _ in range(limit):
+            if not (found and cursor.key().startswith(_PREFIX)):
+                return Forgotten(removed, b"")
+            if _is_expired(cursor.key(), cursor.value(), now_ms):
+                removed += 1
+                found = cursor.delete() and bool(cursor.key())
+            else:
+                found = cursor.next()
+        more = found and cursor.key().startswith(_PREFIX)
+        return Forgotten(removed, cursor.key() if more else b"")
+
+
+def problems(txn: Any) -> Iterator[str]:
+    """Yield, in words, what is wrong with the records of all queries. Cost: 5 µs a query."""
+    with txn.cursor() as cursor:
+        found = cursor.set_range(_PREFIX)
+        while found and cursor.key().startswith(_PREFIX):
+            try:
+                _decode(cursor.value(), _name(cursor.key()))
+            except CorruptionError as error:
+                yield str(error)
+            found = cursor.next()
+
+
+def _is_expired(key: bytes, value: bytes, now_ms: int) -> bool:
+    try:
+        adopted = _decode(value, _name(key))
+    except CorruptionError:
+        return False  # whoever hands in a batch of that query is told
+    return adopted.once and adopted.at_ms + ONCE_EXPIRY_S * 1000 <= now_ms
+
+
+def _name(key: bytes) -> str:
+    return key[1:].decode(errors="backslashreplace")
+
+
+def _decode(value: bytes, query: str) -> Adopted:
+    where = f"the record of batches of query {query!r}"
+    try:
+        batch, partial, once, at_ms = json.loads(unseal(value, where))
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error}: nobody knows which of them are in the log. Look what of them arrived, and start the query anew "
+            "with another checkpoint directory"
+        ) from error
+    return Adopted(batch, None if partial is None else Partial(*partial), once, at_ms)

@@ -1,0 +1,68 @@
+"""One local Spark for all tests of this room: it takes ten seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.errors import NotFound
+from unit.clocks import Clock, open_still
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session with two tasks at once."""
+    pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+    from qflow.spark import session
+
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    try:
+        found = session("tests", master="local[2]", spark__sql__warehouse__dir=str(warehouse))
+    except NotFound as error:
+        pytest.skip(str(error))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def broker(open_spool: Callable[..., qflow.Broker]) -> qflow.Broker:
+    """An owner of the spool, alive while Spark reads."""
+    return open_spool()
+
+
+@pytest.fixture
+def plants(broker: qflow.Broker) -> Any:
+    """A stream of one partition."""
+    return broker.declare_stream("plants", topics=["plant/#"])
+
+
+@pytest.fixture
+def read(spark: Any, spool: Path) -> Callable[..., Any]:
+    """Return a data frame of the spool, by options."""
+
+    def read_it(*, schema: str | None = None, **options: Any) -> Any:
+        reader = spark.read.format("qflow")
+        if schema is not None:
+            reader = reader.schema(schema)
+        return reader.options(**options).load(str(spool))
+
+    return read_it
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """What `still` goes by."""
+    return Clock()
+
+
+@pytest.fixture
+def still(spool: Path, clock: Clock) -> Iterator[qflow.Broker]:
+    """An owner whose retention is a step of the test: `Stream.retain`."""
+    broker = open_still(spool, clock)
+    yield broker
+    assert broker.check() == []
+    broker.close()

@@ -1,0 +1,256 @@
+"""`spark.readStream.format("qflow")`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.errors import GroupInUse
+from qflow.storage import groups
+from qflow.storage.files import Files
+from unit.clocks import Clock, until
+
+SEED = int(os.environ.get("QFLOW_SEED", "1"))
+ROUNDS = 5
+
+
+class Pipe:
+    """A query from a stream into Parquet, and what it has written."""
+
+    def __init__(self, spark: Any, spool: Path, tmp_path: Path) -> None:
+        self._spark = spark
+        self._spool = spool
+        self.out, self.checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+
+    def start(self, *, once: bool = True, **options: Any) -> Any:
+        """Start it: until it has read what is there, or on and on."""
+        options = (
+            {"startingOffsets": "earliest"}
+            | ({} if "subscribePattern" in options else {"subscribe": "plants"})
+            | options
+        )
+        frame = self._spark.readStream.format("qflow").options(**options).load(str(self._spool))
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self.checkpoint))
+        writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")
+        return writer.start(str(self.out))
+
+    def run(self, **options: Any) -> Any:
+        """Run it to the end of what is there."""
+        query = self.start(**options)
+        query.awaitTermination()
+        return query
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the messages it has written, sorted."""
+        return sorted(int(row.value) for row in self._spark.read.parquet(str(self.out)).collect())
+
+
+@pytest.fixture
+def pipe(spark: Any, spool: Path, tmp_path: Path) -> Pipe:
+    return Pipe(spark, spool, tmp_path)
+
+
+def publish(broker: qflow.Broker, count: int, start: int = 0, topic: str = "plant/{}/heat") -> None:
+    broker.publish_many([(topic.format(n % 10), b"%d" % n) for n in range(start, start + count)])
+
+
+def sizes(query: Any) -> list[int]:
+    """Return how many messages each batch had."""
+    return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+
+
+def test_a_query_goes_on_where_it_was(broker: qflow.Broker, plants: Any, pipe: Pipe) -> None:
+    """From its checkpoint, each message once."""
+    publish(broker, 1000)
+    pipe.run()
+    assert pipe.numbers() == list(range(1000))
+    pipe.run()
+    publish(broker, 500, 1000)
+    pipe.run()
+    assert pipe.numbers() == list(range(1500))
+
+
+def test_batches_are_no_larger_than_asked_for(broker: qflow.Broker, plants: Any, pipe: Pipe) -> None:
+    """In messages or in bytes, also where all that is there is to be read."""
+    publish(broker, 1000)
+    assert sizes(pipe.run(maxOffsetsPerTrigger=300)) == [300, 300, 300, 100]
+    assert pipe.numbers() == list(range(1000))
+    for start in range(1000, 3000, 500):
+        broker.publish_many([("plant/1", b"%0100d" % n) for n in range(start, start + 500)])
+    by_bytes = sizes(pipe.run(maxBytesPerTrigger="1KiB"))
+    assert len(by_bytes) > 1
+    assert sum(by_bytes) == 2000
+    assert pipe.numbers() == list(range(3000))
+
+
+def test_latest_is_where_a_query_begins_by_itself(broker: qflow.Broker, plants: Any, pipe: Pipe) -> None:
+    """As with Kafka: what was there before is not read."""
+    publish(broker, 10)
+    query = pipe.start(once=False, startingOffsets="latest")
+    query.processAllAvailable()
+    publish(broker, 10, 10)
+    query.processAllAvailable()
+    query.stop()
+    assert pipe.numbers() == list(range(10, 20))
+
+
+def test_streams_that_match_a_pattern_appear_while_it_runs(broker: qflow.Broker, plants: Any, pipe: Pipe) -> None:
+    """And are read from their beginning, with all their partitions."""
+    publish(broker, 10)
+    query = pipe.start(once=False, subscribePattern="p.*")
+    query.processAllAvailable()
+    broker.declare_stream("pears", topics=["pear/#"], partitions=3)
+    publish(broker, 20, 10, topic="pear/{}")
+    broker.declare_stream("apples", topics=["apple/#"])
+    publish(broker, 20, 100, topic="apple/{}")
+    query.processAllAvailable()
+    publish(broker, 5, 30)
+    query.processAllAvailable()
+    query.stop()
+    assert pipe.numbers() == list(range(35))
+
+
+def test_a_group_holds_retention_until_a_batch_is_done_and_for_a_while(
+    still: qflow.Broker, clock: Clock, pipe: Pipe, spool: Path
+) -> None:
+    """And not longer; a group that is never seen again holds nothing in the end."""
+    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=1)
+    publish(still, 100)
+    pipe.run(group="archive", maxOffsetsPerTrigger=60)
+
+    def first() -> int:
+        while stream.retain():
+            pass
+        return stream.stats().first_offsets[0]
+
+    held = groups.Held(spool.__str__(), str(still.uuid))
+    assert held(stream.owner)[0] == 0  # acknowledged, but perhaps not on the disk yet
+    assert groups.committed_of(str(spool), "archive", str(still.uuid)) == {stream.owner: {0: 100}}
+    assert first() == 0
+    clock.wall_s = 4e9
+    assert first() == 99
+
+
+def test_a_group_has_one_reader(broker: qflow.Broker, plants: Any, pipe: Pipe, spool: Path) -> None:
+    """A second one is told who has it."""
+    publish(broker, 10)
+    group = groups.Group(str(spool), "archive", str(broker.uuid), Files())
+    with pytest.raises(Exception, match=f"group 'archive' of the spool .* is in use by process {os.getpid()}"):
+        pipe.run(group="archive")
+    with pytest.raises(GroupInUse):
+        groups.Group(str(spool), "archive", str(broker.uuid), Files())
+    group.close()
+    pipe.run(group="archive")
+    assert pipe.numbers() == list(range(10))
+
+
+def test_a_new_query_goes_on_where_its_group_was(broker: qflow.Broker, plants: Any, pipe: Pipe, tmp_path: Path) -> None:
+    """With `committed`, and a checkpoint that is empty."""
+    publish(broker, 10)
+    pipe.run(group="archive", startingOffsets="committed")
+    publish(broker, 10, 10)
+    pipe.checkpoint, pipe.out = tmp_path / "other", tmp_path / "other-out"
+    pipe.run(group="archive", startingOffsets="committed")
+    assert pipe.numbers() == list(range(10, 20))
+
+
+def test_what_retention_took_under_way_is_an_error_or_left_out(still: qflow.Broker, pipe: Pipe) -> None:
+    """By `failOnDataLoss`."""
+    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=5)
+    publish(still, 10)
+    pipe.run()
+    publish(still, 10, 10)
+    while stream.retain():
+        pass
+    with pytest.raises(Exception, match="offsets 10 to 14 are gone, retention took them") as caught:
+        pipe.run()
+    assert "failOnDataLoss" in str(caught.value)
+    pipe.run(failOnDataLoss="false")
+    assert pipe.numbers() == [*range(10), *range(15, 20)]
+
+
+def test_a_spool_that_was_made_anew_is_not_gone_on_with(
+    open_spool: Callable[..., qflow.Broker], pipe: Pipe, spool: Path, tmp_path: Path
+) -> None:
+    """Its offsets are others'."""
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        publish(broker, 10)
+    pipe.run()
+    spool.rename(tmp_path / "away")
+    broker = open_spool()
+    broker.declare_stream("plants", topics=["plant/#"])
+    publish(broker, 20)
+    with pytest.raises(Exception, match="was made anew: its log is .*, the offsets of this query belong to"):
+        pipe.run()
+
+
+def kill_session(session: int) -> None:
+    """Kill every process of a session: Spark's workers have left the group of the one that began it."""
+    while members := [
+        pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if session_of(pid) == session
+    ]:
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def session_of(pid: int) -> int | None:
+    """Return the session of a process, None if it is dead."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if after_name[0] in "ZX" else int(after_name[3])
+
+
+def test_kill_9_of_the_whole_tree_loses_and_doubles_nothing(
+    spark: Any, broker: qflow.Broker, pipe: Pipe, spool: Path
+) -> None:
+    """Source to Parquet, while messages come in and retention runs; Parquet of a killed stream is read with Spark."""
+    draw = Random(SEED)
+    print("seed", SEED)
+    broker.declare_stream("plants", topics=["plant/#"], retention_messages=100)
+    publish(broker, 1000)
+    group = groups.Group(str(spool), "archive", str(broker.uuid), Files())
+    group.acknowledge({broker.stream("plants").owner: {0: 0}})  # from here on, retention waits for it
+    group.close()
+    published = 1000
+    worker = Path(__file__).parent / "stream_worker.py"
+    offsets = pipe.checkpoint / "offsets"
+
+    def planned() -> int:
+        """Return how many batches were begun; the last of them is in flight."""
+        return len([one for one in offsets.glob("[0-9]*") if one.name.isdecimal()]) if offsets.is_dir() else 0
+
+    for _ in range(ROUNDS):
+        process = subprocess.Popen(
+            [sys.executable, str(worker), str(spool), str(pipe.out), str(pipe.checkpoint)],
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "running\n"
+            for _ in range(draw.randrange(1, 12)):
+                publish(broker, 500, published)
+                published += 500
+            batch = planned()
+            until(lambda: planned() > batch)  # noqa: B023 - it is called here only
+        finally:
+            kill_session(process.pid)
+            process.wait()
+            process.stdout.close()
+    pipe.run(group="archive")
+    assert pipe.numbers() == list(range(published))

@@ -1,0 +1,466 @@
+"""Batches that are handed in from outside: adopted once and whole, in their order, or set aside; without Spark."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+from faults.seams import Faults, FaultyFiles, faulty_broker
+from qflow.inspect import check_spool
+from qflow.storage import sink_batches, stages
+from qflow.storage.files import Files
+from qflow.storage.sink_batches import ONCE_EXPIRY_S, Adopted, Partial
+from qflow.storage.stages import Batch
+from unit.clocks import Clock, until
+from unit.handing import hand, staged
+
+ROWS = [("plant/1", b"a"), ("plant/2", b"b"), ("plant/1", b"c"), ("plant/3", b"d"), ("plant/1", b"e")]
+
+
+def bodies(broker: qflow.Broker, stream: str = "plants") -> list[bytes]:
+    """Return what a stream holds, in order."""
+    return [message.body for message in broker.stream(stream).query()]
+
+
+def record(broker: qflow.Broker, query: str = "q") -> Adopted:
+    """Return what the log says of a query."""
+    with broker.log.read() as txn:
+        return sink_batches.read(txn, query)
+
+
+def names(spool: Path) -> list[str]:
+    """Return what lies in the inbox, but for empty directories of its own."""
+    return sorted(name for name in os.listdir(spool / "inbox") if name not in (stages.STAGING, stages.REFUSED))
+
+
+def damage(path: Path, at: int = 100) -> None:
+    """Change a byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def broker(open_at: Any) -> qflow.Broker:
+    """An owner that looks into the inbox when the test says so, with a stream of one partition."""
+    broker: qflow.Broker = open_at()
+    broker.declare_stream("plants", topics=["plant/#"])
+    return broker
+
+
+def test_a_batch_is_published_with_its_keys_and_headers_in_the_order_of_its_files(broker, spool):
+    """What comes out of the stream is what went into the stage, and the stage is gone."""
+    rows = [
+        *ROWS,
+        ("plant/9", b"", b"key"),
+        ("plant/9", b"x", b"k", {"unit": "C"}),
+        ("plant/9", b"y", None, {"n": "1"}),
+    ]
+    assert hand(spool, broker.uuid, rows)
+    broker.adoption.run()
+    found = [
+        (message.topic, message.body, message.key or None, message.headers)
+        for message in broker.stream("plants").query()
+    ]
+    assert found == [(row[0], row[1], row[2] if len(row) > 2 else None, row[3] if len(row) > 3 else {}) for row in rows]
+    assert names(spool) == []
+    assert record(broker).batch == 0
+    stats = broker.stats().inbox
+    assert (stats.adopted_total, stats.messages_total, stats.waiting, stats.problem) == (1, len(rows), 0, None)
+
+
+def test_a_batch_goes_wherever_a_publish_of_its_rows_would(broker, spool):
+    """Two streams, one of several partitions chosen by key, and a bound queue with a lifetime: all in one commit."""
+    broker.declare_stream("wide", topics=["plant/1", "plant/2"], partitions=4)
+    jobs = broker.declare_queue("jobs", ttl_s=100)
+    broker.bind(jobs, "plant/2")
+    rows = [("plant/1", b"%d" % n, b"k%d" % n) for n in range(8)] + [("plant/2", b"j", b"k9", {"a": "b"})]
+    before = broker.stats().commits_total
+    hand(spool, broker.uuid, rows)
+    broker.adoption.run()
+    assert broker.stats().commits_total == before + 1
+    wide = broker.stream("wide")
+    for topic, body, key, *_ in rows:
+        (message,) = [message for message in wide.query() if message.body == body]
+        assert (message.topic, message.partition) == (topic, wide.partition_for(topic, key).number)
+    assert len(bodies(broker)) == len(rows)
+    delivery = jobs.get_nowait()
+    assert (delivery.body, delivery.topic, delivery.headers) == (b"j", "plant/2", {"a": "b"})
+    assert delivery.expires_at_s is not None
+    delivery.ack(wait=True)
+
+
+def test_an_owner_adopts_what_comes_by_itself(open_spool, spool):
+    """Within a second, and what came before it was opened, too."""
+    with qflow.open(spool) as first:
+        first.declare_stream("plants", topics=["plant/#"])
+    hand(spool, first.uuid, ROWS)
+    broker = open_spool()
+    until(lambda: bodies(broker) == [body for _, body in ROWS])
+    hand(spool, broker.uuid, ROWS, number=1)
+    until(lambda: len(bodies(broker)) == 2 * len(ROWS))
+
+
+def test_a_batch_that_is_in_the_log_is_not_stored_again(broker, spool):
+    """Nor one before it; the same number of another query is another batch."""
+    for number in (0, 1, 1, 0):
+        assert hand(spool, broker.uuid, ROWS, number=number)
+        broker.adoption.run()
+    assert len(bodies(broker)) == 2 * len(ROWS)
+    assert broker.stats().inbox.replayed_total == 2
+    hand(spool, broker.uuid, ROWS, query="other")
+    broker.adoption.run()
+    assert len(bodies(broker)) == 3 * len(ROWS)
+    assert names(spool) == []
+
+
+def test_what_is_in_the_log_is_known_after_it_was_opened_again(broker, open_at, spool):
+    """The record is a part of the log."""
+    hand(spool, broker.uuid, ROWS, number=7)
+    broker.adoption.run()
+    broker.close()
+    again = open_at()
+    hand(spool, again.uuid, ROWS, number=7)
+    again.adoption.run()
+    assert bodies(again) == [body for _, body in ROWS]
+    assert again.stats().inbox.replayed_total == 1
+
+
+def test_a_second_attempt_at_a_batch_that_waits_is_dropped(broker, spool):
+    """Whichever was handed in first counts, also when it is being adopted."""
+    assert hand(spool, broker.uuid, [("plant/1", b"first")])
+    assert not hand(spool, broker.uuid, [("plant/1", b"second")])
+    os.rename(spool / "inbox" / "q-0", spool / "inbox" / "q-0~")
+    assert not hand(spool, broker.uuid, [("plant/1", b"third")])
+    broker.adoption.run()
+    assert bodies(broker) == [b"first"]
+    assert os.listdir(spool / "inbox" / "staging") == []
+
+
+def test_batches_of_a_query_are_adopted_in_the_order_of_their_numbers(broker, spool):
+    """Of numbers, not of names."""
+    for number in (10, 2, 9):
+        hand(spool, broker.uuid, [("plant/1", b"%d" % number)], number=number)
+    broker.adoption.run()
+    assert bodies(broker) == [b"2", b"9", b"10"]
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("block", "does not match its checksum"),
+        ("order", "expected message 0"),
+        ("length", "bytes, expected"),
+        ("missing", "is missing"),
+        ("manifest", "manifest does not match its checksum"),
+        ("exchanged", "is another file than the one that was written"),
+        ("renamed", "holds batch q-0"),
+    ],
+)
+def test_a_damaged_stage_is_set_aside_as_a_whole(broker, open_at, spool, what, expected):
+    """Nothing of it is stored, the reason is there for who handed it in, and others go on."""
+    rows = [("plant/1", b"%d" % number) for number in range(4)]
+    hand(spool, broker.uuid, rows, at_once=1)
+    hand(spool, broker.uuid, [("plant/7", b"z")], query="healthy")
+    stage = spool / "inbox" / "q-0"
+    first, second = stage / "000000-a", stage / "000001-b"
+    if what == "block":
+        damage(second)
+    elif what == "order":
+        data = second.read_bytes()
+        second.write_bytes(data[len(data) // 2 :] + data[: len(data) // 2])
+    elif what == "length":
+        os.truncate(second, second.stat().st_size - 1)
+    elif what == "missing":
+        second.unlink()
+    elif what == "manifest":
+        damage(stage / "manifest", 10)
+    elif what == "exchanged":
+        first.write_bytes(second.read_bytes())
+    else:
+        os.rename(stage, spool / "inbox" / "q-5")
+    number = 5 if what == "renamed" else 0
+    broker.adoption.run()
+    assert bodies(broker) == [b"z"]
+    assert record(broker) == Adopted()
+    assert broker.stats().inbox.refused_total == 1
+    reason = stages.why_refused(Files(), str(spool), Batch("q", number))
+    assert reason is not None
+    assert expected in reason
+    assert any(reason in problem for problem in broker.recovery.problems)
+    broker.close()
+    assert any(reason in problem for problem in check_spool(spool))
+    hand(spool, broker.uuid, rows, number=number)  # the batch comes again, and the old one is forgotten
+    again = open_at()
+    again.adoption.run()
+    assert bodies(again) == [b"z", *(body for _, body in rows)]
+    again.close()
+    assert check_spool(spool) == []
+
+
+def test_a_batch_nobody_takes_is_set_aside_and_not_dropped(broker, spool):
+    """A publish would count it as unrouted; here somebody is told."""
+    hand(spool, broker.uuid, [*ROWS, ("nowhere/1", b"x")])
+    broker.adoption.run()
+    assert bodies(broker) == []
+    assert "no stream takes topic 'nowhere/1'" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
+
+
+def test_a_message_that_is_too_large_has_its_batch_set_aside(broker, spool):
+    """With the name of the stream, and what to do."""
+    broker.declare_stream("small", topics=["small"], max_message_bytes=10)
+    hand(spool, broker.uuid, [("small", b"x" * 11)])
+    broker.adoption.run()
+    assert "max_message_bytes=10 of stream 'small'" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
+
+
+def test_a_stage_for_another_log_is_set_aside(broker, spool):
+    """The spool was made anew, and the query's batches belong to the one before."""
+    hand(spool, "another", ROWS)
+    broker.adoption.run()
+    assert bodies(broker) == []
+    assert "made anew" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
+
+
+def test_what_lies_in_the_inbox_and_is_none_of_ours_stays(broker, spool):
+    """Names that no stage has are passed over."""
+    hand(spool, broker.uuid, ROWS)
+    (spool / "inbox" / "notes.txt").write_text("x")
+    (spool / "inbox" / "q-1.tmp").mkdir()
+    broker.adoption.run()
+    assert names(spool) == ["notes.txt", "q-1.tmp"]
+    assert len(bodies(broker)) == len(ROWS)
+
+
+# Large stages --------------------------------------------------------------------------------------------------------
+
+MANY = [(f"plant/{n % 3}", b"%04d" % n * 100) for n in range(100)]
+
+
+def crash(faults: Faults, spool: Path, work: Any) -> None:
+    """Do something with an owner whose second commit from now on never comes."""
+    with faulty_broker(spool, faults, max_transaction_bytes=8_000) as broker:
+        broker._stop.set()
+        broker._maintenance.join()
+        faults.fail("begin", MemoryError(), after=1)
+        work(broker)
+
+
+def test_a_stage_of_several_transactions_goes_on_where_a_failure_stopped_it(broker, spool):
+    """Each message once, also when it is told by another owner."""
+    hand(spool, broker.uuid, MANY)
+    broker.close()
+    faults = Faults()
+
+    def adopt(faulty: qflow.Broker) -> None:
+        with pytest.raises(MemoryError):
+            faulty.adoption.run()
+        partial = record(faulty).partial
+        assert partial is not None
+        assert len(bodies(faulty)) == partial.messages
+        assert 0 < partial.messages < len(MANY)
+        assert faulty.log.busy is False
+
+    crash(faults, spool, adopt)
+    assert names(spool) == ["q-0~"]
+    with qflow.open(spool, max_transaction_bytes=8_000) as again:
+        until(lambda: record(again).batch == 0)
+        assert bodies(again) == [body for _, body in MANY]
+        assert again.check() == []
+
+
+def test_a_batch_of_which_a_part_is_stored_cannot_be_taken_back(broker, open_at, spool):
+    """Whoever takes it back would tell that nothing of it is stored."""
+    jobs = broker.declare_queue("jobs", limit_messages=1)
+    jobs.put(b"in the way")
+    broker.bind(jobs, "job")
+    hand(spool, broker.uuid, [*MANY, ("job", b"x")])
+    broker.close()
+    again = open_at(max_transaction_bytes=8_000)
+    again.adoption.run()
+    assert 0 < len(bodies(again)) < len(MANY) + 1
+    assert again.stats().inbox.waiting == 1
+    assert not stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
+    again.queue("jobs").get_nowait().ack(wait=True)
+    again.adoption.run()
+    assert bodies(again) == [body for _, body in MANY]
+    assert again.queue("jobs").get_nowait().body == b"x"
+
+
+def test_a_part_of_a_batch_is_not_completed_from_another_attempt(broker, spool):
+    """Its rows may be in another order, so nobody knows which are missing."""
+    manifest = staged(spool, broker.uuid, MANY)
+    broker.log.commit(
+        broker.log.write(lambda txn: sink_batches.write(txn, "q", Adopted(-1, Partial(0, "another", 40))))
+    )
+    stages.hand_in(Files(), str(spool), manifest)
+    broker.adoption.run()
+    assert bodies(broker) == []
+    assert "the first 40 messages" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
+
+
+def test_of_a_large_damaged_stage_nothing_is_stored(broker, open_at, spool):
+    """The end is looked at before the first transaction."""
+    hand(spool, broker.uuid, MANY)
+    damage(spool / "inbox" / "q-0" / "000001-b", -20)
+    broker.close()
+    again = open_at(max_transaction_bytes=8_000)
+    again.adoption.run()
+    assert bodies(again) == []
+    assert record(again) == Adopted()
+    assert again.stats().inbox.refused_total == 1
+
+
+# No room -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_waits_for_the_disk(broker, spool):
+    """A full disk is no fault of the batch: it is adopted when there is room, and until then its owner says why."""
+    broker.close()
+    faults = Faults()
+    with faulty_broker(spool, faults) as faulty:
+        faulty._stop.set()
+        faulty._maintenance.join()
+        faulty.declare_stream("plants", topics=["plant/#"])
+        hand(spool, faulty.uuid, ROWS)
+        faults.fail("make_room", qflow.DiskFull("the disk is full"))
+        faulty.adoption.run()
+        stats = faulty.stats().inbox
+        assert stats.waiting == 1
+        assert "the disk is full" in str(stats.problem)
+        assert names(spool) == ["q-0"]  # it can be withdrawn
+        faults.heal()
+        faulty.adoption.run()
+        assert len(bodies(faulty)) == len(ROWS)
+        assert (faulty.stats().inbox.waiting, faulty.stats().inbox.problem) == (0, None)
+
+
+def test_a_batch_waits_for_a_queue_at_its_limit_and_those_behind_it_wait_too(broker, spool):
+    """Maintenance is not held up by it, and other queries are not."""
+    jobs = broker.declare_queue("jobs", limit_messages=2)
+    broker.bind(jobs, "job")
+    jobs.put_many([b"1", b"2"])
+    hand(spool, broker.uuid, [("job", b"3"), ("plant/1", b"x")])
+    hand(spool, broker.uuid, [("plant/1", b"y")], number=1)
+    hand(spool, broker.uuid, [("plant/1", b"z")], query="r")
+    broker.adoption.run()
+    assert bodies(broker) == [b"z"]
+    assert broker.stats().inbox.waiting == 2
+    assert not broker._streams.room.busy  # what was reserved for the part that streams take was given back
+    assert "'jobs'" in str(broker.stats().inbox.problem)
+    jobs.get_many(2).ack(wait=True)
+    broker.adoption.run()
+    assert bodies(broker) == [b"z", b"x", b"y"]
+    assert len(jobs) == 1
+
+
+def test_a_batch_waits_in_line_for_memory_and_is_told_when_there_is_some(open_at, spool):
+    """Whoever has the memory gives it back, and the owner is woken; what is withdrawn meanwhile leaves no trace."""
+    broker = open_at(capacity_bytes=10_000)
+    broker.declare_stream("plants", topics=["plant/#"])
+    room = broker._streams.room
+    room.reserve(9_000)
+    hand(spool, broker.uuid, [("plant/1", b"x" * 5_000)])
+    broker.adoption.run()
+    assert "memory" in str(broker.stats().inbox.problem)
+    broker._stop.bell.clear()
+    room.arrived(9_000)
+    assert broker._stop.bell.is_set()
+    assert stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
+    broker.adoption.run()
+    assert not room.busy
+    hand(spool, broker.uuid, [("plant/1", b"y" * 50_000)])  # more than there is: it passes alone
+    broker.adoption.run()
+    assert [len(body) for body in bodies(broker)] == [50_000]
+    assert not room.busy
+
+
+# Taking back, and clearing away --------------------------------------------------------------------------------------
+
+
+def test_what_is_being_adopted_cannot_be_withdrawn(broker, spool):
+    """One rename against another: either it is stored, or it is back."""
+    hand(spool, broker.uuid, ROWS)
+    assert stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
+    broker.adoption.run()
+    assert bodies(broker) == []
+    hand(spool, broker.uuid, ROWS)
+    broker.adoption.run()
+    assert not stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
+
+
+def test_stages_that_were_never_handed_in_are_removed_when_they_are_a_day_old(broker, spool):
+    """And by the next batch of their query at once."""
+    for query in ("old", "young"):
+        staged(spool, broker.uuid, ROWS, query=query)
+    (old,) = (spool / "inbox" / "staging").glob("old-0.*")
+    day_before = old.stat().st_mtime - 25 * 3600
+    for path in [*old.iterdir(), old]:
+        os.utime(path, (day_before, day_before))
+    broker.adoption.run()
+    assert [path.name.partition(".")[0] for path in (spool / "inbox" / "staging").iterdir()] == ["young-0"]
+    stages.remove_staged(Files(), str(spool), "young", up_to=0)
+    assert os.listdir(spool / "inbox" / "staging") == []
+
+
+def test_files_of_tasks_that_do_not_count_are_left_out(broker, spool):
+    """Only what the manifest names is adopted."""
+    manifest = staged(spool, broker.uuid, ROWS)
+    directory = Path(stages.staged(str(spool), manifest.batch, manifest.token))
+    (directory / "000000-z").write_bytes((directory / "000000-a").read_bytes())
+    stages.hand_in(Files(), str(spool), manifest)
+    assert not (spool / "inbox" / "q-0" / "000000-z").exists()
+    broker.adoption.run()
+    assert len(bodies(broker)) == len(ROWS)
+
+
+def test_the_record_of_a_query_of_one_batch_goes_when_it_is_a_week_old(broker, spool, clock: Clock):
+    """That of a streaming query stays: it may be started again at any time."""
+    hand(spool, broker.uuid, ROWS, query="once", once=True)
+    hand(spool, broker.uuid, ROWS, query="stream")
+    broker.adoption.run()
+    assert record(broker, "once").once
+    clock.advance(ONCE_EXPIRY_S + 1)
+    hand(spool, broker.uuid, ROWS, query="another", once=True)
+    broker.adoption.run()
+    assert record(broker, "once") == Adopted()
+    assert record(broker, "stream").batch == record(broker, "another").batch == 0
+
+
+def test_a_damaged_record_refuses_the_batches_of_its_query(broker, spool):
+    """Taken for an empty one, it would have a batch stored twice."""
+    hand(spool, broker.uuid, ROWS)
+    broker.adoption.run()
+    key = bytes((sink_batches.SINK_BATCHES,)) + b"q"
+    broker.log.commit(broker.log.write(lambda txn: txn.put(key, b"x" + txn.get(key)[1:])))
+    hand(spool, broker.uuid, ROWS)
+    broker.adoption.run()
+    assert len(bodies(broker)) == len(ROWS)
+    assert "nobody knows which of them are in the log" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
+    broker.close()
+    assert any("record of batches of query 'q'" in problem for problem in check_spool(spool))
+
+
+@pytest.mark.parametrize(("query", "batch"), [("a/b", 0), ("", 0), ("..", 0), ("q" * 101, 0), ("q", -1), ("q", 2**63)])
+def test_a_batch_whose_name_could_be_no_directory_is_refused(query, batch):
+    """Before anything is written."""
+    with pytest.raises(qflow.InvalidArgument):
+        stages.check_batch(query, batch)
+
+
+def test_a_task_that_finds_no_room_leaves_no_file(broker, spool):
+    """Half of a stage would lie there until it is stale."""
+    faults = Faults()
+    files = FaultyFiles(faults)
+    writer = stages.StageWriter(files, stages.staged(str(spool), Batch("q", 0), "0" * 32), "000000-a")
+    writer.add(b"x" * 100, 1, 100)
+    faults.fail("pwrite", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        writer.finish()
+    writer.discard()
+    assert [path.name for path in (spool / "inbox" / "staging").rglob("*") if path.is_file()] == []
