@@ -190,7 +190,7 @@ def test_a_damaged_block_is_a_hole(
     with open_spool() as broker:
         broker.declare_stream("plants", topics=["plant/#"])
         for number in range(5):
-            broker.publish("plant/1", b"%d" % (1111 * number))
+            broker.publish("plant/1", b"%d" % (1111 * number) + b" " * 100_000)  # a block of its own
     damage(spool, b"2222")
     with pytest.raises(Told, match="CorruptionError: stream 'plants', partition 0: offsets 2 to 2 cannot be read: .*`qflow check"):
         reader(there.batch, str(spool))
