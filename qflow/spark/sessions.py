@@ -25,6 +25,7 @@ logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
 logger.shell.level = {level}
 """
 """The last logger is asked for a level first, and where it has none of its own, Spark sets one and says so."""
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def session(
@@ -71,9 +72,12 @@ def session(
             "spark.sql.session.timeZone": "UTC",
             "spark.pyspark.python": sys.executable,
             "spark.pyspark.driver.python": sys.executable,
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
+            _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j}",
         }
-        for key, value in (quiet | {key.replace("__", "."): value for key, value in settings.items()}).items():
+        given = {key.replace("__", "."): value for key, value in settings.items()}
+        if _JAVA_OPTIONS in given:
+            given[_JAVA_OPTIONS] = f"{quiet[_JAVA_OPTIONS]} {given[_JAVA_OPTIONS]}"
+        for key, value in (quiet | given).items():
             builder = builder.config(key, str(value).lower() if isinstance(value, bool) else value)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
