@@ -83,7 +83,9 @@ def test_an_executor_that_cannot_see_the_spool_says_so(
     assert reader(there.run, *planned) == list(range(10))
     broker.close()
     spool.rename(tmp_path / "elsewhere")
-    with pytest.raises(Told, match="this executor, on host '.*', cannot see the spool at .*, which the driver has seen"):
+    with pytest.raises(
+        Told, match="this executor, on host '.*', cannot see the spool at .*, which the driver has seen"
+    ):
         reader(there.run, *planned)
 
 
@@ -96,7 +98,9 @@ def test_what_is_gone_before_a_task_reads_it(still: qflow.Broker, reader: Reader
     short, few = reader(there.plan, str(spool), endingOffsets='{"plants":{"0":7}}')
     while stream.retain():
         pass
-    with pytest.raises(Told, match=r"offsets 0 to 94 are gone, retention took them .*the first that is there is 95\. Set"):
+    with pytest.raises(
+        Told, match=r"offsets 0 to 94 are gone, retention took them .*the first that is there is 95\. Set"
+    ):
         reader(there.run, strict, parts)
     with pytest.raises(Told, match="offsets 0 to 6 are gone, .*the first that is there is 95"):
         reader(there.run, short, few)
@@ -157,7 +161,9 @@ def test_an_older_copy_that_was_put_back(
     spool.rename(tmp_path / "away")
     shutil.copytree(tmp_path / "copy", spool)
     for step in ((there.latest, end), (there.micro_batch, start, end)):
-        with pytest.raises(Told, match="knows offsets up to 20, and the spool at .* ends at 10: it was replaced by an old"):
+        with pytest.raises(
+            Told, match="knows offsets up to 20, and the spool at .* ends at 10: it was replaced by an old"
+        ):
             reader(*step)
 
 
@@ -168,7 +174,9 @@ def test_a_stream_that_was_deleted(broker: qflow.Broker, plants: Any, reader: Re
     end = reader(there.latest, start)
     broker.delete_stream("plants")
     for step in ((there.latest, end), (there.micro_batch, start, end)):
-        with pytest.raises(Told, match="StreamDeleted: stream 'plants' was deleted.*set option failOnDataLoss to false"):
+        with pytest.raises(
+            Told, match="StreamDeleted: stream 'plants' was deleted.*set option failOnDataLoss to false"
+        ):
             reader(*step)
     reader(there.go_on, str(spool), failOnDataLoss="false")
     assert reader(there.micro_batch, start, end) == []
@@ -183,16 +191,16 @@ def test_a_stream_that_was_deleted(broker: qflow.Broker, plants: Any, reader: Re
         reader(there.latest, end)
 
 
-def test_a_damaged_block_is_a_hole(
-    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path
-) -> None:
+def test_a_damaged_block_is_a_hole(open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path) -> None:
     """Which is an error, or is left out; the blocks before and behind it are read."""
     with open_spool() as broker:
         broker.declare_stream("plants", topics=["plant/#"])
         for number in range(5):
             broker.publish("plant/1", b"%d" % (1111 * number) + b" " * 100_000)  # a block of its own
     damage(spool, b"2222")
-    with pytest.raises(Told, match="CorruptionError: stream 'plants', partition 0: offsets 2 to 2 cannot be read: .*`qflow check"):
+    with pytest.raises(
+        Told, match="CorruptionError: stream 'plants', partition 0: offsets 2 to 2 cannot be read: .*`qflow check"
+    ):
         reader(there.batch, str(spool))
     assert reader(there.batch, str(spool), failOnDataLoss="false") == [0, 1111, 3333, 4444]
 
@@ -336,7 +344,9 @@ def test_a_group_has_one_reader(broker: qflow.Broker, plants: Any, reader: Reade
         other(there.latest, start)
         pid = other(os.getpid)
         reader(there.go_on, str(spool), group="archive")
-        with pytest.raises(Told, match=f"GroupInUse: group 'archive' of the spool .* is in use by process {pid}: stop the"):
+        with pytest.raises(
+            Told, match=f"GroupInUse: group 'archive' of the spool .* is in use by process {pid}: stop the"
+        ):
             reader(there.latest, start)
     finally:
         other.close()

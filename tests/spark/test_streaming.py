@@ -157,7 +157,9 @@ def test_a_group_has_one_query(
     other = Pipe(spark, spool, tmp_path / "other")
     query = pipe.start(once=False, group="archive")
     query.processAllAvailable()
-    with pytest.raises(Exception, match=r"group 'archive' of the spool .* is in use by process \d+: stop the query") as caught:
+    with pytest.raises(
+        Exception, match=r"group 'archive' of the spool .* is in use by process \d+: stop the query"
+    ) as caught:
         other.run(group="archive")
     assert "Traceback" not in str(caught.value)
     query.stop()
