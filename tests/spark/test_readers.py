@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import lmdb
 import pytest
 
 import qflow
+from qflow.storage import groups
 from qflow.storage.block_log import meta_key, seal
 from spark import reader_process as there
 from spark.reader_process import ReaderProcess, Told
@@ -223,6 +225,41 @@ def test_a_damaged_shared_body_is_a_hole_of_one_message(
     assert reader(there.batch, str(spool), filter="plant/4") == [int(bodies[3])]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subscribe": ""}, "say what to read"),
+        ({"subscribe": "plants", "subscribePattern": "p"}, "subscribe and subscribePattern is given"),
+        ({"subscribe": " , "}, "'subscribe' is empty"),
+        ({"subscribe": "plant"}, "there is no stream 'plant' in .*; there are: 'plants'"),
+        ({"subscribe": "", "subscribePattern": "("}, "no regular expression"),
+        ({"subscribe": "plants", "filter": "a/#/b"}, "goes on after '#'"),
+        ({"subscribe": "plants", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
+        ({"subscribe": "plants", "startingOffsets": "newest"}, "give earliest, latest, committed"),
+        ({"subscribe": "plants", "startingOffsets": "{"}, "is no JSON"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":"1"}}'}, "give a number for each partition"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{}}'}, "leaves out partition 0"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":0,"1":0}}'}, "names partition 1"),
+        ({"subscribe": "plants", "startingOffsets": '{"other":{"0":0}}'}, "names stream 'other'"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":9}}'}, "offset 9 is past the end"),
+        ({"subscribe": "plants", "startingOffsets": "committed"}, "say whose with option 'group'"),
+        ({"subscribe": "plants", "endingOffsets": "earliest"}, "endingOffsets cannot be 'earliest'"),
+        ({"subscribe": "plants", "startingTimestamp": "today"}, "give milliseconds since 1970"),
+        ({"subscribe": "plants", "startingTimestamp": "1", "startingOffsets": "latest"}, "the same in two ways"),
+        ({"subscribe": "plants", "minPartitions": "0"}, "give a whole number, 1 or more"),
+        ({"subscribe": "plants", "failOnDataLoss": "maybe"}, "give true or false"),
+        ({"subscribe": "plants", "maxOffsetsPerTrigger": "5"}, "is for spark.readStream only"),
+        ({"subscribe": "plants", "assign": "{}"}, "name streams with subscribe"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path, options: dict[str, str], expected: str
+) -> None:
+    """Which names the option and what to do."""
+    with pytest.raises(Told, match=expected):
+        reader(there.batch, str(spool), **options)
+
+
 # Beside a living owner ------------------------------------------------------------------------------------------------
 
 
@@ -351,3 +388,41 @@ def test_a_group_has_one_reader(broker: qflow.Broker, plants: Any, reader: Reade
     finally:
         other.close()
     assert reader(there.micro_batch, start, reader(there.latest, start)) == list(range(10))
+
+
+def test_a_new_query_goes_on_where_its_group_was(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """With `committed` and no checkpoint: where the batch ends that was done, also for a batch query."""
+    publish(broker, 10)
+    start = reader(there.begin, str(spool), group="archive", startingOffsets="committed")
+    end = reader(there.latest, start)
+    assert reader(there.micro_batch, start, end) == list(range(10))
+    assert reader(there.begin, str(spool), group="archive", startingOffsets="committed") == start  # not known as done
+    reader(there.go_on, str(spool), group="other")
+    reader(there.latest, end)
+    publish(broker, 5, 10)
+    assert reader(there.begin, str(spool), group="other", startingOffsets="committed") == end
+    assert reader(there.batch, str(spool), group="other", startingOffsets="committed") == list(range(10, 15))
+
+
+def test_a_group_holds_retention(still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path) -> None:
+    """Until a batch is done and for a grace time, and not when nobody has read as the group for long."""
+    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=1)
+    publish(still, 100)
+    start = reader(there.begin, str(spool), group="archive", maxOffsetsPerTrigger="60", **EARLIEST)
+
+    def first_at(moment_s: float) -> int:
+        clock.wall_s = moment_s
+        while stream.retain():
+            pass
+        return stream.stats().first_offsets[0]
+
+    end = reader(there.latest, start)
+    now = time.time()
+    assert reader(there.micro_batch, start, end) == list(range(60))
+    assert first_at(now + groups.GRACE_S + 60) == 0  # it was not said to be done
+    reader(there.latest, end)
+    assert first_at(now) == 0  # it is done, but the checkpoint that says so is perhaps not on the disk yet
+    assert first_at(now + groups.GRACE_S + 60) == 60
+    assert first_at(now + groups.EXPIRY_S + 60) == 99
