@@ -21,7 +21,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     warehouse = tmp_path_factory.mktemp("warehouse")
     try:
-        found = session("tests", master="local[2]", spark__sql__warehouse__dir=str(warehouse))
+        found = session(
+            "tests",
+            master="local[2]",
+            spark__sql__warehouse__dir=str(warehouse),
+            spark__driver__extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # nothing runs long here
+        )
     except NotFound as error:
         pytest.skip(str(error))
     yield found

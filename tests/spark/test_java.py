@@ -92,7 +92,7 @@ def test_a_pyspark_that_is_too_old_is_a_sentence(monkeypatch: pytest.MonkeyPatch
 SCRIPT = """
 import sys
 from qflow.spark import session
-spark = session("terminal", master="local[1]")
+spark = session("terminal", master="local[1]", spark__driver__extraJavaOptions="-XX:TieredStopAtLevel=1")
 print("silent", file=sys.stderr, flush=True)
 reader = spark.read.format("qflow").option("subscribe", "plants")
 print(reader.load(sys.argv[1]).count(), flush=True)
