@@ -6,6 +6,7 @@ What lies in a spool directory:
     log/         the transaction log: the truth; `log.new/`, `log.old/`: see `snapshots`
     spill/       messages that do not fit in memory: a cache, renamed aside when the spool is opened
     wiping/      spill files of before, unlinked little by little
+    cursors/     how far groups of readers outside have come; see `storage.groups`
     inbox/       batches handed in from outside, which the owner adopts; see `storage.stages`
     stats.json   what the owner is doing, renewed each second
 
@@ -66,7 +67,7 @@ from qflow.storage import block_log, recovery, snapshots
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment, check_log_directory
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
-from qflow.storage.groups import Held
+from qflow.storage.groups import CURSORS, Held
 from qflow.storage.inbox import Inbox
 from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
 from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
@@ -84,7 +85,19 @@ from qflow.streams.subscription import Subscription
 BINDINGS = "bindings"
 """Beside the settings in a queue's record: the filters it is bound with."""
 OURS = frozenset(
-    {"lock", "log", "log.new", snapshots.OLD, SPILL, WIPING, INBOX, "stats.json", "stats.json.new", "lost+found"}
+    {
+        "lock",
+        "log",
+        "log.new",
+        snapshots.OLD,
+        SPILL,
+        WIPING,
+        INBOX,
+        CURSORS,
+        "stats.json",
+        "stats.json.new",
+        "lost+found",
+    }
 )
 MAINTENANCE_S = 1.0
 REST = 4

@@ -11,6 +11,14 @@ import pytest
 import qflow
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one process run all that needs Spark, and begin with it: the session is shared, and takes 400 MB."""
+    for item in items:
+        if "spark" in item.path.parts:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
     """A path where no spool is yet."""
