@@ -118,7 +118,7 @@ def by_pandas(days: int) -> "pd.DataFrame":
     taken = sorted({day for table in tables for day in table["time_hour"].str[:10]})[:days]
     departures, observed = (table[table["time_hour"].str[:10].isin(taken)] for table in tables)
     joined = departures.merge(observed, "left", ["origin", "time_hour"])
-    joined["hour"] = pd.to_datetime(joined["time_hour"]).dt.tz_localize(None)
+    joined["hour"] = pd.to_datetime(joined["time_hour"])
     grouped = joined.groupby(["hour", "origin"])
     found = grouped.agg(
         flights=("carrier", "size"),
@@ -147,7 +147,7 @@ def main(spool: str, days: int) -> None:
     print(f"in the end, Spark has read {progress(query)}")
     query.stop()
 
-    found = spark.read.parquet(out).toPandas()  # by Spark, which knows which files count
+    found = spark.read.parquet(out).toArrow().to_pandas()  # by Spark, which knows which files count
     expected = by_pandas(days)
     both = found.merge(expected, "outer", [*expected], indicator="whose")
     different = both[both["whose"] != "both"]
