@@ -44,7 +44,9 @@ def archived(spark: Any, directory: Path) -> list[int]:
     return [int(row.value) for row in spark.read.parquet(str(directory)).orderBy("offset").collect()]
 
 
-def test_an_archive_goes_on_where_the_last_one_stopped_and_is_loaded_once(spark, broker, plants, spool, tmp_path, archive):
+def test_an_archive_goes_on_where_the_last_one_stopped_and_is_loaded_once(
+    spark, broker, plants, spool, tmp_path, archive
+):
     """Each message once, split as it was asked for; loaded, topics, keys, headers and order are as they were."""
     publish(broker, 0, 30)
     told: list[Any] = []
@@ -88,7 +90,7 @@ def test_a_report_counts_what_each_topic_holds(spark, still, clock, spool, tmp_p
     """Rates, times from a message to the next, and from when it was sent, over what is retained."""
     still.declare_stream("plants", topics=["plant/#"])
     for number in range(11):
-        still.publish("plant/steady", b"x" * number, headers={"sent": f"{clock.now_s - 0.25:.3f}"})
+        still.publish("plant/steady", b"x" * number, headers={"sent": f"{clock.wall() - 0.25:.3f}"})
         if number in (0, 10):
             still.publish("plant/rare", b"y", headers={"sent": "yesterday"} if number else None)
         clock.advance(2)
