@@ -15,7 +15,6 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.stop import Stop
 from qflow.errors import InvalidArgument, NotFound, QflowError
-from qflow.storage.files import storage_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -217,10 +216,7 @@ def report(
             names = dict.fromkeys(streams) or there
             found = work.report(spark, str(spool.absolute()), names, sent_header=sent_header)
     if png is not None and found:
-        try:
-            work.draw(found, str(png))
-        except OSError as error:
-            raise storage_error(error, "draw a report", png) from error
+        work.draw(found, str(png))
     if as_json:
         facts.print_json({"spool": str(spool), "topics": [topic._asdict() for topic in found]})
     elif not found:

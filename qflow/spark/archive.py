@@ -95,8 +95,8 @@ class Archive:
             others = [name for name in os.listdir(self._directory) if not name.startswith((".", "_"))]
             if others and not kept.exists():
                 raise InvalidArgument(
-                    f"{self._directory} holds files that are none of an archive, such as {min(others)!r}: give a new or "
-                    "an empty directory"
+                    f"{self._directory} holds files that are none of an archive, such as {min(others)!r}: give a new "
+                    "or an empty directory"
                 )
             self._fd = os.open(kept, os.O_RDWR | os.O_CREAT, FILE_MODE)
             try:

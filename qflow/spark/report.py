@@ -127,7 +127,7 @@ def _draw_percentiles(axes: Any, label: str, rows: list[tuple[float | None, ...]
         axes.plot([value for _, value in known], [place for place, _ in known], marker, label=name, alpha=0.8, ls="")
     axes.set_xlabel(label)
     axes.set_xscale("symlog", linthresh=1)
-    axes.set_xlim(left=-0.2)
+    axes.set_xlim(-0.2, 2 * max((value or 0 for row in rows for value in row), default=0) + 1)
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize="small")
 
