@@ -100,11 +100,11 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Writes one data frame: all of it, or nothing."""
+    """Writes one data frame: all of it, or nothing; with options `txnAppId` and `txnVersion` each version once."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._batch = check_batch(f"batch-{uuid4().hex}", 0)
+        self._batch = options.batch or check_batch(f"batch-{uuid4().hex}", 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""
@@ -114,7 +114,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Return when all rows are in the log."""
         with plainly():
-            self._hand_over(messages, once=True)
+            self._hand_over(messages, once=self._options.batch is None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove what tasks have staged."""
