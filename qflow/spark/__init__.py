@@ -11,18 +11,6 @@ is for where it does not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from qflow.spark.sessions import session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from qflow.spark.sessions import register, session
 
 __all__ = ["register", "session"]
-
-
-def register(spark: SparkSession) -> None:
-    """Make `format("qflow")` known to a session that has not found it."""
-    from qflow.spark.source import QflowDataSource
-
-    spark.dataSource.register(QflowDataSource)

@@ -41,8 +41,7 @@ class StreamBatchReader(DataSourceReader):
                 for number, end in ends[stream.name].items():
                     first, _ = stream.bounds(number)
                     start = starts[stream.name][number]
-                    if start < end:
-                        start = check_floor(stream.name, number, start, first, fail=options.fail_on_data_loss)
+                    start = check_floor(stream.name, number, start, first, fail=options.fail_on_data_loss, end=end)
                     ranges.append((stream, number, start, end))
             return list(cut(txn, state.uuid, ranges, options))
 

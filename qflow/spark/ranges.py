@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound
+from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, StreamDeleted
 from qflow.message import LANE_SHIFT
 from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadOptions, is_earliest, is_latest
 from qflow.spark.spools import SpoolState, StreamState
@@ -40,13 +40,16 @@ class Range(InputPartition):
         self.end = end
 
 
-def selected(state: SpoolState, options: ReadOptions) -> list[StreamState]:
+def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True) -> list[StreamState]:
     """Return the streams to be read, by name.
+
+    Args:
+        all_named: those that were named must be there.
 
     Raises:
         NotFound: one that was named is not there. CorruptionError: one cannot be read.
     """
-    for name in options.streams or ():
+    for name in options.streams or () if all_named else ():
         if name not in state.streams:
             names = ", ".join(map(repr, sorted(state.streams))) or "none"
             raise NotFound(
@@ -134,17 +137,18 @@ def committed(options: ReadOptions, state: SpoolState, streams: list[StreamState
     return {stream.name: known.get(stream.owner, {}) for stream in streams}
 
 
-def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool) -> int:
-    """Return where to begin in a partition whose first offset is `first`.
+def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool, end: int | None = None) -> int:
+    """Return where to begin in a partition whose first offset is `first`: `end` at the most, where one is asked for.
 
     Raises:
         GapError: retention took what was to be read, and that is to be an error.
     """
-    if start >= first:
+    lost_to = first if end is None else min(first, end)
+    if start >= lost_to:
         return start
     text = (
-        f"stream {stream!r}, partition {number}: offsets {start} to {first - 1} are gone, retention took them before "
-        "this query has read them"
+        f"stream {stream!r}, partition {number}: offsets {start} to {lost_to - 1} are gone, retention took them before "
+        f"this query has read them; the first that is there is {first}"
     )
     if fail:
         raise GapError(
@@ -152,10 +156,22 @@ def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool)
             "give it a group",
             partition=number,
             first=start,
-            end=first,
+            end=lost_to,
         )
     _logger.warning("%s; it goes on behind them, for failOnDataLoss is false", text)
-    return first
+    return lost_to
+
+
+def miss_stream(name: str, *, fail: bool) -> None:
+    """Go on without a stream that was to be read.
+
+    Raises:
+        StreamDeleted: that is to be an error.
+    """
+    text = f"stream {name!r} was deleted, perhaps before this query has read it to its end"
+    if fail:
+        raise StreamDeleted(f"{text}: set option failOnDataLoss to false to go on without it")
+    _logger.warning("%s; it goes on without it, for failOnDataLoss is false", text)
 
 
 def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], options: ReadOptions) -> list[Range]:

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSource
 
 from qflow.spark import options as parsing
 from qflow.spark.schema import columns_of, whole_schema
-from qflow.spark.words import plainly
+from qflow.spark.words import check_pyspark, plainly
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 class QflowDataSource(DataSource):
     """Streams and durable queues of a spool as data frames."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        with plainly():
+            check_pyspark()
+        super().__init__(options)
 
     @classmethod
     def name(cls) -> str:

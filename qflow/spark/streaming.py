@@ -11,39 +11,32 @@ Only what is synced in the log is reported: readers of LMDB see nothing else.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
-from qflow.errors import StorageError, StreamDeleted
+from qflow.errors import StorageError
 from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import Position, Progress
 from qflow.spark.options import ReadOptions
-from qflow.spark.ranges import Range, check_floor, committed, cut, resolve, selected
+from qflow.spark.ranges import Range, check_floor, committed, cut, miss_stream, resolve, selected
 from qflow.spark.schema import Column
-from qflow.spark.spools import SpoolState, StreamState, look, other_log, reading
+from qflow.spark.spools import SpoolState, look, other_log, reading
 from qflow.spark.words import plainly
 from qflow.storage import blocks
 from qflow.storage.block_log import scan
 from qflow.storage.files import Files
 from qflow.storage.groups import Group
 
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadMaxBytes,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError as error:  # PySpark before 4.2
-    raise ImportError("streams of format qflow need PySpark 4.2 or newer: pip install -U pyspark") from error
-
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_logger = logging.getLogger("qflow.spark")
 
 
 class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -87,8 +80,9 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return end.to_json()
 
     def _next(self, begin: Position, limit: Any) -> Position:
-        state, there = self._now(begin.uuid)
+        state = look(self._options.path, begin.uuid)
         self._check_known(state, begin)
+        there = selected(state, self._options, all_named=False)
         end: dict[str, Progress] = {}
         for stream in there:
             known = begin.streams.get(stream.name)
@@ -115,20 +109,19 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, known in begin.streams.items():
             stream = state.streams.get(name)
             if stream is None or stream.owner != known.number:
-                self._miss_stream(name)
+                miss_stream(name, fail=self._options.fail_on_data_loss)
                 continue
             for number, offset in known.offsets.items():
                 _, high = stream.bounds(number)
-                if offset > high:
-                    raise StorageError(
-                        f"stream {name!r}, partition {number}: this query has read up to offset {offset}, and "
-                        f"the spool at {self._options.path} ends at {high}: it was replaced by an older copy of it. "
-                        "Begin anew with another checkpoint directory"
-                    )
+                self._check_end(name, number, offset, high)
 
-    def _now(self, uuid: str) -> tuple[SpoolState, list[StreamState]]:
-        state = look(self._options.path, uuid)
-        return state, selected(state, self._options)
+    def _check_end(self, name: str, number: int, offset: int, end: int) -> None:
+        if offset > end:
+            raise StorageError(
+                f"stream {name!r}, partition {number}: the checkpoint of this query knows offsets up to {offset}, and "
+                f"the spool at {self._options.path} ends at {end}: it was replaced by an older copy of it. Bring the "
+                "newer one back, or begin anew with another checkpoint directory"
+            )
 
     def _limit(self, state: SpoolState, begin: Position, end: dict[str, Progress]) -> None:
         """Take back what goes beyond the limits of a batch: of each partition in proportion to what waits there."""
@@ -164,29 +157,25 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Go no further than what is there now."""
         with plainly():
-            state = look(self._options.path)
-            streams = selected(state, self._options)
-            self._target = Position(
-                state.uuid,
-                {
-                    stream.name: Progress(
-                        stream.owner, {number: stream.bounds(number)[1] for number in range(len(stream.rows))}
-                    )
-                    for stream in streams
-                },
-            )
+            self._target = self._ends()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return what is there now, for the progress that Spark shows."""
         with plainly():
-            state = look(self._options.path)
-            ends = {
+            return self._ends().to_json()
+
+    def _ends(self) -> Position:
+        state = look(self._options.path)
+        streams = selected(state, self._options, all_named=False)
+        return Position(
+            state.uuid,
+            {
                 stream.name: Progress(
                     stream.owner, {number: stream.bounds(number)[1] for number in range(len(stream.rows))}
                 )
-                for stream in selected(state, self._options)
-            }
-            return Position(state.uuid, ends).to_json()
+                for stream in streams
+            },
+        )
 
     # The group -------------------------------------------------------------------------------------------------------
 
@@ -216,23 +205,17 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             stream = state.streams.get(name)
             if stream is None or stream.owner != one.number:
                 if _start_of(begin, name, one) != one.offsets:
-                    self._miss_stream(name)
+                    miss_stream(name, fail=options.fail_on_data_loss)
                 continue
             starts = _start_of(begin, name, one)
             for number, stop in sorted(one.offsets.items()):
                 low = starts.get(number, 0)
-                if low < stop:
-                    first = min(stop, stream.bounds(number)[0])
-                    low = check_floor(name, number, low, first, fail=options.fail_on_data_loss)
+                first, high = stream.bounds(number)
+                self._check_end(name, number, stop, high)
+                low = check_floor(name, number, low, first, fail=options.fail_on_data_loss, end=stop)
                 ranges.append((stream, number, low, stop))
         with reading(options.path, state.uuid) as txn:
             return list(cut(txn, state.uuid, ranges, options))
-
-    def _miss_stream(self, name: str) -> None:
-        text = f"stream {name!r} was deleted, perhaps before this query has read it to its end"
-        if self._options.fail_on_data_loss:
-            raise StreamDeleted(f"{text}: set option failOnDataLoss to false to go on without it")
-        _logger.warning("%s; it goes on without it, for failOnDataLoss is false", text)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one of those."""

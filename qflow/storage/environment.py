@@ -116,7 +116,13 @@ class Environment:
         try:
             return self._env.begin(write=write, buffers=True) if buffers else self._env.begin(write=write)
         except lmdb.MapResizedError:  # another process, the owner, needed more than is mapped here
-            self._env.set_mapsize(0)  # as large as it says
+            try:
+                self._env.set_mapsize(0)  # as large as it says
+            except (lmdb.Error, OSError) as error:
+                raise StorageError(
+                    f"the log at {self.path} has grown, and could not be mapped as a whole: {error}; raise the "
+                    "address-space limit"
+                ) from error
             return self.begin(write=write, buffers=buffers)
 
     def commit(self, txn: Any) -> None:

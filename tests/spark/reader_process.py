@@ -1,0 +1,178 @@
+"""Readers as Spark's workers run them, in a process of their own and without a Spark around: milliseconds each.
+
+What is raised here may not come through a pickle; it is told as its name and its sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import wraps
+from multiprocessing import get_context
+from typing import Any
+
+_streaming: list[Any] = []
+
+
+class Told(Exception):
+    """An error of the other process: `GapError: stream ...`."""
+
+
+class ReaderProcess:
+    """A process that reads, beside the owner of the spool."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+    def __call__(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what one of the functions below returns there."""
+        return self._pool.submit(work, *args, **kwargs).result(timeout=60)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def told(work: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(work)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        from qflow.errors import QflowError
+
+        try:
+            return work(*args, **kwargs)
+        except QflowError as error:
+            raise Told(f"{type(error).__name__}: {error}") from None
+
+    return wrapped
+
+
+def _source(spool: str, options: dict[str, str]) -> tuple[Any, Any]:
+    """Return the source, and a schema for it; an option that is empty is none."""
+    from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+
+    from qflow.spark.source import QflowDataSource
+
+    types = {
+        "key": BinaryType(),
+        "value": BinaryType(),
+        "topic": StringType(),
+        "partition": IntegerType(),
+        "offset": LongType(),
+    }
+    schema = StructType([StructField(name, type_) for name, type_ in types.items()])
+    given = {"subscribe": "plants", "path": spool} | options
+    return QflowDataSource({name: value for name, value in given.items() if value}), schema
+
+
+def _numbers(batches: Iterator[Any]) -> list[int]:
+    return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
+
+
+@told
+def batch(spool: str, **options: str) -> list[int]:
+    """Return the numbers a batch query reads."""
+    source, schema = _source(spool, options)
+    reader = source.reader(schema)
+    return [number for part in reader.partitions() for number in _numbers(reader.read(part))]
+
+
+@told
+def plan(spool: str, **options: str) -> tuple[Any, list[Any]]:
+    """Return a batch reader and what its tasks are to read."""
+    source, schema = _source(spool, options)
+    reader = source.reader(schema)
+    return reader, list(reader.partitions())
+
+
+@told
+def run(reader: Any, parts: list[Any]) -> list[int]:
+    """Return what tasks read that were planned before."""
+    return [number for part in parts for number in _numbers(reader.read(part))]
+
+
+@told
+def begin(spool: str, **options: str) -> dict[str, Any]:
+    """Begin a streaming query, and return where it begins by itself."""
+    source, schema = _source(spool, options)
+    reader = source.streamReader(schema)
+    _streaming[:] = [reader]
+    offset: dict[str, Any] = reader.initialOffset()
+    return offset
+
+
+@told
+def go_on(spool: str, **options: str) -> None:
+    """Begin a streaming query that has a checkpoint."""
+    source, schema = _source(spool, options)
+    _streaming[:] = [source.streamReader(schema)]
+
+
+@told
+def until_now() -> None:
+    """Go no further than what is there."""
+    _streaming[0].prepareForTriggerAvailableNow()
+
+
+@told
+def latest(start: dict[str, Any]) -> dict[str, Any]:
+    """Return where the next batch of the query ends."""
+    reader = _streaming[0]
+    end: dict[str, Any] = reader.latestOffset(start, reader.getDefaultReadLimit())
+    return end
+
+
+@told
+def micro_batch(start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    """Return what a batch of the query reads."""
+    import pickle
+
+    reader = _streaming[0]
+    copy = pickle.loads(pickle.dumps(reader))
+    return [number for part in reader.partitions(start, end) for number in _numbers(copy.read(part))]
+
+
+def map_no_more_than(size: int) -> None:
+    """Have logs mapped with so many bytes from here on."""
+    from qflow.storage import environment
+
+    environment.MAP_BYTES = size
+
+
+def mapped(spool: str) -> int:
+    """Return how many bytes of a log are mapped."""
+    from qflow.spark import spools
+
+    (opened,) = [one for one in spools._open.values() if one.spool == spool]
+    size: int = opened.env._env.info()["map_size"]
+    return size
+
+
+def let_go(spool: str) -> None:
+    """Close what is open of a spool."""
+    from qflow.spark import spools
+
+    spools.let_go(spool)
+
+
+@told
+def blocks_read(spool: str, topic_filter: str) -> tuple[int, int, int]:
+    """Return how many blocks of the first stream a filter has decoded, hold a match, and are there."""
+    from qflow.spark import spools
+    from qflow.storage import blocks, column_pieces
+    from qflow.storage.block_log import scan
+    from qflow.streams.interest import Interest
+    from qflow.streams.topic_filter import compile_filter
+
+    (stream,) = spools.look(spool).streams.values()
+    interest = Interest(topic_filter, stream.owner, print)
+    matches = compile_filter(topic_filter)
+    decoded = matching = there = position = 0
+    with spools.reading(spool, buffers=False) as txn:
+        end = stream.rows[0].next
+        for _, value in scan(txn, stream.owner, 0, 0, end):
+            there += 1
+            matching += any(map(matches, blocks.read_names(value, where="a block")))
+        while position < end:
+            found = column_pieces.read(txn, stream.owner, 0, position, end, 2**20, interest)
+            decoded += found.decoded
+            position = found.position
+    return decoded, matching, there

