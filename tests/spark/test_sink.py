@@ -138,6 +138,7 @@ class Texts:
         self._written += 1
         path = self.source / f"{self._written:04d}.txt"
         path.with_suffix(".part").write_text("".join(line + "\n" for line in lines))
+        os.utime(path.with_suffix(".part"), (1_700_000_000 + self._written,) * 2)  # Spark reads them in this order
         path.with_suffix(".part").rename(path)
 
     def run(self, mode: str = "append", **options: Any) -> None:
@@ -223,7 +224,7 @@ def test_two_queries_at_once_and_an_owner_that_leaves_and_comes_meanwhile(spark,
         numbers = sorted(int(text.partition("-")[2]) for text in found if text.startswith(name))
         assert numbers == list(range(len(numbers)))
         assert len(numbers) >= 60
-    assert left_in_inbox(spool) == []
+    assert not [path for path in left_in_inbox(spool) if stages.STAGING not in path]  # of a batch that was stopped
 
 
 def open_when_free(spool: Path) -> qflow.Broker:
