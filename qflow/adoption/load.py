@@ -7,7 +7,7 @@ from typing import Any
 from qflow.errors import NotFound
 from qflow.message import Message, body_of, decode_headers
 from qflow.queues.together import Step
-from qflow.routing import Routing
+from qflow.routing import Route, Routing
 from qflow.storage.blocks import KINDS, Block
 from qflow.streams.partition import Partition
 from qflow.streams.publishing import Lot
@@ -23,6 +23,8 @@ class Load:
         self.steps: list[Step] = []
         """For queues."""
         self.messages = self.bytes = 0
+        self._streams: tuple[Stream, ...] = ()
+        self._alike: set[str] = set()
 
     def add(self, block: Block) -> None:
         """Add a block. Cost: 0.05 µs a message where its topics lead to the same streams of one partition; else 3.
@@ -31,20 +33,13 @@ class Load:
             NotFound: nobody takes one of its topics. InvalidArgument: one of them is none.
         """
         names = block.names
-        routes = list(map(self._routing.route, names))
-        for name, route in zip(names, routes, strict=True):
-            if not route.streams and not route.queues:
-                raise NotFound(
-                    f"no stream takes topic {name!r}, and no queue is bound to it: declare a stream with topics that "
-                    "match it"
-                )
+        routes = [] if names and self._alike.issuperset(names) else self._routes(names)
         self.messages += block.header.count
         self.bytes += block.header.payload_bytes
-        streams = routes[0].streams
         topics = list(map(names.__getitem__, block.topics))
         plain = not block.header.columns & KINDS
-        if all(route.streams == streams and not route.queues for route in routes) and _is_single(streams):
-            for stream in streams:
+        if not routes:
+            for stream in self._streams:
                 self._lot(stream.partitions[0], plain).add_all(block.records, topics)
             return
         for record, number, topic in zip(block.records, block.topics, topics, strict=True):
@@ -59,6 +54,23 @@ class Load:
             if route.queues:
                 steps = self._routing.steps(topic, body_of(record), decode_headers(header_bytes), key)
                 self.steps += [step for step in steps if not step.queue.reserves_together]
+
+    def _routes(self, names: list[str]) -> list[Route]:
+        """Return where topics lead; nothing where that is for each of them `_streams`, as it is for those `_alike`."""
+        routes = list(map(self._routing.route, names))
+        for name, route in zip(names, routes, strict=True):
+            if not route.streams and not route.queues:
+                raise NotFound(
+                    f"no stream takes topic {name!r}, and no queue is bound to it: declare a stream with topics that "
+                    "match it"
+                )
+        streams = routes[0].streams
+        if not _is_single(streams) or any(route.streams != streams or route.queues for route in routes):
+            return routes
+        if streams != self._streams:
+            self._streams, self._alike = streams, set()
+        self._alike.update(names)
+        return []
 
     def _lot(self, partition: Partition, plain: bool) -> Lot:
         lot = self.lots.get(partition)

@@ -1,14 +1,14 @@
 """Blocks of the log made into Arrow record batches, as columns into columns.
 
 Lengths become offsets, payloads are laid one behind the other and are the values: per message there is only C at work.
-Messages with a key or headers have something before the body, which is cut away; their blocks cost more.
+Messages with a key or headers have something before the body; see `parts`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record, decode_headers
+from qflow.spark.parts import take_apart
 from qflow.spark.schema import LOG_APPEND_TIME, headers_type
 from qflow.storage.column_pieces import ColumnPiece
 
@@ -74,31 +75,39 @@ class _Bodies:
         self.headers.append(pa.nulls(len(lengths), HEADERS))
 
     def _take_apart(self, piece: ColumnPiece) -> None:
-        """Look at messages one by one. Cost: 2 µs each."""
-        ends = np.cumsum(np.frombuffer(piece.columns.lengths, _NUMBER), dtype=np.int64).tolist()
+        """Add a block in which some messages are more than a body. Cost: 0.5 µs each; 5 µs for what is elsewhere, and
+        for each set of headers that is not like the one of another message in the block."""
+        ends = np.cumsum(np.frombuffer(piece.columns.lengths, _NUMBER), dtype=np.int64)
         if ends[-1] != len(piece.columns.payload):
             raise _torn(piece)
-        payload = bytes(piece.columns.payload)
-        keys: list[bytes | None] = []
-        headers: list[Any] = []
-        chunks: list[Chunk] = []
-        kinds = np.frombuffer(piece.columns.kinds, _NUMBER).tolist()
-        for index in range(piece.low, piece.high):
-            record: Record = payload[ends[index - 1] if index else 0 : ends[index]]
-            if kinds[index]:
-                record = piece.fetched[index] if index in piece.fetched else Message.unpack(record)
-            if isinstance(record, Message):
-                keys.append(record.key or None)
-                headers.append(header_list(record.header_bytes))
-                chunks.append(memoryview(record)[record.body_offset :])
-            else:
-                keys.append(None)
-                headers.append(None)
-                chunks.append(record)
-        self.keys.append(pa.array(keys, pa.binary()))
-        self.headers.append(pa.array(headers, HEADERS))
-        self.lengths.append(np.fromiter(map(len, chunks), _NUMBER, len(chunks)))
-        self.chunks += chunks
+        start = int(ends[piece.low - 1]) if piece.low else 0
+        payload = bytes(piece.columns.payload[start : int(ends[piece.high - 1])])
+        ends = ends[piece.low : piece.high] - start
+        packed = np.frombuffer(piece.columns.kinds, _NUMBER)[piece.low : piece.high] != 0
+        if piece.fetched:
+            payload, ends, packed = _with_fetched(piece, payload, ends, packed)
+        parts = take_apart(payload, ends, packed)
+        self.keys.append(parts.keys)
+        distinct = parts.headers.dictionary_encode()
+        lists = pa.array([header_list(one.as_py()) for one in distinct.dictionary], HEADERS)
+        self.headers.append(lists.take(distinct.indices))
+        _, offsets, bodies = parts.bodies.buffers()
+        places = np.frombuffer(offsets, np.int32, len(ends) + 1)
+        self.lengths.append(np.diff(places))
+        if places[-1]:
+            self.chunks.append(memoryview(bodies).cast("B")[: places[-1]])
+
+
+def _with_fetched(piece: ColumnPiece, payload: bytes, ends: Array, packed: Array) -> tuple[bytes, Array, Array]:
+    """Return messages, where they end and which are more than a body, with what was stored elsewhere in its place."""
+    records: list[Record] = [
+        piece.fetched.get(piece.low + index, payload[start:end])
+        for index, (start, end) in enumerate(pairwise([0, *ends.tolist()]))
+    ]
+    packed = packed.copy()
+    for index, record in piece.fetched.items():
+        packed[index - piece.low] = isinstance(record, Message)
+    return b"".join(records), np.cumsum(np.fromiter(map(len, records), np.int64, len(records))), packed
 
 
 def _is_plain(piece: ColumnPiece) -> bool:
@@ -193,7 +202,18 @@ def _topics(pieces: list[ColumnPiece]) -> pa.Array:
             base, following = following, following + 1 + names[-1].count(0)
         bases.append(base)
     numbers = _numbers(pieces, "topics") + np.repeat(bases, [piece.messages for piece in pieces])
-    return pa.array(b"\0".join(names).decode().split("\0"), pa.string()).take(pa.array(numbers))
+    return _texts(b"\0".join(names)).take(pa.array(numbers))
+
+
+def _texts(joined_by_nul: bytes) -> pa.Array:
+    """Return texts as an array, given with NUL between them."""
+    text = np.frombuffer(joined_by_nul, np.uint8)
+    ends: Array = np.append(np.flatnonzero(text == 0), len(text))
+    offsets: Array = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends - np.arange(len(ends))  # there is a NUL less before each
+    return pa.Array.from_buffers(
+        pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text[text != 0].tobytes())]
+    )
 
 
 def _offsets(pieces: list[ColumnPiece], base: int, count: int) -> pa.Array:

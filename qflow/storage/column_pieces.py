@@ -78,7 +78,11 @@ def _take(txn: Any, value: bytes, header: Header, asked: Asked) -> tuple[ColumnP
     if columns.kinds is not None and _REFERENCE in bytes(columns.kinds):
         records = blocks.decode(value, header.key, where=asked.where).records
         room = asked.room
-        chosen = None if asked.chosen is None else [asked.chosen[number] for number in memoryview(columns.topics or b"").cast("I")]
+        chosen = (
+            None
+            if asked.chosen is None
+            else [asked.chosen[number] for number in memoryview(columns.topics or b"").cast("I")]
+        )
         for index, record in enumerate(records[low:high], low):
             if type(record) is not Reference:
                 continue

@@ -46,6 +46,7 @@ def told(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _source(spool: str, options: dict[str, str]) -> tuple[Any, Any]:
+    """Return the source, and a schema for it; an option that is empty is none."""
     from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
     from qflow.spark.source import QflowDataSource
@@ -58,7 +59,8 @@ def _source(spool: str, options: dict[str, str]) -> tuple[Any, Any]:
         "offset": LongType(),
     }
     schema = StructType([StructField(name, type_) for name, type_ in types.items()])
-    return QflowDataSource({"subscribe": "plants", "path": spool} | options), schema
+    given = {"subscribe": "plants", "path": spool} | options
+    return QflowDataSource({name: value for name, value in given.items() if value}), schema
 
 
 def _numbers(batches: Iterator[Any]) -> list[int]:

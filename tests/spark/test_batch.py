@@ -192,42 +192,6 @@ def test_a_compacted_log_is_read_on(broker: qflow.Broker, plants: Any, read: Rea
     assert read(subscribe="plants").count() == 1010
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, "say what to read"),
-        ({"subscribe": "plants", "subscribePattern": "p"}, "subscribe and subscribePattern is given"),
-        ({"subscribe": " , "}, "'subscribe' is empty"),
-        ({"subscribe": "plant"}, "there is no stream 'plant' in .*; there are: 'plants'"),
-        ({"subscribePattern": "("}, "no regular expression"),
-        ({"subscribe": "plants", "filter": "a/#/b"}, "goes on after '#'"),
-        ({"subscribe": "plants", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
-        ({"subscribe": "plants", "startingOffsets": "newest"}, "give earliest, latest, committed"),
-        ({"subscribe": "plants", "startingOffsets": "{"}, "is no JSON"),
-        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":"1"}}'}, "give a number for each partition"),
-        ({"subscribe": "plants", "startingOffsets": '{"plants":{}}'}, "leaves out partition 0"),
-        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":0,"1":0}}'}, "names partition 1"),
-        ({"subscribe": "plants", "startingOffsets": '{"other":{"0":0}}'}, "names stream 'other'"),
-        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":9}}'}, "offset 9 is past the end"),
-        ({"subscribe": "plants", "startingOffsets": "committed"}, "say whose with option 'group'"),
-        ({"subscribe": "plants", "endingOffsets": "earliest"}, "endingOffsets cannot be 'earliest'"),
-        ({"subscribe": "plants", "startingTimestamp": "today"}, "give milliseconds since 1970"),
-        ({"subscribe": "plants", "startingTimestamp": "1", "startingOffsets": "latest"}, "the same in two ways"),
-        ({"subscribe": "plants", "minPartitions": "0"}, "give a whole number, 1 or more"),
-        ({"subscribe": "plants", "failOnDataLoss": "maybe"}, "give true or false"),
-        ({"subscribe": "plants", "maxOffsetsPerTrigger": "5"}, "is for spark.readStream only"),
-        ({"subscribe": "plants", "assign": "{}"}, "name streams with subscribe"),
-    ],
-)
-def test_a_wrong_option_is_a_sentence(
-    broker: qflow.Broker, plants: Any, read: Read, options: dict[str, str], expected: str
-) -> None:
-    """Which names the option and what to do, without a stack of Spark's worker."""
-    with pytest.raises(Exception, match=expected) as caught:
-        read(**options).collect()
-    assert "Traceback" not in message_of(caught)
-
-
 def test_what_a_job_for_kafka_has_set_does_no_harm(broker: qflow.Broker, plants: Any, read: Read) -> None:
     """Servers, security and the like are passed over."""
     publish(broker, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import lmdb
 import pytest
 
 import qflow
+from qflow.storage import groups
 from qflow.storage.block_log import meta_key, seal
 from spark import reader_process as there
 from spark.reader_process import ReaderProcess, Told
@@ -83,7 +85,9 @@ def test_an_executor_that_cannot_see_the_spool_says_so(
     assert reader(there.run, *planned) == list(range(10))
     broker.close()
     spool.rename(tmp_path / "elsewhere")
-    with pytest.raises(Told, match="this executor, on host '.*', cannot see the spool at .*, which the driver has seen"):
+    with pytest.raises(
+        Told, match="this executor, on host '.*', cannot see the spool at .*, which the driver has seen"
+    ):
         reader(there.run, *planned)
 
 
@@ -96,7 +100,9 @@ def test_what_is_gone_before_a_task_reads_it(still: qflow.Broker, reader: Reader
     short, few = reader(there.plan, str(spool), endingOffsets='{"plants":{"0":7}}')
     while stream.retain():
         pass
-    with pytest.raises(Told, match=r"offsets 0 to 94 are gone, retention took them .*the first that is there is 95\. Set"):
+    with pytest.raises(
+        Told, match=r"offsets 0 to 94 are gone, retention took them .*the first that is there is 95\. Set"
+    ):
         reader(there.run, strict, parts)
     with pytest.raises(Told, match="offsets 0 to 6 are gone, .*the first that is there is 95"):
         reader(there.run, short, few)
@@ -157,7 +163,9 @@ def test_an_older_copy_that_was_put_back(
     spool.rename(tmp_path / "away")
     shutil.copytree(tmp_path / "copy", spool)
     for step in ((there.latest, end), (there.micro_batch, start, end)):
-        with pytest.raises(Told, match="knows offsets up to 20, and the spool at .* ends at 10: it was replaced by an old"):
+        with pytest.raises(
+            Told, match="knows offsets up to 20, and the spool at .* ends at 10: it was replaced by an old"
+        ):
             reader(*step)
 
 
@@ -168,7 +176,9 @@ def test_a_stream_that_was_deleted(broker: qflow.Broker, plants: Any, reader: Re
     end = reader(there.latest, start)
     broker.delete_stream("plants")
     for step in ((there.latest, end), (there.micro_batch, start, end)):
-        with pytest.raises(Told, match="StreamDeleted: stream 'plants' was deleted.*set option failOnDataLoss to false"):
+        with pytest.raises(
+            Told, match="StreamDeleted: stream 'plants' was deleted.*set option failOnDataLoss to false"
+        ):
             reader(*step)
     reader(there.go_on, str(spool), failOnDataLoss="false")
     assert reader(there.micro_batch, start, end) == []
@@ -183,16 +193,16 @@ def test_a_stream_that_was_deleted(broker: qflow.Broker, plants: Any, reader: Re
         reader(there.latest, end)
 
 
-def test_a_damaged_block_is_a_hole(
-    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path
-) -> None:
+def test_a_damaged_block_is_a_hole(open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path) -> None:
     """Which is an error, or is left out; the blocks before and behind it are read."""
     with open_spool() as broker:
         broker.declare_stream("plants", topics=["plant/#"])
         for number in range(5):
             broker.publish("plant/1", b"%d" % (1111 * number) + b" " * 100_000)  # a block of its own
     damage(spool, b"2222")
-    with pytest.raises(Told, match="CorruptionError: stream 'plants', partition 0: offsets 2 to 2 cannot be read: .*`qflow check"):
+    with pytest.raises(
+        Told, match="CorruptionError: stream 'plants', partition 0: offsets 2 to 2 cannot be read: .*`qflow check"
+    ):
         reader(there.batch, str(spool))
     assert reader(there.batch, str(spool), failOnDataLoss="false") == [0, 1111, 3333, 4444]
 
@@ -213,6 +223,41 @@ def test_a_damaged_shared_body_is_a_hole_of_one_message(
     kept = [int(body) for index, body in enumerate(bodies) if index != 2]
     assert reader(there.batch, str(spool), failOnDataLoss="false") == kept
     assert reader(there.batch, str(spool), filter="plant/4") == [int(bodies[3])]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subscribe": ""}, "say what to read"),
+        ({"subscribe": "plants", "subscribePattern": "p"}, "subscribe and subscribePattern is given"),
+        ({"subscribe": " , "}, "'subscribe' is empty"),
+        ({"subscribe": "plant"}, "there is no stream 'plant' in .*; there are: 'plants'"),
+        ({"subscribe": "", "subscribePattern": "("}, "no regular expression"),
+        ({"subscribe": "plants", "filter": "a/#/b"}, "goes on after '#'"),
+        ({"subscribe": "plants", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
+        ({"subscribe": "plants", "startingOffsets": "newest"}, "give earliest, latest, committed"),
+        ({"subscribe": "plants", "startingOffsets": "{"}, "is no JSON"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":"1"}}'}, "give a number for each partition"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{}}'}, "leaves out partition 0"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":0,"1":0}}'}, "names partition 1"),
+        ({"subscribe": "plants", "startingOffsets": '{"other":{"0":0}}'}, "names stream 'other'"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":9}}'}, "offset 9 is past the end"),
+        ({"subscribe": "plants", "startingOffsets": "committed"}, "say whose with option 'group'"),
+        ({"subscribe": "plants", "endingOffsets": "earliest"}, "endingOffsets cannot be 'earliest'"),
+        ({"subscribe": "plants", "startingTimestamp": "today"}, "give milliseconds since 1970"),
+        ({"subscribe": "plants", "startingTimestamp": "1", "startingOffsets": "latest"}, "the same in two ways"),
+        ({"subscribe": "plants", "minPartitions": "0"}, "give a whole number, 1 or more"),
+        ({"subscribe": "plants", "failOnDataLoss": "maybe"}, "give true or false"),
+        ({"subscribe": "plants", "maxOffsetsPerTrigger": "5"}, "is for spark.readStream only"),
+        ({"subscribe": "plants", "assign": "{}"}, "name streams with subscribe"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path, options: dict[str, str], expected: str
+) -> None:
+    """Which names the option and what to do."""
+    with pytest.raises(Told, match=expected):
+        reader(there.batch, str(spool), **options)
 
 
 # Beside a living owner ------------------------------------------------------------------------------------------------
@@ -336,8 +381,48 @@ def test_a_group_has_one_reader(broker: qflow.Broker, plants: Any, reader: Reade
         other(there.latest, start)
         pid = other(os.getpid)
         reader(there.go_on, str(spool), group="archive")
-        with pytest.raises(Told, match=f"GroupInUse: group 'archive' of the spool .* is in use by process {pid}: stop the"):
+        with pytest.raises(
+            Told, match=f"GroupInUse: group 'archive' of the spool .* is in use by process {pid}: stop the"
+        ):
             reader(there.latest, start)
     finally:
         other.close()
     assert reader(there.micro_batch, start, reader(there.latest, start)) == list(range(10))
+
+
+def test_a_new_query_goes_on_where_its_group_was(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """With `committed` and no checkpoint: where the batch ends that was done, also for a batch query."""
+    publish(broker, 10)
+    start = reader(there.begin, str(spool), group="archive", startingOffsets="committed")
+    end = reader(there.latest, start)
+    assert reader(there.micro_batch, start, end) == list(range(10))
+    assert reader(there.begin, str(spool), group="archive", startingOffsets="committed") == start  # not known as done
+    reader(there.go_on, str(spool), group="other")
+    reader(there.latest, end)
+    publish(broker, 5, 10)
+    assert reader(there.begin, str(spool), group="other", startingOffsets="committed") == end
+    assert reader(there.batch, str(spool), group="other", startingOffsets="committed") == list(range(10, 15))
+
+
+def test_a_group_holds_retention(still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path) -> None:
+    """Until a batch is done and for a grace time, and not when nobody has read as the group for long."""
+    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=1)
+    publish(still, 100)
+    start = reader(there.begin, str(spool), group="archive", maxOffsetsPerTrigger="60", **EARLIEST)
+
+    def first_at(moment_s: float) -> int:
+        clock.wall_s = moment_s
+        while stream.retain():
+            pass
+        return stream.stats().first_offsets[0]
+
+    end = reader(there.latest, start)
+    now = time.time()
+    assert reader(there.micro_batch, start, end) == list(range(60))
+    assert first_at(now + groups.GRACE_S + 60) == 0  # it was not said to be done
+    reader(there.latest, end)
+    assert first_at(now) == 0  # it is done, but the checkpoint that says so is perhaps not on the disk yet
+    assert first_at(now + groups.GRACE_S + 60) == 60
+    assert first_at(now + groups.EXPIRY_S + 60) == 99

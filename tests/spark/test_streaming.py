@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -17,7 +16,7 @@ import pytest
 import qflow
 from qflow.storage import groups
 from qflow.storage.files import Files
-from unit.clocks import Clock, until
+from unit.clocks import until
 
 SEED = int(os.environ.get("QFLOW_SEED", "1"))
 ROUNDS = 5
@@ -128,27 +127,6 @@ def test_streams_that_match_a_pattern_appear_while_it_runs(broker: qflow.Broker,
     assert pipe.numbers() == list(range(35))
 
 
-def test_a_group_holds_retention_until_a_batch_is_done_and_for_a_while(
-    still: qflow.Broker, clock: Clock, pipe: Pipe, spool: Path
-) -> None:
-    """And not longer; a group that is never seen again holds nothing in the end."""
-    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=1)
-    publish(still, 100)
-    pipe.run(group="archive", maxOffsetsPerTrigger=60)
-
-    def first() -> int:
-        while stream.retain():
-            pass
-        return stream.stats().first_offsets[0]
-
-    held = groups.Held(spool.__str__(), str(still.uuid))
-    assert held(stream.owner)[0] == 0  # acknowledged, but perhaps not on the disk yet
-    assert groups.committed_of(str(spool), "archive", str(still.uuid)) == {stream.owner: {0: 100}}
-    assert first() == 0
-    clock.wall_s = 4e9
-    assert first() == 99
-
-
 def test_a_group_has_one_query(
     spark: Any, broker: qflow.Broker, plants: Any, pipe: Pipe, spool: Path, tmp_path: Path
 ) -> None:
@@ -157,53 +135,14 @@ def test_a_group_has_one_query(
     other = Pipe(spark, spool, tmp_path / "other")
     query = pipe.start(once=False, group="archive")
     query.processAllAvailable()
-    with pytest.raises(Exception, match=r"group 'archive' of the spool .* is in use by process \d+: stop the query") as caught:
+    with pytest.raises(
+        Exception, match=r"group 'archive' of the spool .* is in use by process \d+: stop the query"
+    ) as caught:
         other.run(group="archive")
     assert "Traceback" not in str(caught.value)
     query.stop()
     other.run(group="archive")
     assert pipe.numbers() == other.numbers() == list(range(10))
-
-
-def test_a_new_query_goes_on_where_its_group_was(broker: qflow.Broker, plants: Any, pipe: Pipe, tmp_path: Path) -> None:
-    """With `committed`, and a checkpoint that is empty."""
-    publish(broker, 10)
-    pipe.run(group="archive", startingOffsets="committed")
-    publish(broker, 10, 10)
-    pipe.checkpoint, pipe.out = tmp_path / "other", tmp_path / "other-out"
-    pipe.run(group="archive", startingOffsets="committed")
-    assert pipe.numbers() == list(range(10, 20))
-
-
-def test_what_retention_took_under_way_is_an_error_or_left_out(still: qflow.Broker, pipe: Pipe) -> None:
-    """By `failOnDataLoss`."""
-    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=5)
-    publish(still, 10)
-    pipe.run()
-    publish(still, 10, 10)
-    while stream.retain():
-        pass
-    with pytest.raises(Exception, match="offsets 10 to 14 are gone, retention took them") as caught:
-        pipe.run()
-    assert "failOnDataLoss" in str(caught.value)
-    pipe.run(failOnDataLoss="false")
-    assert pipe.numbers() == [*range(10), *range(15, 20)]
-
-
-def test_a_spool_that_was_made_anew_is_not_gone_on_with(
-    open_spool: Callable[..., qflow.Broker], pipe: Pipe, spool: Path, tmp_path: Path
-) -> None:
-    """Its offsets are others'."""
-    with open_spool() as broker:
-        broker.declare_stream("plants", topics=["plant/#"])
-        publish(broker, 10)
-    pipe.run()
-    spool.rename(tmp_path / "away")
-    broker = open_spool()
-    broker.declare_stream("plants", topics=["plant/#"])
-    publish(broker, 20)
-    with pytest.raises(Exception, match="was made anew: its log is .*, the offsets of this query belong to"):
-        pipe.run()
 
 
 def kill_session(session: int) -> None:
