@@ -11,7 +11,13 @@ import pytest
 
 from pages import ROOT, blocks_of, run
 
-PAGES = ("README.md", "docs/tutorial-spark.md", "docs/reference/spark.md", "docs/explanation/spark.md")
+PAGES = (
+    "README.md",
+    "docs/tutorial-spark.md",
+    "docs/howto/spark-sink.md",
+    "docs/reference/spark.md",
+    "docs/explanation/spark.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
