@@ -88,15 +88,22 @@ def watch(
 
 def run_and_kill(role: str, *arguments: object) -> Any:
     """Run a child until it has printed its line, then kill it with SIGKILL; return the line."""
+    with alive(role, *arguments) as found:
+        return found
+
+
+@contextmanager
+def alive(role: str, *arguments: object) -> Iterator[Any]:
+    """Run a child beside what follows, from the line it prints on; give the line. Killed with SIGKILL at the end."""
     with _start(role, *arguments) as child:
         line = child.stdout.readline() if child.stdout else ""
+        if not line:
+            raise CannotRun(f"the child {role} ended with {child.wait()} before it was killed")
+        found = json.loads(line)
+        if isinstance(found, dict) and _CANNOT in found:
+            raise CannotRun(found[_CANNOT])
+        yield found
         child.kill()
-    if not line:
-        raise CannotRun(f"the child {role} ended with {child.returncode} before it was killed")
-    found = json.loads(line)
-    if isinstance(found, dict) and _CANNOT in found:
-        raise CannotRun(found[_CANNOT])
-    return found
 
 
 @contextmanager
@@ -151,13 +158,14 @@ def main(arguments: list[str]) -> None:
         promises,
         reading,
         restart,
+        spark_writing,
         stream_memory,
         stream_retention,
     )
 
     roles: dict[str, Any] = {}
     streams = (stream_memory, stream_retention)
-    for theme in (memory, overhead, restart, pressure, promises, attribution, reading, *streams):
+    for theme in (memory, overhead, restart, pressure, promises, attribution, reading, spark_writing, *streams):
         roles.update(theme.ROLES)
     try:
         roles[arguments[0]](*arguments[1:])

@@ -21,6 +21,9 @@ from bench import (
     reading,
     restart,
     satellite,
+    spark,
+    spark_triggers,
+    spark_writing,
     spill,
     stores,
     stream_memory,
@@ -46,5 +49,6 @@ THEMES: dict[str, list[Workload]] = {
         *stream_retention.WORKLOADS,
         *stream_memory.WORKLOADS,
     ],
+    "spark": [*spark.WORKLOADS, *spark_triggers.WORKLOADS, *spark_writing.WORKLOADS],
     "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],
 }

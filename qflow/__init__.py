@@ -9,53 +9,59 @@ with qflow.open("spool", capacity_bytes="64MiB") as broker:
         print(delivery.body)
 """
 
-from qflow.broker import Broker
-from qflow.broker import open_broker as open
-from qflow.config import Overflow, SlowConsumer
-from qflow.delivery import Deliveries, Delivery, Entry
-from qflow.errors import (
-    AlreadySettled,
-    BrokerClosed,
-    BrokerFailed,
-    CorruptionError,
-    DiskFull,
-    ForkedProcess,
-    FormatTooNew,
-    GapError,
-    GroupInUse,
-    InDoubt,
-    InvalidArgument,
-    MessageTooLarge,
-    NotFound,
-    ProducerBusy,
-    QflowError,
-    QueueDeleted,
-    QueueEmpty,
-    QueueFull,
-    SettingsConflict,
-    SpoolInUse,
-    StorageError,
-    StreamDeleted,
-    TooManyUnsettled,
-    TransactionTooLarge,
-)
-from qflow.events import Event, EventKind
-from qflow.queues.consumer import Consumer
-from qflow.queues.queue import Queue
-from qflow.queues.transaction import Transaction
-from qflow.routing import PublishResult
-from qflow.stats import (
-    BrokerStats,
-    CompactionReport,
-    QueueStats,
-    RecoveryReport,
-    SnapshotReport,
-    StreamStats,
-    SubscriptionStats,
-)
-from qflow.streams.deliveries import StreamDeliveries, StreamDelivery, StreamMessage
-from qflow.streams.stream import Stream
-from qflow.streams.subscription import Subscription
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qflow.broker import Broker
+    from qflow.broker import open_broker as open
+    from qflow.config import Overflow, SlowConsumer
+    from qflow.delivery import Deliveries, Delivery, Entry
+    from qflow.errors import (
+        AlreadySettled,
+        BrokerClosed,
+        BrokerFailed,
+        CorruptionError,
+        DiskFull,
+        ForkedProcess,
+        FormatTooNew,
+        GapError,
+        GroupInUse,
+        InDoubt,
+        InvalidArgument,
+        MessageTooLarge,
+        NotFound,
+        ProducerBusy,
+        QflowError,
+        QueueDeleted,
+        QueueEmpty,
+        QueueFull,
+        SettingsConflict,
+        SpoolInUse,
+        StorageError,
+        StreamDeleted,
+        TooManyUnsettled,
+        TransactionTooLarge,
+    )
+    from qflow.events import Event, EventKind
+    from qflow.queues.consumer import Consumer
+    from qflow.queues.queue import Queue
+    from qflow.queues.transaction import Transaction
+    from qflow.routing import PublishResult
+    from qflow.stats import (
+        BrokerStats,
+        CompactionReport,
+        QueueStats,
+        RecoveryReport,
+        SnapshotReport,
+        StreamStats,
+        SubscriptionStats,
+    )
+    from qflow.streams.deliveries import StreamDeliveries, StreamDelivery, StreamMessage
+    from qflow.streams.stream import Stream
+    from qflow.streams.subscription import Subscription
 
 __version__ = "0.1.0"
 
@@ -110,3 +116,73 @@ __all__ = [
     "TransactionTooLarge",
     "open",
 ]
+
+_HOMES = {
+    "broker": ("Broker",),
+    "config": ("Overflow", "SlowConsumer"),
+    "delivery": ("Deliveries", "Delivery", "Entry"),
+    "errors": (
+        "AlreadySettled",
+        "BrokerClosed",
+        "BrokerFailed",
+        "CorruptionError",
+        "DiskFull",
+        "ForkedProcess",
+        "FormatTooNew",
+        "GapError",
+        "GroupInUse",
+        "InDoubt",
+        "InvalidArgument",
+        "MessageTooLarge",
+        "NotFound",
+        "ProducerBusy",
+        "QflowError",
+        "QueueDeleted",
+        "QueueEmpty",
+        "QueueFull",
+        "SettingsConflict",
+        "SpoolInUse",
+        "StorageError",
+        "StreamDeleted",
+        "TooManyUnsettled",
+        "TransactionTooLarge",
+    ),
+    "events": ("Event", "EventKind"),
+    "queues.consumer": ("Consumer",),
+    "queues.queue": ("Queue",),
+    "queues.transaction": ("Transaction",),
+    "routing": ("PublishResult",),
+    "stats": (
+        "BrokerStats",
+        "CompactionReport",
+        "QueueStats",
+        "RecoveryReport",
+        "SnapshotReport",
+        "StreamStats",
+        "SubscriptionStats",
+    ),
+    "streams.deliveries": ("StreamDeliveries", "StreamDelivery", "StreamMessage"),
+    "streams.stream": ("Stream",),
+    "streams.subscription": ("Subscription",),
+}
+"""The module of each name. They are imported when they are asked for: whoever takes but a part of the package, as
+Spark's workers do, does not wait for the engine."""
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {home.partition(".")[0] for home in _HOMES}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "open":
+        found = import_module("qflow.broker").open_broker
+    elif name in _HOME_OF:
+        found = getattr(import_module(f"qflow.{_HOME_OF[name]}"), name)
+    elif name in _MODULES:
+        found = import_module(f"qflow.{name}")
+    else:
+        raise AttributeError(f"module 'qflow' has no attribute {name!r}")
+    globals()[name] = found  # the next time it is there
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -55,13 +55,13 @@ from qflow.errors import (
 )
 from qflow.events import Event, EventKind
 from qflow.memory.ledger import Account, Ledger
-from qflow.message import LANE_SHIFT, Headers
+from qflow.message import LANE_SHIFT, Headers, check_key
 from qflow.queues.dead_letters import check_no_cycle, dead_letters
 from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
-from qflow.routing import Claimed, Lots, PublishResult, Routing, check_key, result_of
+from qflow.routing import Claimed, Lots, PublishResult, Routing, result_of
 from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, SnapshotReport
 from qflow.storage import block_log, recovery, snapshots
 from qflow.storage.block_log import Row
@@ -69,7 +69,7 @@ from qflow.storage.environment import Environment, check_log_directory
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
 from qflow.storage.groups import CURSORS, Held
 from qflow.storage.inbox import Inbox
-from qflow.storage.recovery import CLEAN, DIRTY, QueueRecord
+from qflow.storage.recovery import BINDINGS, CLEAN, DIRTY, QueueRecord
 from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
 from qflow.storage.spill_segments import SpillSegments
@@ -82,8 +82,6 @@ from qflow.streams.room import Room
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription
 
-BINDINGS = "bindings"
-"""Beside the settings in a queue's record: the filters it is bound with."""
 OURS = frozenset(
     {
         "lock",

@@ -23,6 +23,8 @@ A `bytes` object costs 33 bytes over its content, rounded up by the allocator to
 most, and up to 24 more where blocks of the allocator are shared with shorter-lived objects.
 """
 
+MAX_KEY_BYTES = 65_535
+
 HeaderValue: TypeAlias = str | int | float | bool | None
 Headers: TypeAlias = Mapping[str, HeaderValue]
 
@@ -264,3 +266,25 @@ def topic_prefix(topic: str) -> bytes:
 def with_prefix(prefix: bytes, body: bytes) -> Message:
     """Return a message from what stands before its body, and the body. Cost: 0.15 µs."""
     return _new(Message, prefix + body)
+
+
+def check_key(key: object) -> bytes | None:
+    """Return a valid key: None, or up to 65,535 bytes; text is encoded.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    if key is None:
+        return None
+    if isinstance(key, str):
+        try:
+            key = key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"key {key!r:.60} cannot be encoded as UTF-8: {error.reason}") from error
+    elif isinstance(key, bytearray | memoryview):
+        key = bytes(key)
+    if not isinstance(key, bytes) or not 0 < len(key) <= MAX_KEY_BYTES:
+        raise InvalidArgument(
+            f"a key must be 1 to {MAX_KEY_BYTES:,} bytes, or text that takes so many, got {key!r:.60}"
+        )
+    return key

@@ -8,7 +8,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, overload
 
 from qflow.errors import InvalidArgument, NotFound
-from qflow.message import Headers, Message, Record, body_bytes, encode_headers, is_plain, topic_prefix, with_prefix
+from qflow.message import (
+    Headers,
+    Message,
+    Record,
+    body_bytes,
+    check_key,
+    encode_headers,
+    is_plain,
+    topic_prefix,
+    with_prefix,
+)
 from qflow.queues.intake import Form, put_into_all
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step
@@ -20,7 +30,6 @@ from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic
 
 ROUTES_KEPT = 4096
-MAX_KEY_BYTES = 65_535
 
 
 class _Places(NamedTuple):
@@ -328,28 +337,6 @@ class PublishResults(Sequence[PublishResult]):
 
     def __repr__(self) -> str:
         return repr(list(self))
-
-
-def check_key(key: object) -> bytes | None:
-    """Return a valid key: None, or up to 65,535 bytes; text is encoded.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
-    if key is None:
-        return None
-    if isinstance(key, str):
-        try:
-            key = key.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgument(f"key {key!r:.60} cannot be encoded as UTF-8: {error.reason}") from error
-    elif isinstance(key, bytearray | memoryview):
-        key = bytes(key)
-    if not isinstance(key, bytes) or not 0 < len(key) <= MAX_KEY_BYTES:
-        raise InvalidArgument(
-            f"a key must be 1 to {MAX_KEY_BYTES:,} bytes, or text that takes so many, got {key!r:.60}"
-        )
-    return key
 
 
 def result_of(places: list[Place]) -> PublishResult:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from pages import ROOT, blocks_of, needs_spark, run
+
 HOWTOS = (
     "spill-stores",
     "overflow-policies",
@@ -22,22 +23,16 @@ HOWTOS = (
     "snapshots",
 )
 PAGES = ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in HOWTOS)]
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in ("flights.py", "usage.py"))
+NOT_HERE = ("flights.py", "usage.py", "spark_flights.py")
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in NOT_HERE)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A reader may paste every block in order, and sees what the comments say."""
-    monkeypatch.chdir(tmp_path)
-    source = (ROOT / page).read_text()
-    blocks = re.findall(r"```python\n(.*?)```", source, re.S)
-    assert blocks
-    exec(compile("\n".join(blocks), page, "exec"), {})
-    printed = capsys.readouterr().out
-    for expected in re.findall(r"print\(.*\) +# (?!what|it )(.+)", "\n".join(blocks)):
-        assert expected.split(":")[0] in printed
+    """A reader may paste every block in order, and sees what the comments say. Spark's are in tests/spark."""
+    run(page, [block for block in blocks_of(page) if not needs_spark(block)], tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

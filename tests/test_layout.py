@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "storage": {"words", "storage"},
     "queues": {"words", "memory", "storage", "queues"},
     "streams": {"words", "memory", "storage", "streams"},
-    "adoption": {"words", "storage", "queues", "streams", "routing"},
+    "adoption": {"words", "storage", "queues", "streams", "routing", "adoption"},
     "broker": {"words", "memory", "storage", "queues", "streams", "routing", "adoption"},
     "routing": {"words", "storage", "queues", "streams"},
     "inspect": {"words", "storage", "streams", "inspect"},

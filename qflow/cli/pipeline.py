@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,22 +14,64 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.stop import Stop
-from qflow.errors import InvalidArgument, QflowError
+from qflow.errors import InvalidArgument, NotFound, QflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from qflow.spark.pipeline import Progress
+    from qflow.spark.archive import Progress
 
 _master = click.option(
     "--master", default="local[*]", show_default=True, help="Where Spark runs; on this host, for the spool is here."
 )
 
 
-def _session(master: str) -> SparkSession:
+@contextmanager
+def _spark(master: str) -> Iterator[SparkSession]:
+    """Give a Spark of our own, whose Java keeps what it says to itself, unless it does not start."""
     from qflow.spark import session
+    from qflow.spark.failures import plain
 
-    return session("qflow pipeline", master=master)
+    click.echo("Spark is starting ...", err=True)
+    with tempfile.TemporaryFile() as said:
+        sys.stderr.flush()
+        ours = os.dup(2)
+        os.dup2(said.fileno(), 2)  # what Java and its workers inherit
+        try:
+            spark = session("qflow pipeline", master=master, log_level="OFF")
+        except QflowError:
+            raise
+        except Exception as error:
+            said.seek(0)
+            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
+            last = [line for line in lines if line and not line.startswith("at ")][-1:]
+            why = plain(error)
+            raise InvalidArgument("; Java said: ".join([str(why), *last])) from error
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)
+    try:
+        yield spark
+    finally:
+        with suppress(Exception):  # it was killed: there is nothing to stop
+            spark.stop()
+
+
+def _check_streams(spool: Path, names: Iterable[str]) -> list[str]:
+    """Return the streams of a spool, after looking whether these are among them: before Spark starts, which is slow.
+
+    Raises:
+        NotFound: one is not, or there is no spool.
+    """
+    from qflow import inspect
+
+    there = [stream.name for stream in inspect.read_spool(spool).streams]
+    for name in names:
+        if name not in there:
+            raise NotFound(
+                f"there is no stream {name!r} in {spool}; there are: {', '.join(map(repr, there)) or 'none'}"
+            )
+    return there
 
 
 def _parse_target(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -71,38 +118,36 @@ def run(
 ) -> int | None:
     """Append what STREAM holds, and with a trigger of some seconds what comes, to Parquet files in DIR.
 
-    Each message once: what was archived before is known in DIR, and the next run goes on there, also after a crash. To
-    read files of a run that was killed, use Spark.
+    Each message once: what was archived before is known in DIR, and the next run goes on there, also after a crash or
+    Ctrl-C. DIR holds one archive: another stream, filter or split needs another one. To read files of a run that was
+    killed, use Spark.
     """
-    from qflow.spark.pipeline import archive
+    from qflow.spark.archive import Archive
+
+    total = 0
 
     def tell(progress: Progress) -> None:
+        nonlocal total
+        total += progress.rows
         if not as_json:
             click.echo(
                 f"batch {progress.batch}: {progress.rows:,} messages in {progress.seconds:.1f} s, "
-                f"{progress.rows_per_s:,.0f} a second",
+                f"{progress.rows_per_s:,.0f} a second; {total:,} so far",
                 err=True,
             )
 
-    spark = _session(master)
-    with Stop() as stop:  # after Spark has set its own handlers
-        try:
-            written = archive(
-                spark,
-                str(spool.absolute()),
-                stream,
-                directory,
-                topic_filter=topic_filter,
-                trigger=trigger,
-                partition_by=partition_by,
-                most_per_batch=most_per_batch,
-                tell=tell,
-                stopped=lambda: stop.requested,
-            )
-        except Exception as error:
-            raise _plain(error) from error
-        finally:
-            spark.stop()
+    _check_streams(spool, [stream])
+    archive = Archive(
+        str(spool.absolute()),
+        stream,
+        directory,
+        topic_filter=topic_filter,
+        trigger=trigger,
+        partition_by=partition_by,
+        most_per_batch=most_per_batch,
+    )
+    with archive, _spark(master) as spark, Stop() as stop:  # after Spark has set its own handlers
+        written = archive.run(spark, tell=tell, stopped=lambda: stop.requested)
     if as_json:
         facts.print_json({"spool": str(spool), "stream": stream, "directory": directory, "messages": written})
     else:
@@ -111,80 +156,84 @@ def run(
 
 
 @pipeline.command(short_help="Publish Parquet files into a stream.")
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--into", "target", nargs=2, metavar="SPOOL STREAM", required=True, help="Where it goes.")
+@click.option("--name", default="", help="Of the load: under another name the same files are published once more.")
 @_master
 @options.as_json
-def load(directory: Path, target: tuple[str, str], master: str, as_json: bool) -> None:
+def load(directory: Path, target: tuple[str, str], name: str, master: str, as_json: bool) -> None:
     """Publish the rows of Parquet files in DIR into a stream, all of them or none.
 
-    They have columns `value` and `topic`, and may have `key` and `headers`, as `qflow pipeline run` writes them. A
-    second time they are published once more.
+    They have columns `value` and `topic`, and may have `key` and `headers`, as `qflow pipeline run` writes them.
+
+    The same files are published into the same stream once: so repeat a load that was interrupted. To have them there
+    twice, give the second load a --name.
     """
-    from qflow.spark.pipeline import load as load_files
+    from qflow.spark.loading import load as load_files
 
     spool, stream = target
-    spark = _session(master)
-    try:
-        count = load_files(spark, str(directory.absolute()), str(Path(spool).absolute()), stream)
-    except Exception as error:
-        raise _plain(error) from error
-    finally:
-        spark.stop()
+    _check_streams(Path(spool), [stream])
+    with _spark(master) as spark:
+        found = load_files(spark, str(directory.absolute()), str(Path(spool).absolute()), stream, name=name)
     if as_json:
-        facts.print_json({"directory": str(directory), "spool": spool, "stream": stream, "messages": count})
+        published = 0 if found.before else found.messages
+        facts.print_json({"directory": str(directory), "spool": spool, "stream": stream, "messages": published})
+    elif found.before:
+        click.echo(
+            f"nothing was done: the {found.messages:,} messages of these files were published into stream {stream} of "
+            f"{spool} before. To publish them once more, give this load another --name"
+        )
     else:
-        click.echo(f"{count:,} messages were published into stream {stream} of {spool}")
+        click.echo(f"{found.messages:,} messages were published into stream {stream} of {spool}")
 
 
-@pipeline.command(short_help="Show rates, sizes and gaps of topics.")
+@pipeline.command(short_help="Show rates, sizes, gaps and latencies of topics.")
 @options.existing_spool
 @click.option("--stream", "streams", multiple=True, help="Of this one; may be repeated. Else of all.")
+@click.option("--sent-header", default="", metavar="NAME", help="Header that says when a message was sent.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, too.")
 @_master
 @options.as_json
-def report(spool: Path, streams: tuple[str, ...], png: Path | None, master: str, as_json: bool) -> None:
-    """Show, by topic, over all that the streams of a spool retain: messages, bytes, rate, and times between messages.
+def report(
+    spool: Path, streams: tuple[str, ...], sent_header: str, png: Path | None, master: str, as_json: bool
+) -> None:
+    """Show, by topic, over all that the streams of a spool retain: messages, bytes, rate, and percentiles of time.
 
-    `p50`, `p95` and `p99` are percentiles of the time from a message to the next one of its topic.
+    A gap is the time from a message to the next one of its topic. Latency is the time from when a message was sent to
+    when it was published, and is there if messages have a header with the former, in seconds since 1970 or as ISO 8601
+    has it: name it with --sent-header.
     """
-    from qflow import inspect
-    from qflow.spark import pipeline as work
+    from qflow.spark import report as work
 
-    names = streams or [stream.name for stream in inspect.read_spool(spool).streams]
-    spark = _session(master)
-    try:
-        found = work.report(spark, str(spool.absolute()), names)
-    except Exception as error:
-        raise _plain(error) from error
-    finally:
-        spark.stop()
+    there = _check_streams(spool, streams)
     if png is not None:
+        work.check_drawing()
+        if not os.access(png.absolute().parent, os.W_OK):
+            raise InvalidArgument(f"{png.absolute().parent} is no directory that can be written: give --png another")
+    found = []
+    if streams or there:
+        with _spark(master) as spark:
+            names = dict.fromkeys(streams) or there
+            found = work.report(spark, str(spool.absolute()), names, sent_header=sent_header)
+    if png is not None and found:
         work.draw(found, str(png))
     if as_json:
         facts.print_json({"spool": str(spool), "topics": [topic._asdict() for topic in found]})
     elif not found:
         click.echo("no messages")
     else:
+        until = 15 if sent_header else 11
+        percentiles = ["p50 ms", "p95 ms", "p99 ms", "longest"]
+        headings = ["stream", "topic", "messages", "bytes", "largest", "a second"]
+        headings += ["gap p50 ms", *percentiles[1:]] + (["latency p50 ms", *percentiles[1:]] if sent_header else [])
         facts.print_table(
-            ["stream", "topic", "messages", "bytes", "a second", "p50 ms", "p95 ms", "p99 ms", "longest gap s"],
+            headings,
             (
-                [facts.readable(one.stream), facts.readable(one.topic), one.messages, one.bytes, *map(_number, one[5:])]
+                [facts.readable(one.stream), facts.readable(one.topic), *one[2:5], *map(_number, one[6:until])]
                 for one in found
             ),
         )
 
 
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:,.1f}"
-
-
-def _plain(error: Exception) -> Exception:
-    """Return an error of ours in place of Spark's, which has its sentence in the middle."""
-    if isinstance(error, QflowError):
-        return error
-    lines = str(error).splitlines()
-    ours = [line.partition("qflow.errors.")[2] for line in lines if "qflow.errors." in line]
-    if ours:
-        return InvalidArgument(ours[-1].partition(": ")[2])
-    return InvalidArgument(f"Spark failed: {lines[0] if lines else type(error).__name__}")
+def _number(value: str | float | None) -> str | None:
+    return f"{value:,.1f}" if isinstance(value, int | float) else value

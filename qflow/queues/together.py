@@ -72,6 +72,7 @@ class Together:
         steps: Iterable[Step],
         leavings: Iterable[Leaving] = (),
         *,
+        puts: Iterable[Put] = (),
         timeout: float | None = None,
         wait: bool = True,
         future: Future[Any] | None = None,
@@ -80,6 +81,7 @@ class Together:
         """Put all steps, and let go of what is leaving, in one commit.
 
         Args:
+            puts: others that go along, which have their room; it is given back if nothing is done.
             timeout: seconds to wait for room, in all queues together; None = without end.
             wait: return when it holds; else the flusher leads it, and `future` has None then.
             dead: they are dead letters: no limit holds them back.
@@ -92,6 +94,7 @@ class Together:
         """
         places, lanes = by_lane(steps)
         parts = Parts(leavings)
+        parts.puts += puts
         deadline = None if timeout is None else self._monotonic() + timeout
         try:
             for party, places_of_one in groupby(lanes, party_of):

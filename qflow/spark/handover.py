@@ -134,16 +134,3 @@ class Handover:
         except (OSError, ValueError, KeyError):
             return None
         return None if problem is None else str(problem)
-
-
-def discard(spool: str, batch: stages.Batch, token: str) -> None:
-    """Remove a stage that is not handed in.
-
-    Raises:
-        StorageError: it could not be removed.
-    """
-    path = stages.staged(spool, batch, token)
-    try:
-        stages.remove_tree(Files(), path)
-    except OSError as error:
-        raise storage_error(error, "remove what was written of a batch", path) from error

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from qflow.errors import InvalidArgument
-from qflow.message import HeaderValue, Message, Record, encode_headers
-from qflow.routing import check_key
+from qflow.message import HeaderValue, Message, Record, check_key, encode_headers
 from qflow.spark.takers import Takers, too_large
 from qflow.storage import blocks
 from qflow.storage.stages import StageWriter

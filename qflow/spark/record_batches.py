@@ -202,7 +202,18 @@ def _topics(pieces: list[ColumnPiece]) -> pa.Array:
             base, following = following, following + 1 + names[-1].count(0)
         bases.append(base)
     numbers = _numbers(pieces, "topics") + np.repeat(bases, [piece.messages for piece in pieces])
-    return pa.array(b"\0".join(names).decode().split("\0"), pa.string()).take(pa.array(numbers))
+    return _texts(b"\0".join(names)).take(pa.array(numbers))
+
+
+def _texts(joined_by_nul: bytes) -> pa.Array:
+    """Return texts as an array, given with NUL between them."""
+    text = np.frombuffer(joined_by_nul, np.uint8)
+    ends: Array = np.append(np.flatnonzero(text == 0), len(text))
+    offsets: Array = np.zeros(len(ends) + 1, np.int32)
+    offsets[1:] = ends - np.arange(len(ends))  # there is a NUL less before each
+    return pa.Array.from_buffers(
+        pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text[text != 0].tobytes())]
+    )
 
 
 def _offsets(pieces: list[ColumnPiece], base: int, count: int) -> pa.Array:

@@ -22,7 +22,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from qflow.errors import InvalidArgument
 from qflow.spark import spools
-from qflow.spark.handover import Handover, discard
 from qflow.spark.outgoing import Outgoing, check_columns
 from qflow.spark.takers import Takers
 from qflow.spark.words import plainly
@@ -91,20 +90,22 @@ class _Writer:
         files = tuple(message.file for message in found if message.file is not None)
         if files:
             batch, token, uuid, _ = attrs.astuple(found[0], recurse=False)
+            from qflow.spark.handover import Handover  # brings the engine with it, which tasks need not wait for
+
             manifest = Manifest(batch=batch, token=token, uuid=uuid, once=once, files=files)
             Handover(self._options.path, manifest, self._options.commit_timeout_s).run()
 
     def _discard(self, messages: list[WriterCommitMessage | None]) -> None:
         for batch, token in {(message.batch, message.token) for message in messages if isinstance(message, Staged)}:
-            discard(self._options.path, batch, token)
+            _discard_stage(self._options.path, batch, token)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Writes one data frame: all of it, or nothing."""
+    """Writes one data frame: all of it, or nothing; with options `txnAppId` and `txnVersion` each version once."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._batch = check_batch(f"batch-{uuid4().hex}", 0)
+        self._batch = options.batch or check_batch(f"batch-{uuid4().hex}", 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task."""
@@ -114,12 +115,12 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Return when all rows are in the log."""
         with plainly():
-            self._hand_over(messages, once=True)
+            self._hand_over(messages, once=self._options.batch is None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove what tasks have staged."""
         with plainly():
-            discard(self._options.path, self._batch, self._token)
+            _discard_stage(self._options.path, self._batch, self._token)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -177,3 +178,16 @@ def _as_sentences(directory: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, "write a batch", directory) from error
+
+
+def _discard_stage(spool: str, batch: stages.Batch, token: str) -> None:
+    """Remove a stage that is not handed in.
+
+    Raises:
+        StorageError: it could not be removed.
+    """
+    path = stages.staged(spool, batch, token)
+    try:
+        stages.remove_tree(Files(), path)
+    except OSError as error:
+        raise storage_error(error, "remove what was written of a batch", path) from error

@@ -66,7 +66,7 @@ class QflowDataSource(DataSource):
 
         with plainly():
             refuse_overwrite(overwrite, streaming=True)
-            return StreamWriter(parse_for_writing(self.options), schema)
+            return StreamWriter(parse_for_writing(self.options, streaming=True), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return who reads a stream as it grows."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qflow.broker import BINDINGS
 from qflow.errors import MessageTooLarge, NotFound
-from qflow.storage.recovery import Recovery
+from qflow.storage.recovery import BINDINGS, Recovery
 from qflow.streams.topic_filter import FilterTrie, check_topic
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 
 import attrs
 
 from qflow.errors import InvalidArgument
 from qflow.spark.options import OF_KAFKA, parse_path
+from qflow.storage.stages import Batch, check_batch
 from qflow.streams.topic_filter import check_topic
 
-NAMES = ("path", "topic", "stream", "commitTimeout")
+NAMES = ("path", "topic", "stream", "commitTimeout", "txnAppId", "txnVersion")
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 """What Spark hands on of its own."""
 COMMIT_TIMEOUT_S = 60.0
+_APP = re.compile(r"[A-Za-z0-9_-]{1,96}")
 
 
 @attrs.frozen(kw_only=True)
@@ -28,9 +31,11 @@ class WriteOptions:
     stream: str | None
     """Each row is to be in this one, perhaps among others."""
     commit_timeout_s: float
+    batch: Batch | None
+    """Which one a data frame is, of an application that may write it again; None: it is one of its own."""
 
 
-def parse_for_writing(options: Mapping[str, str]) -> WriteOptions:
+def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
     """Return the options of a writer.
 
     Raises:
@@ -52,9 +57,36 @@ def parse_for_writing(options: Mapping[str, str]) -> WriteOptions:
     stream = given.get("stream")
     if stream is not None and not stream:
         raise InvalidArgument("option 'stream' is empty: name a stream, or leave it out")
+    app, version = given.get("txnappid"), given.get("txnversion")
+    if streaming and (app is not None or version is not None):
+        raise InvalidArgument(
+            "options 'txnAppId' and 'txnVersion' are for df.write: what a streaming query has written is known by its "
+            "checkpoint"
+        )
+    if (app is None) is not (version is None):
+        raise InvalidArgument("options 'txnAppId' and 'txnVersion' go together: give both, or neither")
     return WriteOptions(
-        path=parse_path(given), topic=topic, stream=stream, commit_timeout_s=_seconds(given.get("committimeout"))
+        path=parse_path(given),
+        topic=topic,
+        stream=stream,
+        commit_timeout_s=_seconds(given.get("committimeout")),
+        batch=None if app is None or version is None else batch_of(app, version),
     )
+
+
+def batch_of(app: str, version: str) -> Batch:
+    """Return the batch that an application calls so; those of a query of Spark's have other names.
+
+    Raises:
+        InvalidArgument: it cannot be called so.
+    """
+    if not _APP.fullmatch(app):
+        raise InvalidArgument(f"option 'txnAppId' is {app!r:.120}: give 1 to 96 letters, digits, '-' and '_'")
+    if not version.isascii() or not version.isdecimal() or int(version) >= 2**63:
+        raise InvalidArgument(
+            f"option 'txnVersion' is {version!r:.120}: give a number from 0 on, each higher than before"
+        )
+    return check_batch(f"app-{app}", int(version))
 
 
 def _seconds(text: str | None) -> float:

@@ -19,6 +19,8 @@ _OWNER = struct.Struct("<Q")
 
 QUEUE, STREAM, CURSOR = "queue", "stream", "cursor"
 """What an owner of lanes may be; a cursor has no blocks, only rows and marks: how far a subscription came."""
+BINDINGS = "bindings"
+"""Beside the settings in a queue's record: the filters it is bound with."""
 
 
 class QueueRecord(NamedTuple):

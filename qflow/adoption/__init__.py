@@ -22,9 +22,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial as with_arguments
-from itertools import groupby
 from typing import Any
 
+from qflow.adoption.load import Load
 from qflow.errors import (
     CorruptionError,
     InvalidArgument,
@@ -33,27 +33,22 @@ from qflow.errors import (
     QflowError,
     QueueFull,
     TransactionTooLarge,
-    again,
 )
-from qflow.message import Message, body_of, decode_headers
-from qflow.queues.together import Parts, Step, Together, by_lane, party_of
+from qflow.queues.together import Together
 from qflow.routing import Routing
 from qflow.stats import InboxStats
 from qflow.storage import sink_batches
-from qflow.storage.blocks import KINDS, Block
 from qflow.storage.inbox import Inbox, Waiting
 from qflow.storage.sink_batches import Adopted, Partial
 from qflow.storage.stages import Manifest, Piece
 from qflow.storage.transaction_log import TransactionLog, Unit
-from qflow.streams.partition import Partition, put_charge
-from qflow.streams.publishing import Lot
+from qflow.streams.partition import put_charge
 from qflow.streams.room import Asking, Room
-from qflow.streams.stream import Stream
 
 LOOK_S = 0.01
-"""How often the inbox is looked into while batches come,"""
-LIVELY_S = 10.0
-"""and for so long after the last one; else each second."""
+"""How often the inbox is looked into while batches come;"""
+LIVELY_S = 20.0
+"""later on more seldom, by a twentieth of the time that nothing came, and after so long each second."""
 SWEEP_S = 3600.0
 
 _NEVER = (CorruptionError, InvalidArgument, MessageTooLarge, NotFound, TransactionTooLarge)
@@ -94,7 +89,8 @@ class Adoption:
         self._clock = clock
         self._running = threading.Lock()
         self._asking: Asking | None = None
-        self._lively_until = self._sweep_at = time.monotonic()
+        self._sweep_at = time.monotonic()
+        self._moved_at = self._sweep_at - LIVELY_S
         self._forgotten_to = b""
         self._waiting = 0
         self._problem: str | None = None
@@ -103,7 +99,8 @@ class Adoption:
     @property
     def rest_s(self) -> float | None:
         """How long until the inbox should be looked into again; None: no sooner than anything else is."""
-        return LOOK_S if time.monotonic() < self._lively_until else None
+        since = time.monotonic() - self._moved_at
+        return max(LOOK_S, since / LIVELY_S) if since < LIVELY_S else None
 
     def stats(self) -> InboxStats:
         """Return what became of batches since the spool was opened."""
@@ -130,7 +127,7 @@ class Adoption:
                 return
             now = time.monotonic()
             if stages or self._inbox.lively:
-                self._lively_until = now + LIVELY_S
+                self._moved_at = now
             if self._asking is not None and not stages:
                 self._give_up()  # it was withdrawn
             left = len(stages)
@@ -243,39 +240,19 @@ class Adoption:
         self._commit(load, manifest, Adopted(manifest.batch.batch, None, manifest.once))
 
     def _commit(self, load: Load, manifest: Manifest, adopted: Adopted) -> None:
-        """Commit some messages with the record of how far their batch is then."""
+        """Commit some messages with the record of how far their batch is then.
+
+        Raises:
+            _Later: there is no room for them yet.
+        """
         puts = load.puts()
         self._reserve(sum(map(put_charge, puts)))
-        rider = _Rider(with_arguments(self._write, manifest.batch.query, adopted))
-        parts = Parts([rider])  # type: ignore[list-item]
-        parts.puts += puts
-        begun: list[Partition] = []
+        rider: Any = _Rider(with_arguments(self._write, manifest.batch.query, adopted))
         try:
-            try:
-                for party, places in groupby(by_lane(load.steps)[1], party_of):
-                    assert party is not None
-                    self._together.prepare(list(places), 0, parts, False)
-            except QueueFull as error:
-                raise _Later(f"{error}") from error
-            for partition in load.lots:
-                begun.append(partition)
-                partition.begin_joining(parts)
-            entered = self._together.enter(parts)
-        except BaseException:
-            parts.withdraw()
-            raise
-        finally:
-            for partition in begun:
-                partition.end_joining(parts)
-        assert entered is not None, "the record of a batch is always logged"
-        unit, batch = entered
-        self._log.wait(batch)
-        if unit.error is not None:
-            raise again(unit.error)
+            self._together.commit(load.steps, [rider], puts=puts, timeout=0)
+        except QueueFull as error:
+            raise _Later(f"{error}") from error
         self._messages += load.messages
-        parts.count_turned_away()
-        for put in parts.puts:
-            put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
 
     def _write(self, query: str, adopted: Adopted, txn: Any) -> None:
         """Write the record of a batch, in the transaction of its messages."""
@@ -300,68 +277,6 @@ class Adoption:
         self._asking = None
 
 
-class Load:
-    """Messages of blocks on their way to where their topics lead."""
-
-    def __init__(self, routing: Routing) -> None:
-        self._routing = routing
-        self.lots: dict[Partition, Lot] = {}
-        self.steps: list[Step] = []
-        """For queues."""
-        self.messages = self.bytes = 0
-
-    def add(self, block: Block) -> None:
-        """Add a block. Cost: 0.05 µs a message where its topics lead to the same streams of one partition; else 3.
-
-        Raises:
-            NotFound: nobody takes one of its topics. InvalidArgument: one of them is none.
-        """
-        names = block.names
-        routes = list(map(self._routing.route, names))
-        for name, route in zip(names, routes, strict=True):
-            if not route.streams and not route.queues:
-                raise NotFound(
-                    f"no stream takes topic {name!r}, and no queue is bound to it: declare a stream with topics that "
-                    "match it"
-                )
-        self.messages += block.header.count
-        self.bytes += block.header.payload_bytes
-        streams = routes[0].streams
-        topics = list(map(names.__getitem__, block.topics))
-        plain = not block.header.columns & KINDS
-        if all(route.streams == streams and not route.queues for route in routes) and _is_single(streams):
-            for stream in streams:
-                self._lot(stream.partitions[0], plain).add_all(block.records, topics)
-            return
-        for record, number, topic in zip(block.records, block.topics, topics, strict=True):
-            header_bytes, key = (
-                (record.header_bytes, record.key or None) if isinstance(record, Message) else (b"", None)
-            )
-            route = routes[number]
-            for stream in route.streams:
-                lot = self._lot(stream.partition_for(topic, key), plain)
-                lot.records.append(record)
-                lot.topics.append(topic)
-            if route.queues:
-                steps = self._routing.steps(topic, body_of(record), decode_headers(header_bytes), key)
-                self.steps += [step for step in steps if not step.queue.reserves_together]
-
-    def _lot(self, partition: Partition, plain: bool) -> Lot:
-        lot = self.lots.get(partition)
-        if lot is None:
-            lot = self.lots[partition] = Lot()
-        lot.plain &= plain
-        return lot
-
-    def puts(self) -> list[Any]:
-        """Return a put for each partition, which has reserved nothing yet.
-
-        Raises:
-            MessageTooLarge: one of the messages is.
-        """
-        return [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in self.lots.items()]
-
-
 def _skip(pieces: Iterator[Piece], messages: int) -> Iterator[Piece]:
     """Leave out the first messages, which are whole blocks."""
     for piece in pieces:
@@ -370,10 +285,6 @@ def _skip(pieces: Iterator[Piece], messages: int) -> Iterator[Piece]:
             assert messages >= 0, "a part of a batch ends where a block does"
         else:
             yield piece
-
-
-def _is_single(streams: tuple[Stream, ...]) -> bool:
-    return all(len(stream.partitions) == 1 for stream in streams)
 
 
 class _Rider:

@@ -1,0 +1,230 @@
+"""A stream archived as Parquet files, each message once: what `qflow pipeline run` does.
+
+A directory holds one archive, and what it is of: a stream, a filter, and how it is split. How far it came lies in
+Spark's checkpoint there. So it goes on by itself, and only as what it is; and one process at a time writes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qflow.errors import InvalidArgument, SpoolInUse, StorageError
+from qflow.spark.failures import spark_errors
+from qflow.storage.files import FILE_MODE, Files, storage_error
+from qflow.streams.topic_filter import check_filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+AVAILABLE_NOW = "available-now"
+PARTITIONS = ("topic", "date", "hour", "partition")
+"""What an archive may be split by, into directories."""
+CHECKPOINT, KEPT = "_qflow_checkpoint", "_qflow_archive"
+"""Beside the files of an archive, where readers of Parquet do not look: how far it came, and what it is of."""
+LOOK_S = 0.2
+
+
+class Progress(NamedTuple):
+    """One batch of an archive."""
+
+    batch: int
+    rows: int
+    rows_per_s: float
+    seconds: float
+
+
+class Archive:
+    """See the module. To be used as a context manager, in which it is ours to write."""
+
+    def __init__(
+        self,
+        spool: str,
+        stream: str,
+        directory: str,
+        *,
+        topic_filter: str = "#",
+        trigger: str = AVAILABLE_NOW,
+        partition_by: tuple[str, ...] = (),
+        most_per_batch: int | None = None,
+    ) -> None:
+        """Look at what is asked for; nothing is written, and no Spark is needed.
+
+        Args:
+            directory: of the files, and how far the archive is.
+            trigger: `available-now`: up to what is there, and no further; or `10s`: look every ten seconds.
+            partition_by: some of `PARTITIONS`.
+            most_per_batch: messages written at once, at most.
+
+        Raises:
+            InvalidArgument: one of them makes no sense.
+        """
+        wrong = [name for name in partition_by if name not in PARTITIONS]
+        if wrong:
+            raise InvalidArgument(f"an archive cannot be split by {wrong[0]!r}: there are {', '.join(PARTITIONS)}")
+        if len(set(partition_by)) < len(partition_by):
+            raise InvalidArgument(f"an archive is split by each name once, not by {', '.join(partition_by)}")
+        if Path(directory).resolve().is_relative_to(Path(spool).resolve()):
+            raise InvalidArgument(f"{directory} lies inside the spool: give a directory outside of {spool}")
+        self._spool = spool
+        self._stream = stream
+        self._directory = Path(directory)
+        self._filter = check_filter(topic_filter)
+        self._interval_ms = _interval_ms(trigger)
+        self._partition_by = partition_by
+        self._most_per_batch = most_per_batch
+        self._fd = -1
+
+    def __enter__(self) -> Archive:
+        """Make the directory if it is missing, and claim it.
+
+        Raises:
+            InvalidArgument: it holds another archive, or other files.
+            SpoolInUse: another process writes it. StorageError: it cannot be written.
+        """
+        kept = self._directory / KEPT
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            others = [name for name in os.listdir(self._directory) if not name.startswith((".", "_"))]
+            if others and not kept.exists():
+                raise InvalidArgument(
+                    f"{self._directory} holds files that are none of an archive, such as {min(others)!r}: give a new "
+                    "or an empty directory"
+                )
+            self._fd = os.open(kept, os.O_RDWR | os.O_CREAT, FILE_MODE)
+            try:
+                self._claim(kept)
+            except BaseException:
+                self._release()
+                raise
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise storage_error(error, "write an archive", self._directory) from error
+            raise StorageError(
+                f"cannot write an archive in {self._directory}: {error.strerror or error}; give a directory that this "
+                "user can make, and write to"
+            ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _claim(self, kept: Path) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SpoolInUse(
+                f"another process is writing the archive in {self._directory}: wait until it has ended, or give "
+                "another directory"
+            ) from error
+        asked = {"stream": self._stream, "filter": self._filter, "partition-by": ",".join(self._partition_by)}
+        said = kept.read_text()
+        if not said:
+            os.pwrite(self._fd, json.dumps(asked).encode(), 0)
+            os.fsync(self._fd)
+            Files().sync_directory(str(self._directory))
+            return
+        try:
+            found = dict(json.loads(said))
+        except (ValueError, TypeError) as error:
+            raise InvalidArgument(f"{kept} is damaged, and says no more what this is an archive of: {error}") from error
+        for name, value in asked.items():
+            if found.get(name) != value:
+                raise InvalidArgument(
+                    f"{self._directory} holds an archive with {name} {found.get(name)!r}, and now it is {value!r}: go "
+                    "on as it was begun, or give another directory"
+                )
+
+    def run(
+        self,
+        spark: SparkSession,
+        *,
+        tell: Callable[[Progress], object] = lambda progress: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Append what is there, and with a trigger of some seconds what comes, until `stopped`.
+
+        Args:
+            tell: called after each batch.
+            stopped: asked five times a second. What a batch has written by then, and is not done, does not count; it
+                comes again.
+
+        Returns:
+            How many messages were written.
+
+        Raises:
+            QflowError: as reading the stream; StorageError: Spark could not write.
+        """
+        assert self._fd >= 0, "an archive is written within its `with`"
+        with spark_errors():
+            query = self._start(spark)
+            seen = -1
+            total = 0
+
+            def count() -> None:
+                nonlocal seen, total
+                for found in query.recentProgress:
+                    if found["batchId"] > seen and found["numInputRows"]:
+                        seen = found["batchId"]
+                        total += found["numInputRows"]
+                        tell(_progress(found))
+
+            try:
+                while not (query.awaitTermination(LOOK_S) or stopped()):
+                    count()
+            finally:
+                query.stop()
+            count()
+            return total
+
+    def _start(self, spark: SparkSession) -> StreamingQuery:
+        reader = spark.readStream.format("qflow").option("subscribe", self._stream).option("includeHeaders", True)
+        reader = reader.option("startingOffsets", "earliest").option("filter", self._filter)
+        if self._most_per_batch is not None:
+            reader = reader.option("maxOffsetsPerTrigger", self._most_per_batch)
+        columns = ["*"]
+        if "date" in self._partition_by:
+            columns.append("to_date(timestamp) as date")
+        if "hour" in self._partition_by:
+            columns.append("hour(timestamp) as hour")
+        frame = reader.load(self._spool).selectExpr(*columns)
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self._directory / CHECKPOINT))
+        if self._partition_by:
+            writer = writer.partitionBy(*self._partition_by)
+        if self._interval_ms is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{self._interval_ms} milliseconds")
+        return writer.start(str(self._directory))
+
+
+def _interval_ms(trigger: str) -> int | None:
+    if trigger == AVAILABLE_NOW:
+        return None
+    try:
+        seconds = float(trigger.strip().removesuffix("s"))
+        if 0 <= seconds < 10**6:
+            return round(seconds * 1000)
+    except ValueError:
+        pass
+    raise InvalidArgument(f"a trigger is {AVAILABLE_NOW}, or seconds such as 10s, not {trigger!r}")
+
+
+def _progress(found: Any) -> Progress:
+    seconds = found["durationMs"].get("triggerExecution", 0) / 1000
+    rows = found["numInputRows"]
+    return Progress(found["batchId"], rows, rows / seconds if seconds else 0.0, seconds)

@@ -1,0 +1,81 @@
+"""Parquet files published into a stream: what `qflow pipeline load` does, once for the same files.
+
+A load is known by what is in its files. So one that was interrupted, nobody knows when, is repeated without harm.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote, urlparse
+
+import xxhash
+
+from qflow.errors import NotFound
+from qflow.spark import spools
+from qflow.spark.failures import spark_errors
+from qflow.spark.write_options import batch_of
+from qflow.storage import sink_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+READ_BYTES = 2**20
+
+
+class Loaded(NamedTuple):
+    """What became of a load."""
+
+    messages: int
+    """In the files."""
+    before: bool
+    """They had been published by a load before, and nothing was done."""
+
+
+def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: str = "") -> Loaded:
+    """Publish the rows of Parquet files into a stream, all or none, and once: also if this is repeated.
+
+    Those of an archive come in the order they were in, by partition and offset.
+
+    Args:
+        name: of the load; under another one the same files are published once more.
+
+    Raises:
+        NotFound: there is no such directory, or no stream takes a topic. InvalidArgument: columns are missing.
+    Cost: the files are read once more than Spark does; this process must not own the spool.
+    """
+    if not Path(directory).is_dir():
+        raise NotFound(f"there is no directory {directory}: give the one of the Parquet files")
+    with spark_errors():
+        frame = spark.read.parquet(directory)
+        batch = batch_of(f"load-{_identity(directory, _files(frame), stream, name)}", "0")
+        messages = frame.count()  # of the files that were listed above; it looks at their ends only
+        with spools.reading(spool) as txn:
+            before = sink_batches.read(txn, batch.query).batch >= batch.batch
+        spools.let_go(spool)
+        if not before:
+            order = [column for column in ("partition", "offset") if column in frame.columns]
+            if order:
+                frame = frame.orderBy(*order)
+            writer = frame.write.format("qflow").mode("append").option("stream", stream)
+            writer.option("txnAppId", batch.query.removeprefix("app-")).option("txnVersion", batch.batch).save(spool)
+        return Loaded(messages, before)
+
+
+def _files(frame: DataFrame) -> list[Path]:
+    """Return the files that Spark reads; of an archive, those that count."""
+    return sorted(Path(unquote(urlparse(uri).path)) for uri in frame.inputFiles())
+
+
+def _identity(directory: str, files: Iterable[Path], stream: str, name: str) -> str:
+    """Return what a load is known by: names and bytes of its files, where they go, and its own name."""
+    found = xxhash.xxh3_128(repr((stream, name)).encode())
+    root = Path(directory).resolve()
+    for path in files:
+        found.update(repr((str(path.resolve().relative_to(root)), path.stat().st_size)).encode())
+        with path.open("rb") as file:
+            while data := file.read(READ_BYTES):
+                found.update(data)
+    return found.hexdigest()

@@ -1,0 +1,178 @@
+"""What a pipeline refuses before Spark is started, and what it makes of Spark's errors; without Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import qflow
+from qflow.cli import pipeline as commands
+from qflow.cli.main import app
+from qflow.spark.archive import KEPT, Archive
+from qflow.spark.failures import plain
+from qflow.spark.write_options import parse_for_writing
+
+
+@pytest.fixture
+def ready(spool: Path) -> Path:
+    """A spool with a stream, which nobody owns."""
+    with qflow.open(spool) as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+    return spool
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts it fails the test."""
+
+    def started(master: str) -> Any:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(commands, "_spark", started)
+
+
+def run(*arguments: object) -> Any:
+    """Run a command."""
+    return CliRunner().invoke(app, ["pipeline", *map(str, arguments)])
+
+
+def assert_says(said: str, sentence: str) -> None:
+    """Look for a sentence, on however many lines."""
+    assert re.search(sentence, " ".join(said.split())), said
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence"),
+    [
+        (["--to", "csv:x"], 2, "it is parquet:DIR, not 'csv:x'"),
+        (["--to", "parquet:"], 2, "it is parquet:DIR"),
+        (["--trigger", "soon"], 2, "seconds such as 10s, not 'soon'"),
+        (["--trigger", "-1s"], 2, "not '-1s'"),
+        (["--trigger", "nan"], 2, "not 'nan'"),
+        (["--partition-by", "topic,colour"], 2, "cannot be split by 'colour': there are topic, date, hour, partition"),
+        (["--partition-by", "topic,topic"], 2, "by each name once"),
+        (["--filter", "a#"], 2, "topic filter 'a#' has a wildcard"),
+        (["--to", "parquet:{spool}/x"], 2, "lies inside the spool"),
+        (["--to", "parquet:{file}"], 4, "cannot write an archive in .*: File exists; give a directory that this user"),
+        (["--to", "parquet:{tmp}"], 2, "holds files that are none of an archive, such as 'file'"),
+        (["--most-per-batch", "0"], 2, "0 is not in the range"),
+    ],
+)
+def test_an_archive_that_cannot_be_is_refused_before_spark_starts(ready, no_spark, tmp_path, options, code, sentence):
+    """With a sentence, and the exit code of other commands."""
+    (tmp_path / "file").write_text("x")
+    places = {"spool": ready, "file": tmp_path / "file", "tmp": tmp_path}
+    done = run("run", ready, "plants", "--to", f"parquet:{tmp_path / 'out'}", *(o.format(**places) for o in options))
+    assert done.exit_code == code, done.output
+    assert_says(done.stderr, sentence)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "{spool}", "nope", "--to", "parquet:{out}"],
+        ["report", "{spool}", "--stream", "nope"],
+        ["load", "{tmp}", "--into", "{spool}", "nope"],
+    ],
+)
+def test_a_stream_that_is_not_there_is_named_beside_those_that_are(ready, no_spark, tmp_path, arguments):
+    """At once, not after Spark's start."""
+    places = {"spool": ready, "out": tmp_path / "out", "tmp": tmp_path}
+    done = run(*(argument.format(**places) for argument in arguments))
+    assert (done.exit_code, done.stderr) == (2, f"qflow: there is no stream 'nope' in {ready}; there are: 'plants'\n")
+
+
+def test_a_spool_without_streams_has_an_empty_report(spool, no_spark):
+    """And no Spark is needed for that."""
+    qflow.open(spool).close()
+    assert run("report", spool).stdout == "no messages\n"
+
+
+def test_a_report_that_cannot_be_drawn_is_refused_before_spark_starts(ready, no_spark, tmp_path, monkeypatch):
+    """Where it goes, and what draws it."""
+    pytest.importorskip("matplotlib")
+    done = run("report", ready, "--png", tmp_path / "none" / "x.png")
+    assert done.exit_code == 2
+    assert_says(done.stderr, "is no directory that can be written: give --png another")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = run("report", ready, "--png", tmp_path / "x.png")
+    assert done.exit_code == 2
+    assert_says(done.stderr, r'drawing needs matplotlib .*pip install "qflow\[spark\]"')
+
+
+def test_without_pyspark_a_command_says_what_to_install(ready, tmp_path, monkeypatch):
+    """The extra."""
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    done = run("run", ready, "plants", "--to", f"parquet:{tmp_path / 'out'}")
+    assert done.exit_code == 2
+    assert_says(done.stderr, r'PySpark is not installed .*pip install "qflow\[spark\]"')
+
+
+def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
+    """Who comes second is told; whoever comes later goes on with the same, or is told what is another."""
+    spool, out = str(tmp_path / "spool"), str(tmp_path / "out")
+    with Archive(spool, "plants", out), pytest.raises(qflow.SpoolInUse, match="another process is writing the archive"):
+        Archive(spool, "plants", out).__enter__()
+    with Archive(spool, "plants", out):
+        pass
+    for stream, options, sentence in (
+        ("others", {}, "with stream 'plants', and now it is 'others'"),
+        ("plants", {"topic_filter": "plant/1"}, "with filter '#', and now it is 'plant/1'"),
+        ("plants", {"partition_by": ("date", "topic")}, "with partition-by '', and now it is 'date,topic'"),
+    ):
+        with pytest.raises(qflow.InvalidArgument, match=sentence):
+            Archive(spool, stream, out, **options).__enter__()
+    (tmp_path / "out" / KEPT).write_text("x")
+    with pytest.raises(qflow.InvalidArgument, match="is damaged"):
+        Archive(spool, "plants", out).__enter__()
+    (tmp_path / "out" / KEPT).write_text("")  # a crash came before it was written
+    with Archive(spool, "plants", out):
+        assert json.loads((tmp_path / "out" / KEPT).read_text())["stream"] == "plants"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "sentence"),
+    [
+        ("x\nqflow.errors.NotFound: there is no stream 'a'\n  at y", qflow.NotFound, "there is no stream 'a'"),
+        ("qflow.errors.StorageError: cannot read", qflow.StorageError, "cannot read"),
+        ("qflow.errors.GapError: gone", qflow.StorageError, "gone"),
+        (
+            "An error occurred while calling o5.start.\n: java.io.IOException: mkdir of file:/x failed\n\tat y",
+            qflow.StorageError,
+            "Spark failed: mkdir of file:/x failed",
+        ),
+        ("Job aborted\nCaused by: java.io.IOException: No space left on device", qflow.DiskFull, "no space left"),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x", qflow.InvalidArgument, "Path does not exist"),
+        ("[BAD] x\n\tat org.apache.spark.SparkException: y", qflow.InvalidArgument, "Spark failed: [BAD] x"),
+        ("", qflow.InvalidArgument, "RuntimeError"),
+    ],
+)
+def test_an_error_of_sparks_is_a_sentence_of_the_kind_it_is_of(said, kind, sentence):
+    """So a shell sees the exit code of that kind."""
+    error = plain(RuntimeError(said))
+    assert type(error) is kind
+    assert sentence in str(error)
+
+
+def test_an_application_names_a_data_frame_that_it_may_write_again():
+    """By two options, both or neither, and not for what a checkpoint knows."""
+    options = {"path": "/x", "txnAppId": "nightly", "txnVersion": "7"}
+    assert parse_for_writing(options).batch == ("app-nightly", 7)
+    for wrong, sentence in (
+        ({"txnVersion": "x"}, "'txnVersion' is 'x': give a number from 0"),
+        ({"txnVersion": "-1"}, "'txnVersion' is '-1'"),
+        ({"txnVersion": str(2**63)}, "'txnVersion'"),
+        ({"txnAppId": "a/b"}, "'txnAppId' is 'a/b': give 1 to 96 letters"),
+    ):
+        with pytest.raises(qflow.InvalidArgument, match=sentence):
+            parse_for_writing(options | wrong)
+    with pytest.raises(qflow.InvalidArgument, match="go together"):
+        parse_for_writing({"path": "/x", "txnAppId": "nightly"})
+    with pytest.raises(qflow.InvalidArgument, match="are for df.write"):
+        parse_for_writing(options, streaming=True)

@@ -1,0 +1,187 @@
+"""The sink's writers as Spark uses them, task by task, without a Spark: what they refuse, and what they store."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.inspect import check_spool
+
+pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+pa = pytest.importorskip("pyarrow")
+
+from pyspark.sql import types  # noqa: E402
+
+from qflow.spark import spools  # noqa: E402
+from qflow.spark.source import QflowDataSource  # noqa: E402
+
+HEADERS = types.ArrayType(types.StructType().add("key", "string").add("value", "binary"))
+TYPES: dict[str, Any] = {
+    "int": (types.IntegerType(), pa.int32()),
+    "string": (types.StringType(), pa.string()),
+    "binary": (types.BinaryType(), pa.binary()),
+    "map": (types.MapType(types.StringType(), types.StringType()), pa.map_(pa.string(), pa.string())),
+    "headers": (HEADERS, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+}
+COLUMNS = {"value": "string", "topic": "string"}
+
+
+@pytest.fixture
+def ready(spool: Path) -> Path:
+    """A spool with streams, which nobody owns."""
+    with qflow.open(spool) as broker:
+        broker.declare_stream("copies", topics=["copy/#"], max_message_bytes=1000)
+        broker.declare_stream("others", topics=["also"])
+    return spool
+
+
+def writer(spool: object, columns: dict[str, str] = COLUMNS, *, overwrite: bool = False, **options: str) -> Any:
+    """Return who writes a data frame of some columns."""
+    schema = types.StructType([types.StructField(name, TYPES[kind][0]) for name, kind in columns.items()])
+    return QflowDataSource({"path": str(spool), **options}).writer(schema, overwrite)
+
+
+def rows(columns: dict[str, str] = COLUMNS, **values: list[Any]) -> Any:
+    """Return a record batch."""
+    return pa.record_batch([pa.array(values[name], TYPES[kind][1]) for name, kind in columns.items()], names=[*columns])
+
+
+def numbered(first: int, count: int) -> Any:
+    """Return rows with a number each."""
+    numbers = range(first, first + count)
+    return rows(value=[str(n) for n in numbers], topic=[f"copy/{n % 7}" for n in numbers])
+
+
+def stored(spool: Path, stream: str = "copies") -> list[bytes]:
+    """Return what a stream holds; the spool is sound, and its inbox empty."""
+    spools.let_go(str(spool))
+    assert check_spool(spool) == []
+    assert not [path for path in (spool / "inbox").rglob("*") if path.is_file()]
+    with qflow.open(spool) as broker:
+        return [message.body for message in broker.stream(stream).query()]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "sentence"),
+    [
+        ({"value": "string"}, {}, "say where the rows are published: with a column 'topic'"),
+        ({"topic": "string"}, {}, "there is no column 'value' .there are: topic."),
+        ({"value": "int", "topic": "string"}, {}, "column 'value' is int, and must be binary or string"),
+        ({"value": "string", "topic": "int"}, {}, "column 'topic' is int, and must be string"),
+        (COLUMNS | {"key": "int"}, {}, "column 'key' is int"),
+        (COLUMNS | {"headers": "map"}, {}, "column 'headers' is map<string,string>, and must be array"),
+        (COLUMNS | {"TOPIC": "string"}, {}, "two columns 'topic'"),
+        ({"value": "string"}, {"topic": "copy/+"}, "option 'topic': topic 'copy/.' contains"),
+        (
+            {"value": "string"},
+            {"topic": "other"},
+            "no stream of .* takes topic 'other'.*there are the streams 'copies'",
+        ),
+        (COLUMNS, {"stream": "nope"}, "there is no stream 'nope' in .*; there are: 'copies'"),
+        (COLUMNS, {"comitTimeout": "1"}, "no option 'comittimeout' for writing; did you mean 'commitTimeout'"),
+        (COLUMNS, {"commitTimeout": "soon"}, "option 'commitTimeout' is 'soon': give seconds"),
+        (COLUMNS, {"commitTimeout": "0"}, "option 'commitTimeout' is '0': give seconds"),
+        (COLUMNS, {"overwrite": True}, "appends to a spool, and replaces nothing there"),
+        (COLUMNS, {"path": "/nowhere"}, "there is no spool at /nowhere"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_any_row_is(ready, columns, options, sentence):
+    """With a sentence that says what to do."""
+    with pytest.raises(qflow.QflowError, match=sentence):
+        writer(
+            **{"spool": options.get("path", ready), "columns": columns}
+            | {k: v for k, v in options.items() if k != "path"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "sentence"),
+    [
+        ({"value": [None]}, {}, "null in column 'value'"),
+        ({"topic": [None]}, {}, "null in column 'topic'"),
+        ({"topic": ["copy/#"]}, {}, "topic 'copy/#' contains '#'"),
+        ({"topic": ["no"]}, {}, "no stream of .* takes topic 'no'"),
+        ({"topic": ["also"]}, {"stream": "copies"}, "does not take topic 'also'"),
+        ({"value": ["x" * 2000]}, {}, "2,000 bytes, more than the max_message_bytes=1,000"),
+        ({"value": ["x" * 999], "key": [b"k"]}, {}, "1,0.. bytes, more than the max_message_bytes=1,000"),
+        ({"key": [b""]}, {}, "a key must be 1 to 65,535 bytes"),
+        ({"headers": [[{"key": "h", "value": b"\xff"}]]}, {}, "header 'h' of a row is not UTF-8"),
+        ({"headers": [[{"key": "h", "value": b"A"}] * 2]}, {}, "two headers 'h'"),
+        ({"headers": [[{"key": None, "value": b"A"}]]}, {}, "a header without a name"),
+    ],
+)
+def test_a_row_that_cannot_be_written_has_the_whole_frame_refused(ready, change, options, sentence):
+    """Nothing of the others is stored, and no file is left."""
+    columns = COLUMNS | {"key": "binary", "headers": "headers"}
+    good = {"value": ["a"], "topic": ["copy/1"], "key": [None], "headers": [None]}
+    found = writer(ready, columns, **options)
+    with pytest.raises(qflow.QflowError, match=sentence):
+        found.write(iter([rows(columns, **good), rows(columns, **good | change)]))
+    found.abort([])
+    assert stored(ready) == []
+
+
+def test_tasks_write_one_batch_in_one_transaction(ready):
+    """In the order of the partitions; a task without rows, and one that never answered, count for nothing."""
+    found = writer(ready)
+    parts = [found.write(iter([numbered(first, 500)])) for first in (0, 500)]
+    parts += [found.write(iter([])), None]
+    found.commit(parts)
+    assert sorted(map(int, stored(ready))) == list(range(1000))
+    empty = writer(ready)
+    empty.commit([empty.write(iter([])), None])
+    assert len(stored(ready)) == 1000
+
+
+def test_a_frame_of_an_application_is_stored_once_a_version(ready):
+    """Whoever repeats it does no harm, and a lower version is an old one; another application has its own."""
+    for app, version, first in (("a", 3, 0), ("a", 3, 10), ("a", 2, 20), ("b", 0, 30), ("a", 4, 40)):
+        found = writer(ready, txnAppId=app, txnVersion=str(version))
+        found.commit([found.write(iter([numbered(first, 5)]))])
+        spools.let_go(str(ready))
+    assert sorted(map(int, stored(ready))) == [*range(5), *range(30, 35), *range(40, 45)]
+
+
+def test_a_frame_that_is_given_up_leaves_nothing(ready):
+    """Also what tasks had finished."""
+    found = writer(ready)
+    found.write(iter([numbered(0, 5)]))
+    found.abort([])
+    assert stored(ready) == []
+
+
+def test_a_spool_that_is_gone_when_a_task_runs_is_named(ready):
+    """It runs on a host that does not see the path, or the spool was made anew."""
+    found = writer(ready)
+    spools.let_go(str(ready))
+    ready.rename(ready.with_name("elsewhere"))
+    with pytest.raises(qflow.NotFound, match="this executor, on host .*, cannot see the spool"):
+        found.write(iter([numbered(0, 5)]))
+    with qflow.open(ready) as broker:
+        broker.declare_stream("copies", topics=["copy/#"])
+    with pytest.raises(qflow.StorageError, match="was made anew"):
+        found.write(iter([numbered(0, 5)]))
+    spools.let_go(str(ready))
+    shutil.rmtree(ready)
+
+
+def test_an_inbox_that_cannot_be_written_is_named(ready):
+    """A file stands in its place."""
+    found = writer(ready)
+    (ready / "inbox").write_text("x")
+    with pytest.raises(qflow.StorageError, match="cannot write a batch .*: a file stands where|: .*move it away"):
+        found.write(iter([numbered(0, 5)]))
+
+
+def test_a_stream_writer_needs_to_know_its_batch(ready):
+    """What Spark tells its tasks; and nothing is replaced."""
+    schema = types.StructType().add("value", "string").add("topic", "string")
+    found = QflowDataSource({"path": str(ready)}).streamWriter(schema, False)
+    with pytest.raises(qflow.InvalidArgument, match="did not tell this task which batch"):
+        found.write(iter([numbered(0, 5)]))
+    with pytest.raises(qflow.InvalidArgument, match=r"write with .outputMode\('append'\)"):
+        QflowDataSource({"path": str(ready)}).streamWriter(schema, True)
