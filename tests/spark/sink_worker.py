@@ -1,4 +1,4 @@
-"""Runs a streaming query until it is killed: stream `plants` of a spool into stream `copies` of it, in small batches."""
+"""Runs a streaming query when it is told to, until it is killed: stream `plants` of a spool into stream `copies` of it, in small batches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from qflow.spark import session
 def main(spool: str, checkpoint: str) -> None:
     """Tell when it runs."""
     spark = session("worker", master="local[2]")
+    sys.stdin.readline()
     frame = (
         spark.readStream.format("qflow")
         .option("subscribe", "plants")
