@@ -1,4 +1,4 @@
-"""Runs a streaming query when it is told to, until it is killed: stream `plants` of a spool into stream `copies` of it, in small batches."""
+"""Copies stream `plants` of a spool into stream `copies`, in small batches, once told to run and until it is killed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def main(spool: str, checkpoint: str) -> None:
         spark.readStream.format("qflow")
         .option("subscribe", "plants")
         .option("startingOffsets", "earliest")
+        .option("group", "copier")
         .option("maxOffsetsPerTrigger", 300)
         .load(spool)
         .selectExpr("key", "value", "concat('copy/', topic) as topic")

@@ -306,7 +306,7 @@ def workers() -> Iterator[list[subprocess.Popen[str]]]:
 def test_kill_9_of_the_whole_tree_publishes_nothing_twice_and_loses_nothing(
     spark, open_spool, read, spool, tmp_path, workers
 ):
-    """Source to sink, with a batch in flight, while messages come in; with an owner in another process, and without."""
+    """Source to sink, with a batch in flight, while messages come and go; with an owner in another process, and without."""
     draw = Random(SEED)
     print("seed", SEED)
     with qflow.open(spool) as first:
@@ -332,10 +332,12 @@ def test_kill_9_of_the_whole_tree_publishes_nothing_twice_and_loses_nothing(
     workers.append(start_worker())
     for number in range(ROUNDS):
         broker = qflow.open(spool)
+        if number:  # there is a group by now, which has it keep what was not read
+            broker.alter_stream("plants", retention_messages=100)
         publish(broker, 4000)
         if number % 2:
             broker.close()
-        process = workers.pop()
+        process = workers[-1]
         if number + 1 < ROUNDS:
             workers.append(start_worker())  # its Java starts meanwhile
         assert process.stdin is not None
@@ -349,12 +351,14 @@ def test_kill_9_of_the_whole_tree_publishes_nothing_twice_and_loses_nothing(
             if not broker.closed:
                 publish(broker, 300)
         kill(process)
+        workers.remove(process)
         broker.close()
     owner = open_spool()
     frame = (
         spark.readStream.format("qflow")
         .option("subscribe", "plants")
         .option("startingOffsets", "earliest")
+        .option("group", "copier")
         .load(str(spool))
         .selectExpr("key", "value", "concat('copy/', topic) as topic")
     )
