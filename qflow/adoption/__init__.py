@@ -40,7 +40,8 @@ from qflow.stats import InboxStats
 from qflow.storage import sink_batches
 from qflow.storage.inbox import Inbox, Waiting
 from qflow.storage.sink_batches import Adopted, Partial
-from qflow.storage.stages import Manifest, Piece
+from qflow.storage.stage_files import Piece
+from qflow.storage.stages import Manifest
 from qflow.storage.transaction_log import TransactionLog, Unit
 from qflow.streams.partition import put_charge
 from qflow.streams.room import Asking, Room

@@ -31,7 +31,9 @@ def _spark(master: str) -> Iterator[SparkSession]:
     """Give a Spark of our own, whose Java keeps what it says to itself, unless it does not start."""
     from qflow.spark import session
     from qflow.spark.failures import plain
+    from qflow.spark.words import check_pyspark
 
+    check_pyspark()
     click.echo("Spark is starting ...", err=True)
     with tempfile.TemporaryFile() as said:
         sys.stderr.flush()

@@ -16,7 +16,7 @@ from qflow.errors import InvalidArgument
 from qflow.message import HeaderValue, Message, Record, check_key, encode_headers
 from qflow.spark.takers import Takers, too_large
 from qflow.storage import blocks
-from qflow.storage.stages import StageWriter
+from qflow.storage.stage_files import StageWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

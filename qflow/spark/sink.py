@@ -28,7 +28,8 @@ from qflow.spark.words import plainly
 from qflow.spark.write_options import WriteOptions
 from qflow.storage import recovery, stages
 from qflow.storage.files import Files, storage_error
-from qflow.storage.stages import Batch, Manifest, StageFile, StageWriter, check_batch
+from qflow.storage.stage_files import StageFile, StageWriter
+from qflow.storage.stages import Batch, Manifest, check_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from qflow.errors import CorruptionError
 from qflow.storage import stages
 from qflow.storage.files import Files, make_directories, storage_error
-from qflow.storage.stages import Batch, Manifest, Piece
+from qflow.storage.stage_files import Piece, read_pieces
+from qflow.storage.stages import Batch, Manifest
 
 STALE_S = 24 * 3600
 """A stage that nobody has written to for so long, and that was not handed in, is removed."""
@@ -84,7 +85,7 @@ class Inbox:
         """
         directory = stages.being_adopted(self._spool, manifest.batch)
         try:
-            yield from stages.read_pieces(self._files, directory, manifest.files)
+            yield from read_pieces(self._files, directory, manifest.files)
         except OSError as error:
             raise storage_error(error, "read a batch in the inbox", directory) from error
 

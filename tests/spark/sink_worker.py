@@ -1,4 +1,4 @@
-"""Runs a streaming query until it is killed: stream `plants` of a spool into stream `copies` of it, in small batches."""
+"""Copies stream `plants` of a spool into stream `copies`, in small batches, once told to run and until it is killed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from qflow.spark import session
 def main(spool: str, checkpoint: str) -> None:
     """Tell when it runs."""
     spark = session("worker", master="local[2]")
+    sys.stdin.readline()
     frame = (
         spark.readStream.format("qflow")
         .option("subscribe", "plants")
         .option("startingOffsets", "earliest")
+        .option("group", "copier")
         .option("maxOffsetsPerTrigger", 300)
         .load(spool)
         .selectExpr("key", "value", "concat('copy/', topic) as topic")

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -288,48 +288,77 @@ def in_flight(spool: Path, moment: int) -> bool:
     return bool(names - {stages.STAGING, stages.REFUSED})
 
 
-def test_kill_9_of_the_whole_tree_publishes_nothing_twice_and_loses_nothing(spark, open_spool, read, spool, tmp_path):
-    """Source to sink, with a batch in flight, while messages come in; with an owner in another process, and without."""
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill a worker, its Java, and all that this has started."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.fixture
+def workers() -> Iterator[list[subprocess.Popen[str]]]:
+    """Those that have been started and not killed."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        kill(process)
+
+
+def test_kill_9_of_the_whole_tree_publishes_nothing_twice_and_loses_nothing(
+    spark, open_spool, read, spool, tmp_path, workers
+):
+    """Source to sink, with a batch in flight, while messages come and go; with an owner in another process, and without."""
     draw = Random(SEED)
     print("seed", SEED)
-    worker = Path(__file__).parent / "sink_worker.py"
     with qflow.open(spool) as first:
         first.declare_stream("plants", topics=["plant/#"])
         first.declare_stream("copies", topics=["copy/#"])
     published = 0
+    worker = Path(__file__).parent / "sink_worker.py"
+
+    def start_worker() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(worker), str(spool), str(tmp_path / "checkpoint")],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def publish(broker: qflow.Broker, count: int) -> None:
         nonlocal published
         broker.publish_many([(f"plant/{n % 5}", b"%d" % n) for n in range(published, published + count)])
         published += count
 
+    workers.append(start_worker())
     for number in range(ROUNDS):
         broker = qflow.open(spool)
+        if number:  # there is a group by now, which has it keep what was not read
+            broker.alter_stream("plants", retention_messages=100)
         publish(broker, 4000)
         if number % 2:
             broker.close()
-        process = subprocess.Popen(
-            [sys.executable, str(worker), str(spool), str(tmp_path / "checkpoint")],
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process = workers[-1]
+        if number + 1 < ROUNDS:
+            workers.append(start_worker())  # its Java starts meanwhile
+        assert process.stdin is not None
         assert process.stdout is not None
+        process.stdin.write("run\n")
+        process.stdin.flush()
         assert process.stdout.readline() == "running\n"
         for _ in range(draw.randrange(1, 4)):
             moment = draw.randrange(2)
             until(lambda moment=moment: in_flight(spool, moment))
             if not broker.closed:
                 publish(broker, 300)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        kill(process)
+        workers.remove(process)
         broker.close()
     owner = open_spool()
     frame = (
         spark.readStream.format("qflow")
         .option("subscribe", "plants")
         .option("startingOffsets", "earliest")
+        .option("group", "copier")
         .load(str(spool))
         .selectExpr("key", "value", "concat('copy/', topic) as topic")
     )

@@ -10,7 +10,8 @@ from uuid import uuid4
 from qflow.message import Message, Record, encode_headers
 from qflow.storage import blocks, stages
 from qflow.storage.files import Files
-from qflow.storage.stages import Batch, Manifest, StageFile, StageWriter
+from qflow.storage.stage_files import StageFile, StageWriter
+from qflow.storage.stages import Batch, Manifest
 
 Row = tuple[Any, ...]
 """(topic, body), (topic, body, key) or (topic, body, key, headers)."""

@@ -15,6 +15,7 @@ from qflow.inspect import check_spool
 from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files
 from qflow.storage.sink_batches import ONCE_EXPIRY_S, Adopted, Partial
+from qflow.storage.stage_files import StageWriter
 from qflow.storage.stages import Batch
 from unit.clocks import Clock, until
 from unit.handing import hand, staged
@@ -457,7 +458,7 @@ def test_a_task_that_finds_no_room_leaves_no_file(broker, spool):
     """Half of a stage would lie there until it is stale."""
     faults = Faults()
     files = FaultyFiles(faults)
-    writer = stages.StageWriter(files, stages.staged(str(spool), Batch("q", 0), "0" * 32), "000000-a")
+    writer = StageWriter(files, stages.staged(str(spool), Batch("q", 0), "0" * 32), "000000-a")
     writer.add(b"x" * 100, 1, 100)
     faults.fail("pwrite", errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
