@@ -64,7 +64,7 @@ def session(
             "spark.log.level": log_level,
             "spark.sql.shuffle.partitions": 4,
             "spark.sql.session.timeZone": "UTC",
-            "spark.buffer.size": 2**20,  # between Python and Java: batches pass in few steps, reads take a third less
+            "spark.buffer.size": 2**20,  # between Python and Java: batches pass in fewer steps
             "spark.pyspark.python": sys.executable,
             "spark.pyspark.driver.python": sys.executable,
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
