@@ -70,7 +70,7 @@ def session(
             "spark.log.level": log_level,
             "spark.sql.shuffle.partitions": 4,
             "spark.sql.session.timeZone": "UTC",
-            "spark.python.unix.domain.socket.enabled": True,  # reads take a fifth less time than through TCP
+            "spark.buffer.size": 2**20,  # between Python and Java: batches pass in fewer steps
             "spark.pyspark.python": sys.executable,
             "spark.pyspark.driver.python": sys.executable,
             _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j}",

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from qflow.errors import InvalidArgument
 from qflow.spark import spools
+from qflow.spark.checkpoints import make_durable
 from qflow.spark.outgoing import Outgoing, check_columns
 from qflow.spark.takers import Takers
 from qflow.spark.words import plainly
@@ -133,8 +134,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             return self._stage(iterator, _batch_of_task())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Return when the batch is in the log."""
+        """Return when the batch is in the log, and what the checkpoint says of it on the disk."""
         with plainly():
+            if self._options.checkpoint is not None:
+                make_durable(self._options.checkpoint, batchId, Files())
             self._hand_over(messages, once=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -33,6 +33,8 @@ class WriteOptions:
     commit_timeout_s: float
     batch: Batch | None
     """Which one a data frame is, of an application that may write it again; None: it is one of its own."""
+    checkpoint: str | None
+    """Where that of a streaming query is, if it was told this query."""
 
 
 def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
@@ -71,6 +73,7 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
         stream=stream,
         commit_timeout_s=_seconds(given.get("committimeout")),
         batch=None if app is None or version is None else batch_of(app, version),
+        checkpoint=given.get("checkpointlocation"),
     )
 
 

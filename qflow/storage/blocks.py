@@ -495,6 +495,8 @@ def columns(data: bytes | memoryview, header: Header, *, where: str) -> Columns:
     width = 4 * header.count
     position = HEADER_BYTES
     lengths = view[position : position + width]
+    if not header.columns:
+        return Columns(header, lengths, None, None, None, None, b"", payload)
     optional: dict[int, memoryview] = {}
     for column in _COLUMNS:
         if header.columns & column:
@@ -512,18 +514,20 @@ def columns(data: bytes | memoryview, header: Header, *, where: str) -> Columns:
     )
 
 
-def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str) -> Block:
+def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str, header: Header | None = None) -> Block:
     """Decode a whole block and check every byte of it.
 
     Args:
         data: exactly one block.
         key: where it was found; None skips that check.
         where: named in errors.
+        header: what `read_header` returned, where that was asked before.
 
     Raises:
         CorruptionError: a checksum, the length or the key does not match.
     """
-    header = read_header(data, where=where)
+    if header is None:
+        header = read_header(data, where=where)
     if key is not None and header.key != key:
         raise CorruptionError(f"{where}: holds the block of {header.key}, expected {key}")
     found = columns(data, header, where=where)

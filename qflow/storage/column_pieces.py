@@ -76,7 +76,7 @@ def _take(txn: Any, value: bytes, header: Header, asked: Asked) -> tuple[ColumnP
     fetched: dict[int, Record] = {}
     hole = None
     if columns.kinds is not None and _REFERENCE in bytes(columns.kinds):
-        records = blocks.decode(value, header.key, where=asked.where).records
+        records = blocks.decode(value, header.key, where=asked.where, header=header).records
         room = asked.room
         chosen = (
             None

@@ -275,7 +275,7 @@ def _is_over(value: bytes, first: int, position: int) -> bool:
 
 def _decoded(txn: Any, value: bytes, header: Header, asked: Asked) -> tuple[Piece | None, Hole | None]:
     """Return the wanted messages of a block, with the bodies that references stand for."""
-    block = blocks.decode(value, header.key, where=asked.where)
+    block = blocks.decode(value, header.key, where=asked.where, header=header)
     piece = _piece(block, asked.start, asked.position, asked.stop, asked.chosen)
     if piece is None or not header.columns & blocks.KINDS:
         return piece, None

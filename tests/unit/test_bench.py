@@ -13,6 +13,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))  # at the end: qflow itself may be the installed one
+
+from bench.themes import THEMES  # noqa: E402
+
+WITHOUT_SPARK = [theme for theme in THEMES if theme != "spark"]
+"""Spark takes long to start: `tests/spark/test_bench.py` runs its theme in the session that is there."""
 ENGINES = ["qflow-files", "qflow-files-durable", "queue.Queue", "sqlite-full", "litequeue", "append", "lmdb-block"]
 ROWS = (
     "transient put+get+ack, 100 B",
@@ -88,6 +94,7 @@ def test_a_quick_run_measures_every_row(tmp_path: Path) -> None:
     """Each row of the table is there, with a figure or the reason why this machine has none."""
     output = tmp_path / "report.json"
     found = bench(
+        *WITHOUT_SPARK,
         "--quick",
         "--json",
         "--rounds",

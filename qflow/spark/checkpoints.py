@@ -1,0 +1,52 @@
+"""Spark's checkpoint on the disk: what it says of a batch is synced before the batch is in a log.
+
+Spark writes its checkpoint without a sync. A log that knows batch N beside a checkpoint that forgot it, after a power
+cut, would have Spark plan another N, with more in it, of which the log would take nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+
+from qflow.errors import StorageError
+from qflow.storage.files import Files, storage_error
+
+
+def local_path(location: str) -> str | None:
+    """Return the directory of a checkpoint; None for one that is not on a disk of this host."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", location)
+    if scheme is None:
+        return os.path.abspath(location)
+    return "/" + location[scheme.end() :].lstrip("/") if scheme[1].lower() == "file" else None
+
+
+def make_durable(location: str, batch: int, files: Files) -> None:
+    """Force to the disk which query this is, and what goes into a batch.
+
+    Args:
+        location: of the checkpoint, as Spark was given it. One that is elsewhere is left to those who keep it.
+
+    Raises:
+        StorageError: that failed, or the batch is not in the checkpoint.
+    Cost: six syncs of small files, of which those that were synced before cost nothing.
+    """
+    path = local_path(location)
+    if path is None:
+        return
+    offsets = os.path.join(path, "offsets")
+    try:
+        for directory, name in ((path, "metadata"), (offsets, str(batch))):
+            files.sync_file(os.path.join(directory, name))
+            with suppress(FileNotFoundError):  # Hadoop's checksum, where it writes one
+                files.sync_file(os.path.join(directory, f".{name}.crc"))
+        for directory in (offsets, path, os.path.dirname(path)):
+            files.sync_directory(directory)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"batch {batch} is not in the checkpoint at {path} ({error.filename} is missing), and is not stored for "
+            "good before it is: let nobody remove a checkpoint that is in use"
+        ) from error
+    except OSError as error:
+        raise storage_error(error, "sync the checkpoint", path) from error
