@@ -16,8 +16,11 @@ pa = pytest.importorskip("pyarrow")
 
 from pyspark.sql import types  # noqa: E402
 
-from qflow.spark import spools  # noqa: E402
+from qflow.spark import sink, spools  # noqa: E402
+from qflow.spark.checkpoints import local_path, make_durable  # noqa: E402
 from qflow.spark.source import QflowDataSource  # noqa: E402
+from qflow.storage.files import Files  # noqa: E402
+from qflow.storage.stages import check_batch  # noqa: E402
 
 HEADERS = types.ArrayType(types.StructType().add("key", "string").add("value", "binary"))
 TYPES: dict[str, Any] = {
@@ -185,3 +188,56 @@ def test_a_stream_writer_needs_to_know_its_batch(ready):
         found.write(iter([numbered(0, 5)]))
     with pytest.raises(qflow.InvalidArgument, match=r"write with .outputMode\('append'\)"):
         QflowDataSource({"path": str(ready)}).streamWriter(schema, True)
+
+
+def checkpoint_of(directory: Path, batch: int) -> Path:
+    """Make what Spark has written when a batch begins."""
+    (directory / "offsets").mkdir(parents=True)
+    for name in ("metadata", ".metadata.crc", f"offsets/{batch}", f"offsets/.{batch}.crc"):
+        (directory / name).write_text("x")
+    return directory
+
+
+def test_a_batch_is_in_the_log_only_when_its_checkpoint_is_on_the_disk(ready, tmp_path, monkeypatch):
+    """Else a power cut could leave a log that knows a batch which Spark has forgotten, and plans with more in it."""
+    synced: list[str] = []
+
+    class Watched(Files):
+        def sync_file(self, path: str) -> None:
+            assert not (ready / "inbox" / "query-7").exists()
+            synced.append(path)
+
+        def sync_directory(self, path: str) -> None:
+            synced.append(path)
+
+    monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", 7))
+    schema = types.StructType().add("value", "string").add("topic", "string")
+    directory = checkpoint_of(tmp_path / "checkpoint", 7)
+    options = {"path": str(ready), "checkpointLocation": f"file://{directory}"}
+    found = QflowDataSource(options).streamWriter(schema, False)
+    with monkeypatch.context() as patched:
+        patched.setattr(sink, "make_durable", lambda location, batch, _: make_durable(location, batch, Watched()))
+        found.commit([found.write(iter([numbered(0, 5)]))], 7)
+    names = ["metadata", ".metadata.crc", "offsets/7", "offsets/.7.crc", "offsets"]
+    assert synced == [*(str(directory / name) for name in names), str(directory), str(tmp_path)]
+    assert len(stored(ready)) == 5
+
+
+def test_a_batch_that_the_checkpoint_does_not_know_is_not_stored(ready, tmp_path, monkeypatch):
+    """Somebody has removed it."""
+    monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", 8))
+    schema = types.StructType().add("value", "string").add("topic", "string")
+    options = {"path": str(ready), "checkpointLocation": str(checkpoint_of(tmp_path / "checkpoint", 7))}
+    found = QflowDataSource(options).streamWriter(schema, False)
+    written = [found.write(iter([numbered(0, 5)]))]
+    with pytest.raises(qflow.StorageError, match="batch 8 is not in the checkpoint at .*offsets/8 is missing"):
+        found.commit(written, 8)
+    found.abort(written, 8)
+    assert stored(ready) == []
+
+
+def test_a_checkpoint_elsewhere_is_left_to_those_who_keep_it():
+    """A store of objects, or HDFS, answers for what it has confirmed."""
+    assert local_path("s3a://bucket/checkpoint") is None
+    assert local_path("file:/a/b") == local_path("file:///a/b") == local_path("/a/b") == "/a/b"
+    make_durable("hdfs://host/nowhere", 0, Files())
