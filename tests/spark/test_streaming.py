@@ -171,10 +171,10 @@ def test_kill_9_of_the_whole_tree_loses_and_doubles_nothing(
     draw = Random(SEED)
     print("seed", SEED)
     broker.declare_stream("plants", topics=["plant/#"], retention_messages=100)
-    publish(broker, 500)
     group = groups.Group(str(spool), "archive", str(broker.uuid), Files())
     group.acknowledge({broker.stream("plants").owner: {0: 0}})  # from here on, retention waits for it
     group.close()
+    publish(broker, 500)
     published = 500
     offsets = pipe.checkpoint / "offsets"
 
