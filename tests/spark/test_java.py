@@ -1,4 +1,4 @@
-"""Where a Java is looked for, and what a user in a terminal sees of it all."""
+"""Where a Java is looked for, which Python workers run, and what a user in a terminal sees of it all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import qflow
 from qflow.errors import NotFound
-from qflow.spark import java
+from qflow.spark import java, shims
 from qflow.spark.words import check_pyspark
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +89,52 @@ def test_a_pyspark_that_is_too_old_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(NotFound, match="PySpark is not installed"):
         check_pyspark()
+
+
+@pytest.fixture
+def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where shims are written."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_workers_run_this_python_and_leave_out_zip_files(tmp: Path) -> None:
+    """What else is on the path stays, in its order, and so do arguments."""
+    program = shims.worker_python()
+    assert Path(program).is_relative_to(tmp)
+    script = "import os, sys; print(sys.executable, os.environ['PYTHONPATH'], sys.argv[1:])"
+    zips = "/s/python/lib/pyspark.zip:/a b:/s/python/lib/py4j-0.10.9.9-src.zip:/c.zip"
+    for given, expected in ((zips, "/a b:/c.zip"), ("", ""), ("/a::/b:", "/a:/b")):
+        ran = subprocess.run(
+            [program, "-c", script, "x y", "*"], env=os.environ | {"PYTHONPATH": given}, capture_output=True, text=True
+        )
+        assert ran.stdout == f"{sys.executable} {expected} ['x y', '*']\n"
+
+
+def test_workers_run_this_python_itself_where_no_shim_can_be_used(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system where nothing may be run, and where PySpark is found in Spark's zip file only."""
+    with monkeypatch.context() as patched:
+        patched.setattr(shims, "_CHECK", "import sys; sys.exit(1)")
+        assert shims.worker_python() == sys.executable
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert shims.worker_python() == sys.executable
+
+
+def test_a_shim_is_not_written_where_others_may_exchange_it(tmp: Path) -> None:
+    """The place for it has a name that anybody can know."""
+    mine = tmp / f"qflow-{os.getuid()}"
+    mine.mkdir()
+    mine.chmod(0o777)
+    with pytest.raises(NotFound, match=f"others may write to {mine}: remove it, or set TMPDIR"):
+        shims.write_shim("python", "")
+    mine.rmdir()
+    mine.symlink_to(tmp)
+    with pytest.raises(NotFound, match="others may write to"):
+        shims.write_shim("python", "")
 
 
 SCRIPT = """
