@@ -117,69 +117,33 @@ __all__ = [
     "open",
 ]
 
-_HOMES = {
-    "broker": ("Broker",),
-    "config": ("Overflow", "SlowConsumer"),
-    "delivery": ("Deliveries", "Delivery", "Entry"),
-    "errors": (
-        "AlreadySettled",
-        "BrokerClosed",
-        "BrokerFailed",
-        "CorruptionError",
-        "DiskFull",
-        "ForkedProcess",
-        "FormatTooNew",
-        "GapError",
-        "GroupInUse",
-        "InDoubt",
-        "InvalidArgument",
-        "MessageTooLarge",
-        "NotFound",
-        "ProducerBusy",
-        "QflowError",
-        "QueueDeleted",
-        "QueueEmpty",
-        "QueueFull",
-        "SettingsConflict",
-        "SpoolInUse",
-        "StorageError",
-        "StreamDeleted",
-        "TooManyUnsettled",
-        "TransactionTooLarge",
-    ),
-    "events": ("Event", "EventKind"),
-    "queues.consumer": ("Consumer",),
-    "queues.queue": ("Queue",),
-    "queues.transaction": ("Transaction",),
-    "routing": ("PublishResult",),
-    "stats": (
-        "BrokerStats",
-        "CompactionReport",
-        "QueueStats",
-        "RecoveryReport",
-        "SnapshotReport",
-        "StreamStats",
-        "SubscriptionStats",
-    ),
-    "streams.deliveries": ("StreamDeliveries", "StreamDelivery", "StreamMessage"),
-    "streams.stream": ("Stream",),
-    "streams.subscription": ("Subscription",),
-}
-"""The module of each name. They are imported when they are asked for: whoever takes but a part of the package, as
-Spark's workers do, does not wait for the engine."""
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = {home.partition(".")[0] for home in _HOMES}
+_ROOMS = (
+    "errors",
+    "config",
+    "delivery",
+    "events",
+    "stats",
+    "streams.deliveries",
+    "streams.subscription",
+    "streams.stream",
+    "queues.consumer",
+    "queues.transaction",
+    "queues.queue",
+    "routing",
+    "broker",
+)
+"""Where the names are, the light ones first. They are imported when they are asked for: whoever takes but a part of the
+package, as Spark's workers do, does not wait for the engine."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "open":
-        found = import_module("qflow.broker").open_broker
-    elif name in _HOME_OF:
-        found = getattr(import_module(f"qflow.{_HOME_OF[name]}"), name)
-    elif name in _MODULES:
-        found = import_module(f"qflow.{name}")
-    else:
+    if name in _ROOMS:
+        return import_module(f"qflow.{name}")
+    if name not in __all__:
         raise AttributeError(f"module 'qflow' has no attribute {name!r}")
+    inside = "open_broker" if name == "open" else name
+    modules = (import_module(f"qflow.{room}") for room in _ROOMS)
+    found = next(vars(module)[inside] for module in modules if inside in vars(module))
     globals()[name] = found  # the next time it is there
     return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,3 +119,24 @@ def test_nothing_is_swallowed_or_left_to_do() -> None:
         assert not re.search(r"\b(TODO|FIXME|XXX)\b", text), path
         if "tests" in path.relative_to(ROOT).parts:
             assert "time.sleep(" not in text, path
+
+
+def test_every_public_name_is_there_without_the_engine_being_imported_before_it_is_asked_for() -> None:
+    """In a process of its own, where nothing is imported yet; for type checkers the same names are spelled out."""
+    script = (
+        "import sys, qflow; light = set(sys.modules); qflow.NotFound, qflow.errors\n"
+        "assert not any(name.startswith('qflow.') for name in light), light\n"
+        "assert not {'qflow.broker', 'lmdb'} & set(sys.modules)\n"
+        "print(*sorted(name for name in qflow.__all__ if getattr(qflow, name) is not None and name in dir(qflow)))"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    tree = ast.parse((ROOT / "qflow" / "__init__.py").read_text())
+    spelled = {
+        alias.asname or alias.name
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom) and statement.module != "typing"
+        for alias in statement.names
+    }
+    assert set(said.split()) == spelled
