@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import qflow
 from qflow.cli import pipeline as commands
 from qflow.cli.main import app
-from qflow.spark.archive import KEPT, Archive
+from qflow.spark.archive import CHECKPOINT, COUNTED, KEPT, Archive
 from qflow.spark.failures import plain
 from qflow.spark.write_options import parse_for_writing
 
@@ -134,6 +134,42 @@ def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
     (tmp_path / "out" / KEPT).write_text("")  # a crash came before it was written
     with Archive(spool, "plants", out):
         assert json.loads((tmp_path / "out" / KEPT).read_text())["stream"] == "plants"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "commits", "counted", "sentence"),
+    [
+        ("0 1 .1.crc", "0 1", "0 1", None),
+        ("9 10 11", "9 10", "9.compact 10 11", None),  # it was killed: batch 11 comes again, and is known
+        ("9 10 11", "9 10", "9.compact 10 .11.x.tmp", None),
+        ("0", "", None, None),  # it was killed in the first batch
+        ("0", "0", "0 1", "batch 1 is among its files, and not in its checkpoint"),
+        ("7 8", "7 8", "9.compact", "batch 9 is among its files"),
+        (None, None, "0", "batch 0 is among its files"),
+        (None, None, None, "it has files, and no checkpoint"),
+        ("0 1", "0 1", "0", "batch 1 is done by its checkpoint, and not among its files"),
+        ("0", "0", None, "batch 0 is done by its checkpoint"),
+    ],
+)
+def test_an_archive_whose_checkpoint_is_of_another_time_is_refused(tmp_path, offsets, commits, counted, sentence):
+    """Spark leaves out a batch whose number it knows among the files, whatever is in it: messages would be lost."""
+    out = tmp_path / "out"
+    with Archive(str(tmp_path / "spool"), "plants", str(out)):
+        pass
+    (out / "part-0.parquet").write_text("x")
+    places = {f"{CHECKPOINT}/offsets": offsets, f"{CHECKPOINT}/commits": commits, COUNTED: counted}
+    for place, names in places.items():
+        if names is not None:
+            (out / place).mkdir(parents=True)
+            for name in names.split():
+                (out / place / name).write_text("v1")
+    found = Archive(str(tmp_path / "spool"), "plants", str(out))
+    if sentence is None:
+        with found:
+            return
+    for _ in range(2):  # it is let go of, too
+        with pytest.raises(qflow.InvalidArgument, match=f"cannot go on: {sentence}.*begin anew in another directory"):
+            found.__enter__()
 
 
 @pytest.mark.parametrize(
