@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qflow.errors import InvalidArgument, SpoolInUse, StorageError
 from qflow.spark.failures import spark_errors
+from qflow.spark.options import naming
 from qflow.storage.files import FILE_MODE, Files, storage_error
 from qflow.streams.topic_filter import check_filter
 
@@ -168,9 +169,9 @@ class Archive:
         else:
             return
         raise InvalidArgument(
-            f"the archive in {self._directory} cannot go on: {what} ({CHECKPOINT} and {COUNTED} there), as after a power "
-            "cut or a copy in parts, and messages would be left out. Bring both back as they were at one time, or begin "
-            "anew in another directory"
+            f"the archive in {self._directory} cannot go on: {what} (see {CHECKPOINT} and {COUNTED} there), as after a "
+            "power cut or a copy in parts, and messages would be left out. Bring both back as they were at one time, "
+            "or begin anew in another directory"
         )
 
     def run(
@@ -216,7 +217,7 @@ class Archive:
             return total
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
-        reader = spark.readStream.format("qflow").option("subscribe", self._stream).option("includeHeaders", True)
+        reader = spark.readStream.format("qflow").option(*naming(self._stream)).option("includeHeaders", True)
         reader = reader.option("startingOffsets", "earliest").option("filter", self._filter)
         if self._most_per_batch is not None:
             reader = reader.option("maxOffsetsPerTrigger", self._most_per_batch)

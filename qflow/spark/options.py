@@ -144,6 +144,13 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     )
 
 
+def naming(stream: str) -> tuple[str, str]:
+    """Return the option that reads this one stream, whatever it is called: `subscribe` parts names at commas."""
+    if _split(stream) == [stream]:
+        return "subscribe", stream
+    return "subscribePattern", re.escape(stream)
+
+
 def _unknown(name: str, known: dict[str, str]) -> str:
     if name in _INSTEAD:
         return f"format qflow has no option {name!r}: {_INSTEAD[name]}"
@@ -175,10 +182,14 @@ def parse_path(values: Mapping[str, str]) -> str:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    names = tuple(dict.fromkeys(_split(text)))
     if not names:
         raise InvalidArgument("option 'subscribe' is empty: name one or more streams, with commas between")
     return names
+
+
+def _split(text: str) -> list[str]:
+    return list(filter(None, map(str.strip, text.split(","))))
 
 
 def _pattern(text: str | None) -> str | None:
