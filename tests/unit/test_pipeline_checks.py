@@ -204,6 +204,7 @@ def test_an_application_names_a_data_frame_that_it_may_write_again():
         ({"txnVersion": "x"}, "'txnVersion' is 'x': give a number from 0"),
         ({"txnVersion": "-1"}, "'txnVersion' is '-1'"),
         ({"txnVersion": str(2**63)}, "'txnVersion'"),
+        ({"txnVersion": "9" * 5000}, "'txnVersion' is '9"),
         ({"txnAppId": "a/b"}, "'txnAppId' is 'a/b': give 1 to 96 letters"),
     ):
         with pytest.raises(qflow.InvalidArgument, match=sentence):
