@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 class _Open(NamedTuple):
     spool: str
+    """Without symbolic links: others may name it in another way."""
     env: Environment
     uuid: str
 
@@ -69,10 +70,7 @@ def _environment(spool: str, *, planned: bool) -> _Open:
         place = _place(spool)
         if place is not None and place in _open:
             return _open[place]
-        for old, opened in list(_open.items()):
-            if opened.spool == spool and old[0] == os.getpid():
-                del _open[old]
-                opened.env.close()
+        let_go(spool)
         env = open_to_read(spool, Files(), readahead=True) if os.path.isdir(spool) else None
         if env is None:
             raise _missing(spool, planned=planned)
@@ -85,7 +83,7 @@ def _environment(spool: str, *, planned: bool) -> _Open:
         except BaseException:
             env.close()
             raise
-        opened = _Open(spool, env, str(found.uuid))
+        opened = _Open(os.path.realpath(spool), env, str(found.uuid))
         if place is not None and place == _place(spool):  # else: which one was opened?
             _open[place] = opened
             return opened
@@ -177,7 +175,8 @@ def at(spool: str, uuid: str, work: Callable[[Any], T]) -> T:
 
 def let_go(spool: str) -> None:
     """Close the log of a spool, if this process has it open; it is opened again by the next look."""
+    real = os.path.realpath(spool)
     for place, opened in list(_open.items()):
-        if opened.spool == spool and place[0] == os.getpid():
+        if opened.spool == real and place[0] == os.getpid():
             del _open[place]
             opened.env.close()
