@@ -108,6 +108,9 @@ def test_an_archive_with_a_trigger_runs_until_it_is_stopped(spark, broker, plant
     rows = lambda: sum(progress.rows for progress in told)  # noqa: E731
     assert archive(trigger="0.1s", topic_filter="plant/1", tell=tell, stopped=lambda: rows() == 4) == 4
     assert archived(spark, tmp_path / "out") == [1, 4, 7, 10]
+    broker.publish("plant/0", b"12")
+    for _ in range(2):  # a batch of nothing is one that counts
+        assert archive(topic_filter="plant/1") == 0
 
 
 def test_a_report_counts_what_each_topic_holds(spark, still, clock, spool, tmp_path):
