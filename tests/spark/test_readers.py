@@ -282,6 +282,27 @@ def test_a_wrong_option_is_a_sentence(
         reader(there.batch, str(spool), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subscribe": "plants", "endingOffsets": "latest"}, "'endingOffsets' is for spark.read only"),
+        ({"queue": "jobs"}, "'queue' is for spark.read only"),
+        ({"subscribe": "plants", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
+    ],
+)
+def test_a_wrong_option_of_a_streaming_query_is_told_when_spark_first_asks(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path, options: dict[str, str], expected: str
+) -> None:
+    """Spark loses what is raised before that; with a checkpoint it asks for something else first."""
+    with pytest.raises(Told, match=expected):
+        reader(there.begin, str(spool), **options)
+    reader(there.go_on, str(spool), **options)
+    with pytest.raises(Told, match=expected):
+        reader(there.latest, {})
+    with pytest.raises(Told, match=expected):
+        reader(there.micro_batch, {}, {})
+
+
 # Beside a living owner ------------------------------------------------------------------------------------------------
 
 
