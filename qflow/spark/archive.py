@@ -59,6 +59,7 @@ class Archive:
         trigger: str = AVAILABLE_NOW,
         partition_by: tuple[str, ...] = (),
         most_per_batch: int | None = None,
+        group: str | None = None,
     ) -> None:
         """Look at what is asked for; nothing is written, and no Spark is needed.
 
@@ -67,6 +68,7 @@ class Archive:
             trigger: `available-now`: up to what is there, and no further; or `10s`: look every ten seconds.
             partition_by: some of `PARTITIONS`.
             most_per_batch: messages written at once, at most.
+            group: as which it reads: retention waits for what it has not written.
 
         Raises:
             InvalidArgument: one of them makes no sense.
@@ -85,6 +87,7 @@ class Archive:
         self._interval_ms = _interval_ms(trigger)
         self._partition_by = partition_by
         self._most_per_batch = most_per_batch
+        self._group = group
         self._fd = -1
 
     def __enter__(self) -> Archive:
@@ -122,6 +125,8 @@ class Archive:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._fd >= 0 and not (self._directory / CHECKPOINT).exists():
+            os.ftruncate(self._fd, 0)  # nothing was begun, so it may become another archive
         self._release()
 
     def _release(self) -> None:
@@ -221,6 +226,8 @@ class Archive:
         reader = reader.option("startingOffsets", "earliest").option("filter", self._filter)
         if self._most_per_batch is not None:
             reader = reader.option("maxOffsetsPerTrigger", self._most_per_batch)
+        if self._group is not None:
+            reader = reader.option("group", self._group)
         columns = ["*"]
         if "date" in self._partition_by:
             columns.append("to_date(timestamp) as date")

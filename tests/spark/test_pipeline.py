@@ -21,6 +21,7 @@ from qflow.cli.main import app
 from qflow.spark.archive import Archive
 from qflow.spark.loading import load
 from qflow.spark.report import draw, report
+from qflow.storage import groups
 
 
 def publish(broker: qflow.Broker, first: int, count: int) -> None:
@@ -50,7 +51,8 @@ def test_an_archive_goes_on_where_the_last_one_stopped_and_is_loaded_once(
     """Each message once, split as it was asked for; loaded, topics, keys, headers and order are as they were."""
     publish(broker, 0, 30)
     told: list[Any] = []
-    assert archive(partition_by=("topic", "date"), most_per_batch=20, tell=told.append) == 30
+    assert archive(partition_by=("topic", "date"), most_per_batch=20, group="archive", tell=told.append) == 30
+    assert groups.committed_of(str(spool), "archive", str(broker.uuid)) == {plants.owner: {0: 30}}
     assert [progress.rows for progress in told] == [20, 10]
     broker.publish("plant/9", b"30", headers={"unit": "C"})
     assert archive(partition_by=("topic", "date")) == 1

@@ -62,6 +62,7 @@ def assert_says(said: str, sentence: str) -> None:
         (["--to", "parquet:{file}"], 4, "cannot write an archive in .*: File exists; give a directory that this user"),
         (["--to", "parquet:{tmp}"], 2, "holds files that are none of an archive, such as 'file'"),
         (["--most-per-batch", "0"], 2, "0 is not in the range"),
+        (["--master", "spark://x:7077"], 2, "it is local.* for a spool is read on its own host, not 'spark://x:7077'"),
     ],
 )
 def test_an_archive_that_cannot_be_is_refused_before_spark_starts(ready, no_spark, tmp_path, options, code, sentence):
@@ -114,13 +115,34 @@ def test_without_pyspark_a_command_says_what_to_install(ready, tmp_path, monkeyp
     assert_says(done.stderr, r'PySpark is not installed .*pip install .*"qflow\[spark\]"')
 
 
+def test_an_archive_that_spark_has_not_begun_may_become_another_one(tmp_path):
+    """There was no Java, for one."""
+    spool, out = str(tmp_path / "spool"), str(tmp_path / "out")
+    with pytest.raises(qflow.NotFound), Archive(spool, "plants", out):
+        raise qflow.NotFound("there is no Java")
+    with Archive(spool, "others", out, topic_filter="a"):
+        pass
+
+
+def test_without_a_java_a_command_says_so_at_once(ready, tmp_path, monkeypatch):
+    """And not that Spark is starting."""
+    pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+
+    def find_java() -> str:
+        raise qflow.NotFound("there is no Java")
+
+    monkeypatch.setattr("qflow.spark.java.find_java", find_java)
+    done = run("run", ready, "plants", "--to", f"parquet:{tmp_path / 'out'}")
+    assert (done.exit_code, done.stderr) == (2, "qflow: there is no Java\n")
+
+
 def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
     """Who comes second is told; whoever comes later goes on with the same, or is told what is another."""
     spool, out = str(tmp_path / "spool"), str(tmp_path / "out")
     with Archive(spool, "plants", out), pytest.raises(qflow.SpoolInUse, match="another process is writing the archive"):
         Archive(spool, "plants", out).__enter__()
     with Archive(spool, "plants", out):
-        pass
+        (tmp_path / "out" / CHECKPOINT).mkdir()  # Spark begins
     for stream, options, sentence in (
         ("others", {}, "with stream 'plants', and now it is 'others'"),
         ("plants", {"topic_filter": "plant/1"}, "with filter '#', and now it is 'plant/1'"),
