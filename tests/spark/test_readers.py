@@ -244,7 +244,7 @@ def test_a_queue_is_read_with_little_memory(broker: qflow.Broker, reader: Reader
     ("options", "expected"),
     [
         ({"subscribe": ""}, "say what to read"),
-        ({"subscribe": "plants", "subscribePattern": "p"}, "subscribe and subscribePattern is given"),
+        ({"subscribe": "plants", "subscribePattern": "p"}, "subscribe and subscribePattern are given"),
         ({"subscribe": " , "}, "'subscribe' is empty"),
         ({"subscribe": "plant"}, "there is no stream 'plant' in .*; there are: 'plants'"),
         ({"subscribe": "", "subscribePattern": "("}, "no regular expression"),
