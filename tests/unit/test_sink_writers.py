@@ -10,6 +10,7 @@ import pytest
 
 import qflow
 from qflow.inspect import check_spool
+from qflow.message import topic_prefix
 
 pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
 pa = pytest.importorskip("pyarrow")
@@ -145,6 +146,22 @@ def test_a_row_that_cannot_be_written_has_the_whole_frame_refused(ready, change,
         found.write(iter([rows(columns, **good), rows(columns, **good | change)]))
     found.abort([])
     assert stored(ready) == []
+
+
+@pytest.mark.parametrize("ttl_s", [None, 60.0])
+def test_a_row_for_a_queue_has_room_for_its_topic(ready, ttl_s):
+    """What the sink lets pass is stored: one byte more, and the row is refused, not the batch."""
+    topic = "a/topic/of/some/length"
+    most = 1000 - len(topic_prefix(topic)) - (8 if ttl_s else 0)
+    with qflow.open(ready) as broker:
+        broker.bind(broker.declare_queue("jobs", max_message_bytes=1000, ttl_s=ttl_s), topic)
+    found = writer(ready)
+    found.commit([found.write(iter([rows(value=["x" * most], topic=[topic])]))])
+    with pytest.raises(qflow.MessageTooLarge, match="less its topic, where that is a queue"):
+        writer(ready).write(iter([rows(value=["x" * (most + 1)], topic=[topic])]))
+    spools.let_go(str(ready))
+    with qflow.open(ready) as broker:
+        assert broker.queue("jobs").get_nowait().body == b"x" * most
 
 
 def test_tasks_write_one_batch_in_one_transaction(ready):
