@@ -544,6 +544,60 @@ def test_a_record_stays_while_a_stage_it_knows_is_in_the_inbox(broker, spool, cl
     assert record(broker, "old") == Adopted()  # nothing of it is there any more
 
 
+def test_records_are_forgotten_some_at_a_time(broker):
+    """Each call goes on where the last one stopped, and says so only where there are more of them."""
+    found: list[sink_batches.Forgotten] = []
+    behind = bytes((sink_batches.SINK_BATCHES + 1,))
+
+    def work(txn: Any) -> None:
+        for name in "abcd":
+            sink_batches.write(txn, name, Adopted(0, None, True, 0))
+        txn.put(behind, b"of another table")
+        for _ in range(2):
+            start = found[-1].position if found else b""
+            found.append(sink_batches.forget(txn, ONCE_EXPIRY_S * 1000, start, 2))
+        assert txn.get(behind) == b"of another table"
+        txn.delete(behind)
+
+    broker.log.commit(broker.log.write(work))
+    assert found == [(2, bytes((sink_batches.SINK_BATCHES,)) + b"c"), (2, b"")]
+
+
+def test_a_stage_is_on_the_disk_before_it_is_handed_in(broker, spool):
+    """Its files and their names, and then its new name: else a power cut leaves one that is torn."""
+    steps: list[tuple[str, str]] = []
+
+    class Watched(Files):
+        def sync_file(self, path: str) -> None:
+            steps.append(("sync", os.path.basename(path)))
+            super().sync_file(path)
+
+        def sync_directory(self, path: str) -> None:
+            steps.append(("sync directory", os.path.basename(path)))
+            super().sync_directory(path)
+
+        def rename(self, source: str, target: str) -> None:
+            steps.append(("rename", os.path.basename(target)))
+            super().rename(source, target)
+
+    manifest = staged(spool, broker.uuid, ROWS, files=Watched())
+    assert [step for step in steps if step[0] == "sync"] == [("sync", "000000-a"), ("sync", "000001-b")]
+    steps.clear()
+    stages.hand_in(Watched(), str(spool), manifest)
+    name = f"q-0.{manifest.token}"
+    after_manifest = steps[steps.index(("sync", "manifest")) + 1 :]
+    assert after_manifest == [("sync directory", name), ("rename", "q-0"), ("sync directory", "inbox")]
+
+
+def test_of_two_stages_of_a_batch_the_one_that_was_begun_comes_first(broker, spool):
+    """A part of it may be in the log, which the other one could not go on with."""
+    hand(spool, broker.uuid, ROWS)
+    os.rename(spool / "inbox" / "q-0", spool / "inbox" / "q-0~")
+    (spool / "inbox" / "q-0").mkdir()
+    found = Inbox(Files(), str(spool)).waiting()
+    assert found == [(Batch("q", 0), True), (Batch("q", 0), False)]
+
+
 def test_a_damaged_record_refuses_the_batches_of_its_query(broker, spool):
     """Taken for an empty one, it would have a batch stored twice."""
     hand(spool, broker.uuid, ROWS)
