@@ -1227,7 +1227,7 @@ class Broker:
         while not self._stop.wait(self._rest_s(busy, took)):
             started = time.perf_counter()
             attempt("events", self._tell_all)
-            attempt("the inbox", self._adoption.run)
+            attempt("the inbox", self._adoption.look)
             if not busy and not self._stop.rung and started < due:
                 continue  # it was for the inbox alone
             due = started + MAINTENANCE_S

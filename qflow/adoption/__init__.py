@@ -7,8 +7,9 @@ What becomes of a stage (see `storage.stages`), step by step; a crash between an
     3  its messages are routed as `publish` routes them, and committed with the record of the batch: one transaction
     4  the stage is removed
 
-A stage larger than `max_transaction_bytes` takes several transactions. All of it is checked before the first, and each
-writes how far the batch is, so that whoever goes on after a crash goes on there.
+A stage larger than `max_transaction_bytes`, or than the part of the memory that one batch may take, takes several
+transactions. All of it is checked before the first, and each writes how far the batch is, so that whoever goes on after
+a crash goes on there.
 
 What cannot be adopted now, for lack of room or memory, waits and is tried again. What never can be, because it is
 damaged, or goes nowhere, is set aside as a whole, and whoever handed it in is told.
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator
 from functools import partial as with_arguments
 from typing import Any
 
-from qflow.adoption.load import Load
+from qflow.adoption.load import Load, loads
 from qflow.errors import (
     CorruptionError,
     InvalidArgument,
@@ -40,8 +41,7 @@ from qflow.stats import InboxStats
 from qflow.storage import sink_batches
 from qflow.storage.inbox import Inbox, Waiting
 from qflow.storage.sink_batches import Adopted, Partial
-from qflow.storage.stage_files import Piece
-from qflow.storage.stages import Manifest
+from qflow.storage.stages import Batch, Manifest
 from qflow.storage.transaction_log import TransactionLog, Unit
 from qflow.streams.partition import put_charge
 from qflow.streams.room import Asking, Room
@@ -51,13 +51,17 @@ LOOK_S = 0.01
 LIVELY_S = 20.0
 """later on more seldom, by a twentieth of the time that nothing came, and after so long each second."""
 SWEEP_S = 3600.0
+MEMORY_SHARE = 4
+"""What one transaction brings in takes at most this part of the broker's capacity."""
+REST, LONGEST_REST_S = 20, 5.0
+"""What was tried in vain is left alone for so many times as long as the attempt took; and at most."""
 
 _NEVER = (CorruptionError, InvalidArgument, MessageTooLarge, NotFound, TransactionTooLarge)
 """Errors that trying again does not mend."""
 
 
 class _Later(QflowError):
-    """There is no memory for it at the moment."""
+    """There is no room for it at the moment."""
 
 
 class Adoption:
@@ -84,12 +88,20 @@ class Adoption:
         self._together = together
         self._room = room
         self._uuid = uuid
-        self._max_transaction_bytes = max_transaction_bytes
+        self._most = (max_transaction_bytes, room.ledger.capacity // MEMORY_SHARE)
         self._report = report
         self._wake = wake
         self._clock = clock
         self._running = threading.Lock()
         self._asking: Asking | None = None
+        self._asker: Batch | None = None
+        """For whom; the others wait for it."""
+        self._in_vain: dict[Batch, tuple[float, str]] = {}
+        """When to try again what was tried in vain, and why it was."""
+        self._checked: str | None = None
+        """The token of a stage that was checked whole."""
+        self._present: frozenset[str] = frozenset()
+        """Queries of which there is something in the inbox."""
         self._sweep_at = time.monotonic()
         self._moved_at = self._sweep_at - LIVELY_S
         self._forgotten_to = b""
@@ -119,8 +131,15 @@ class Adoption:
 
         What fails is told by `stats`, and tried again by the next call.
         """
+        self._in_vain = {}
+        self._look()
+
+    def look(self) -> None:
+        """`run`, but leave alone for a while what was tried in vain: a small part of the time goes into that."""
+        self._look()
+
+    def _look(self) -> None:
         with self._running:
-            problem = None
             try:
                 stages = self._inbox.waiting()
             except QflowError as error:
@@ -129,22 +148,46 @@ class Adoption:
             now = time.monotonic()
             if stages or self._inbox.lively:
                 self._moved_at = now
-            if self._asking is not None and not stages:
+            present = {waiting.batch for waiting in stages}
+            self._present = frozenset(batch.query for batch in present)
+            self._in_vain = {batch: why for batch, why in self._in_vain.items() if batch in present}
+            if self._asker not in present:
                 self._give_up()  # it was withdrawn
-            left = len(stages)
-            failed: set[str] = set()
-            for waiting in stages:
-                if waiting.batch.query not in failed:
-                    problem_of_one = self._adopt(waiting)
-                    if problem_of_one is None:
-                        left -= 1
-                    else:
-                        problem = problem_of_one
-                        failed.add(waiting.batch.query)  # those behind it wait for it
-            self._waiting, self._problem = left, problem
+            self._adopt_all(sorted(stages, key=lambda waiting: waiting.batch != self._asker))
             if now >= self._sweep_at:
                 self._sweep_at = now + SWEEP_S
                 self._inbox.sweep(time.time())
+
+    def _adopt_all(self, stages: list[Waiting]) -> None:
+        """Adopt stages, as far as that can be done now."""
+        problem = None
+        left = len(stages)
+        failed: set[str] = set()
+        for waiting in stages:
+            if waiting.batch.query not in failed:
+                problem_of_one = self._try(waiting)
+                if problem_of_one is None:
+                    left -= 1
+                else:
+                    problem = problem_of_one
+                    failed.add(waiting.batch.query)  # those behind it wait for it
+                    if waiting.batch == self._asker:
+                        break  # others would take its place in the line
+        self._waiting, self._problem = left, problem
+
+    def _try(self, waiting: Waiting) -> str | None:
+        """`_adopt`, unless that was tried in vain a moment ago."""
+        again_at, why = self._in_vain.get(waiting.batch, (0.0, ""))
+        started = time.monotonic()
+        if started < again_at:
+            return why
+        problem = self._adopt(waiting)
+        if self._asking is not None and self._asker == waiting.batch and (problem is None or self._asking.granted):
+            self._give_up()  # it has its room, and failed for another reason
+        if problem is not None and waiting.batch != self._asker:
+            now = time.monotonic()
+            self._in_vain[waiting.batch] = now + min(REST * (now - started), LONGEST_REST_S), problem
+        return problem
 
     def close(self) -> None:
         """Reserve nothing any more."""
@@ -152,7 +195,7 @@ class Adoption:
             self._give_up()
 
     def _give_up(self) -> None:
-        asking, self._asking = self._asking, None
+        asking, self._asking, self._asker = self._asking, None, None
         if asking is not None:
             self._room.give_up(asking)
 
@@ -171,6 +214,7 @@ class Adoption:
         except QflowError as error:
             return str(error)
         try:
+            self._ask_again(batch)  # before it is taken, and read
             manifest = self._inbox.take(waiting)
             if manifest is not None:
                 self._commit_all(manifest, known)
@@ -227,65 +271,65 @@ class Adoption:
                 f"the first {done:,} messages of this batch are in the log already, from another attempt at it that "
                 "was not finished, and nobody knows which of these they are. Start the query anew, from behind it"
             )
-        if manifest.bytes > self._max_transaction_bytes:
-            for piece in self._inbox.pieces(manifest):  # none of several transactions is begun that a later one fails
-                piece.check()
-        load = Load(self._routing)
-        for piece in _skip(self._inbox.pieces(manifest), done):
-            if load.messages and load.bytes + piece.header.payload_bytes > self._max_transaction_bytes:
-                done += load.messages
-                partial = Partial(manifest.batch.batch, manifest.token, done)
-                self._commit(load, manifest, Adopted(known.batch, partial, manifest.once))
-                load = Load(self._routing)
-            load.add(piece.decode())
-        self._commit(load, manifest, Adopted(manifest.batch.batch, None, manifest.once))
+        for load in self._loads(manifest, done):
+            if done + load.messages < manifest.messages and self._checked != manifest.token:
+                for later in self._loads(manifest, done + load.messages):  # none is begun that a later one fails
+                    later.check()
+                    del later  # before the next one is read
+                self._checked = manifest.token
+            done = self._commit(load, manifest, known, done)
+            del load
 
-    def _commit(self, load: Load, manifest: Manifest, adopted: Adopted) -> None:
-        """Commit some messages with the record of how far their batch is then.
+    def _loads(self, manifest: Manifest, done: int) -> Iterator[Load]:
+        return loads(self._inbox.pieces(manifest), done, self._routing, *self._most)
+
+    def _commit(self, load: Load, manifest: Manifest, known: Adopted, done: int) -> int:
+        """Commit messages with the record of how far their batch is then, which is returned.
 
         Raises:
             _Later: there is no room for them yet.
         """
+        batch = manifest.batch
+        done += load.messages
+        partial = None if done == manifest.messages else Partial(batch.batch, manifest.token, done)
+        adopted = Adopted(batch.batch if partial is None else known.batch, partial, manifest.once)
         puts = load.puts()
-        self._reserve(sum(map(put_charge, puts)))
-        rider: Any = _Rider(with_arguments(self._write, manifest.batch.query, adopted))
+        self._reserve(batch, sum(map(put_charge, puts)))
+        rider: Any = _Rider(with_arguments(self._write, batch.query, adopted))
         try:
             self._together.commit(load.steps, [rider], puts=puts, timeout=0)
         except QueueFull as error:
             raise _Later(f"{error}") from error
         self._messages += load.messages
+        return done
 
     def _write(self, query: str, adopted: Adopted, txn: Any) -> None:
         """Write the record of a batch, in the transaction of its messages."""
         now_ms = int(self._clock() * 1000)
         sink_batches.write(txn, query, adopted._replace(at_ms=now_ms))
         if adopted.once:  # who adds one that goes by itself has some old ones go
-            self._forgotten_to = sink_batches.forget(txn, now_ms, self._forgotten_to).position
+            found = sink_batches.forget(txn, now_ms, self._forgotten_to, keep=self._present)
+            self._forgotten_to = found.position
 
-    def _reserve(self, amount: int) -> None:
+    def _reserve(self, batch: Batch, amount: int) -> None:
         """Reserve memory for messages on their way into streams, or stay in line for it.
 
         Raises:
             _Later: there is none yet; `wake` is called when there is.
         """
-        if self._asking is not None and self._asking.amount != amount:
+        if self._asking is not None and (self._asker != batch or self._asking.amount != amount):
             self._give_up()
-        if not amount:
+        if amount:
+            self._asker, self._asking = batch, self._asking or Asking(amount)
+            self._ask_again(batch)
+            self._asker = self._asking = None
+
+    def _ask_again(self, batch: Batch) -> None:
+        """See whether it is the turn of a batch that is in line. Raises as `_reserve`."""
+        if self._asking is None or self._asker != batch:
             return
-        asking = self._asking = self._asking or Asking(amount)
-        if self._room.try_reserve(asking, self._wake, may_work=True) is not None:
+        if self._room.try_reserve(self._asking, self._wake, may_work=True) is not None:
             raise _Later("it waits for memory, which others have now")
-        self._asking = None
-
-
-def _skip(pieces: Iterator[Piece], messages: int) -> Iterator[Piece]:
-    """Leave out the first messages, which are whole blocks."""
-    for piece in pieces:
-        if messages:
-            messages -= piece.header.count
-            assert messages >= 0, "a part of a batch ends where a block does"
-        else:
-            yield piece
 
 
 class _Rider:

@@ -60,7 +60,6 @@ class Handover:
         deadline = time.monotonic() + self._timeout_s
         pause_s = _PAUSE_S
         before: Adopted | None = None
-        may_withdraw = self._manifest.once
         while (adopted := self._adopted()).batch < self._batch.batch:
             reason = stages.why_refused(self._files, self._spool, self._batch)
             if reason is not None:
@@ -71,29 +70,48 @@ class Handover:
                 )
             if adopted != before:  # a part of it, so it moves
                 before, deadline = adopted, time.monotonic() + self._timeout_s
-            if owner_pid(self._spool) is None and self._adopt_here():
-                continue
-            if time.monotonic() > deadline:
-                self._raise_in_vain(may_withdraw=may_withdraw)
-                may_withdraw, deadline = False, time.monotonic() + self._timeout_s
-            time.sleep(pause_s if self._problem is None else _AGAIN_S)
-            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+            is_done = owner_pid(self._spool) is None and self._adopt_here()
+            over_s = time.monotonic() - deadline
+            if over_s > 0:
+                self._check_in_vain(adopted, is_last=over_s > self._timeout_s)
+            if not is_done:
+                time.sleep(pause_s if self._problem is None else _AGAIN_S)
+                pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
-    def _raise_in_vain(self, *, may_withdraw: bool) -> None:
-        """Tell that it took too long; return, once, where it has been begun and may be done soon."""
-        in_vain = self._in_vain()
+    def _check_in_vain(self, adopted: Adopted, *, is_last: bool) -> None:
+        """Tell that it took too long.
+
+        A batch that goes by itself is taken back first. Where somebody is at it just now this returns, unless it
+        `is_last`: most probably it is put back in a moment, or stored.
+        """
+        is_begun = adopted.partial is not None and adopted.partial.batch == self._batch.batch
+        if self._manifest.once and not is_begun and self._withdraw():
+            raise StorageError(f"{self._in_vain()}. It was taken back, and nothing of it is stored")
+        if self._is_gone():
+            raise StorageError(
+                f"{self._in_vain()}. It is not in the inbox any more: let no cleaner work inside a spool, and write it "
+                "again"
+            )
         if not self._manifest.once:
             raise StorageError(
-                f"{in_vain}. It waits in the inbox, and is adopted when that can be done; this query may be started "
-                "again at any time"
+                f"{self._in_vain()}. It waits in the inbox, and is adopted when that can be done; this query may be "
+                "started again at any time"
             )
-        if not may_withdraw:
+        if is_last:
+            state = "was begun" if is_begun else "is being adopted"
             raise StorageError(
-                f"{in_vain}. It was begun and cannot be taken back: it is stored when that can be done, so do not "
-                "write it again"
+                f"{self._in_vain()}. It {state} and cannot be taken back: it is stored when that can be done, so do "
+                "not write it again"
             )
-        if self._withdraw():
-            raise StorageError(f"{in_vain}. It was taken back, and nothing of it is stored")
+
+    def _is_gone(self) -> bool:
+        """Tell whether somebody has removed what was handed in: it is in no place, nor in the log."""
+        places = (stages.handed_in(self._spool, self._batch), stages.being_adopted(self._spool, self._batch))
+        return (
+            not any(map(self._files.exists, places * 2))  # it may go from one to the other meanwhile
+            and stages.why_refused(self._files, self._spool, self._batch) is None
+            and self._adopted().batch < self._batch.batch
+        )
 
     def _withdraw(self) -> bool:
         try:
@@ -115,7 +133,7 @@ class Handover:
             self._problem = str(error)
             return False
         self._problem = found.problem
-        return not found.waiting
+        return found.problem is None and not found.waiting
 
     def _in_vain(self) -> str:
         pid = owner_pid(self._spool)

@@ -113,7 +113,7 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     if len(one) != 1:
         raise InvalidArgument(
             "say what to read with one of the options subscribe (names of streams), subscribePattern (a pattern of "
-            f"them) and queue (the name of a durable queue); {' and '.join(one) + ' are' if one else 'none of them is'} given"
+            f"them) and queue (the name of a durable queue); {' and '.join(one)}{' are' if one else 'none of them is'} given"
         )
     if "queue" in values:
         _check_queue(values)

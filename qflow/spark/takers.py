@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from qflow.errors import MessageTooLarge, NotFound
+from qflow.message import topic_prefix
 from qflow.storage.recovery import BINDINGS, Recovery
 from qflow.streams.topic_filter import FilterTrie, check_topic
+
+_EXPIRY_BYTES = 8
+"""What a queue with a lifetime stores with each message."""
 
 
 class Takers:
@@ -28,13 +32,14 @@ class Takers:
         for record in found.queues:
             if not record.deleted:
                 for topic_filter in record.settings.get(BINDINGS, ()):
-                    self._trie.add(topic_filter, ("queue", record.name, record.settings["max_message_bytes"]))
+                    most = record.settings["max_message_bytes"] - (_EXPIRY_BYTES if record.settings.get("ttl_s") else 0)
+                    self._trie.add(topic_filter, ("queue", record.name, most))
         self._names = ", ".join(map(repr, sorted(names))) or "none"
         if stream is not None and stream not in names:
             raise NotFound(f"there is no stream {stream!r} in {spool}; there are: {self._names}")
 
     def room(self, topic: str) -> int:
-        """Return how large a message of this topic may be. Cost: 2 µs.
+        """Return how large a message of this topic may be, beside what a queue stores with it. Cost: 2 µs.
 
         Raises:
             NotFound: nobody takes it, or the stream that was named does not. InvalidArgument: it is no topic.
@@ -50,12 +55,13 @@ class Takers:
                 f"no stream of {self._spool} takes topic {topic!r}, and no durable queue is bound to it; there are the "
                 f"streams {self._names}. Declare one with topics that match it, before the rows are written"
             )
-        return min(taker[2] for taker in takers)
+        prefix = len(topic_prefix(topic))  # in a queue each message has its topic with it
+        return min(most - (prefix if kind == "queue" else 0) for kind, _, most in takers)
 
 
 def too_large(topic: str, size: int, most: int) -> MessageTooLarge:
     """Return the error for a message that is larger than those who take it admit."""
     return MessageTooLarge(
         f"a row for topic {topic!r} makes a message of {size:,} bytes, more than the max_message_bytes={most:,} of who "
-        "takes it: split it, or raise that with alter_stream or alter_queue"
+        "takes it (less its topic, where that is a queue): split it, or raise that with alter_stream or alter_queue"
     )

@@ -153,7 +153,7 @@ def _read_file(files: Files, fd: int, path: str, part: StageFile) -> Iterator[Pi
             raise CorruptionError(f"{path} is cut off at byte {position}")
         room = READ_BYTES if start else room * 2
         position += start
-    if checksum != part.checksum:
+    if checksum != part.checksum or first != part.messages:
         raise CorruptionError(
             f"{path} is another file than the one that was written: let nothing rename inside a spool"
         )

@@ -10,6 +10,7 @@ import pytest
 
 import qflow
 from crash.seams import SteppedFiles, Steps, open_stepped, run_in_child, was_killed
+from qflow.adoption import Adoption
 from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files
 from qflow.storage.stages import Batch
@@ -65,8 +66,9 @@ def start(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("most", ["64MiB", "2KiB"])
-def test_an_owner_that_is_killed_while_it_adopts_leaves_a_batch_once(start, spool, tmp_path, most):
+def test_an_owner_that_is_killed_while_it_adopts_leaves_a_batch_once(start, spool, monkeypatch, most):
     """Whoever opens the spool next finds it in the log, or in the inbox, and adopts the rest of it."""
+    monkeypatch.setattr(Adoption, "look", lambda self: None)  # by maintenance, before the test does
     with qflow.open(start) as broker:
         uuid = broker.uuid
     hand(start, uuid, ROWS)

@@ -11,9 +11,12 @@ import pytest
 
 import qflow
 from faults.seams import Faults, FaultyFiles, faulty_broker
+from qflow import adoption
+from qflow.adoption import MEMORY_SHARE
 from qflow.inspect import check_spool
 from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files
+from qflow.storage.inbox import Inbox
 from qflow.storage.sink_batches import ONCE_EXPIRY_S, Adopted, Partial
 from qflow.storage.stage_files import StageWriter
 from qflow.storage.stages import Batch
@@ -317,6 +320,50 @@ def test_of_a_large_damaged_stage_nothing_is_stored(broker, open_at, spool):
     assert again.stats().inbox.refused_total == 1
 
 
+def test_a_bound_queue_stores_topics_too_and_a_transaction_has_room_for_them(open_at, spool):
+    """What a queue is given is larger than the rows: it is cut smaller, also in the middle of a block."""
+    broker = open_at(max_transaction_bytes=10_000)
+    broker.declare_stream("plants", topics=["plant/#"])
+    jobs = broker.declare_queue("jobs")
+    broker.bind(jobs, "plant/#")
+    rows = [("plant/" + "long/" * 20, b"%04d" % n) for n in range(500)]
+    for query, at_once in (("q", 4), ("r", 500)):
+        hand(spool, broker.uuid, rows, query=query, at_once=at_once)
+        broker.adoption.run()
+        assert broker.stats().inbox.refused_total == 0
+        assert record(broker, query).batch == 0
+    assert bodies(broker) == [body for _, body in rows] * 2
+    assert [delivery.body for delivery in jobs.get_many(1000)] == [body for _, body in rows] * 2
+
+
+@pytest.mark.parametrize("last", [("nowhere", b"x"), ("small", b"x" * 11), ("plant/#", b"x")])
+def test_of_a_large_stage_whose_end_cannot_be_stored_nothing_is(open_at, spool, last):
+    """A part of it would have each later attempt refused."""
+    broker = open_at(max_transaction_bytes=8_000)
+    broker.declare_stream("plants", topics=["plant/#"])
+    broker.bind(broker.declare_queue("tight", max_message_bytes=10), "small")
+    hand(spool, broker.uuid, [*MANY, last])
+    broker.adoption.run()
+    assert bodies(broker) == []
+    assert record(broker) == Adopted()
+    assert broker.stats().inbox.refused_total == 1
+
+
+def test_a_batch_takes_a_part_of_the_memory_at_once(open_at, spool):
+    """Else one that is as large as a transaction may be would have all of it, and more."""
+    broker = open_at(capacity_bytes=400_000)
+    broker.declare_stream("plants", topics=["plant/#"])
+    most = 400_000 // MEMORY_SHARE
+    asked: list[int] = []
+    reserve = broker._streams.room.try_reserve
+    broker._streams.room.try_reserve = lambda asking, *a, **k: asked.append(asking.amount) or reserve(asking, *a, **k)
+    rows = [("plant/1", b"%d" % n) for n in range(3_000)]
+    hand(spool, broker.uuid, rows, at_once=700)
+    broker.adoption.run()
+    assert bodies(broker) == [body for _, body in rows]
+    assert most * 0.9 < max(asked) <= most
+
+
 # No room -------------------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +428,53 @@ def test_a_batch_waits_in_line_for_memory_and_is_told_when_there_is_some(open_at
     assert not room.busy
 
 
+def test_who_waits_for_memory_is_not_read_again_and_keeps_its_place_in_the_line(open_at, spool, monkeypatch):
+    """Two batches that wait would take it from each other; and one that is asked for is not taken from the inbox."""
+    broker = open_at(capacity_bytes=10_000)
+    broker.declare_stream("plants", topics=["plant/#"])
+    room = broker._streams.room
+    room.reserve(9_000)
+    hand(spool, broker.uuid, [("plant/1", b"x" * 5_000)], query="s")
+    broker.adoption.run()
+    asking = broker.adoption._asking
+    hand(spool, broker.uuid, [("plant/1", b"y" * 4_000)], query="r")
+    with monkeypatch.context() as patched:
+        patched.setattr(Inbox, "take", None)
+        broker.adoption.run()
+    assert broker.adoption._asking is asking
+    assert (broker.stats().inbox.waiting, names(spool)) == (2, ["r-0", "s-0"])
+    room.arrived(9_000)
+    broker.adoption.run()
+    assert bodies(broker) == [b"x" * 5_000, b"y" * 4_000]
+    assert not room.busy
+
+
+def test_what_was_tried_in_vain_is_left_alone_for_a_while(broker, spool, monkeypatch):
+    """Its owner has something else to do than to read it over and over."""
+    now = [1000.0]
+    monkeypatch.setattr(adoption.time, "monotonic", lambda: now[0])
+    jobs = broker.declare_queue("jobs", limit_messages=1)
+    broker.bind(jobs, "job")
+    jobs.put(b"in the way")
+    hand(spool, broker.uuid, [("job", b"1")])
+    take, taken = Inbox.take, []
+
+    def slowly(self: Inbox, waiting: Any) -> Any:
+        taken.append(now[0])
+        now[0] += 0.1
+        return take(self, waiting)
+
+    monkeypatch.setattr(Inbox, "take", slowly)
+    for _ in range(100):
+        broker.adoption.look()
+        now[0] += 0.1
+    assert len(taken) == 5
+    assert "'jobs'" in str(broker.stats().inbox.problem)
+    hand(spool, broker.uuid, [("plant/1", b"x")], query="r")
+    broker.adoption.look()
+    assert bodies(broker) == [b"x"]
+
+
 # Taking back, and clearing away --------------------------------------------------------------------------------------
 
 
@@ -431,6 +525,77 @@ def test_the_record_of_a_query_of_one_batch_goes_when_it_is_a_week_old(broker, s
     broker.adoption.run()
     assert record(broker, "once") == Adopted()
     assert record(broker, "stream").batch == record(broker, "another").batch == 0
+
+
+def test_a_record_stays_while_a_stage_it_knows_is_in_the_inbox(broker, spool, clock: Clock, monkeypatch):
+    """It could not be removed when it was stored, a week ago, and is not stored again."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Inbox, "remove", lambda self, waiting: None)
+        hand(spool, broker.uuid, [("plant/1", b"a")], query="old", once=True)
+        broker.adoption.run()
+    assert names(spool) == ["old-0~"]
+    clock.advance(ONCE_EXPIRY_S + 1)
+    hand(spool, broker.uuid, [("plant/1", b"b")], query="new", once=True)
+    broker.adoption.run()
+    broker.adoption.run()
+    assert bodies(broker) == [b"a", b"b"]
+    hand(spool, broker.uuid, [("plant/1", b"c")], query="newer", once=True)
+    broker.adoption.run()
+    assert record(broker, "old") == Adopted()  # nothing of it is there any more
+
+
+def test_records_are_forgotten_some_at_a_time(broker):
+    """Each call goes on where the last one stopped, and says so only where there are more of them."""
+    found: list[sink_batches.Forgotten] = []
+    behind = bytes((sink_batches.SINK_BATCHES + 1,))
+
+    def work(txn: Any) -> None:
+        for name in "abcd":
+            sink_batches.write(txn, name, Adopted(0, None, True, 0))
+        txn.put(behind, b"of another table")
+        for _ in range(2):
+            start = found[-1].position if found else b""
+            found.append(sink_batches.forget(txn, ONCE_EXPIRY_S * 1000, start, 2))
+        assert txn.get(behind) == b"of another table"
+        txn.delete(behind)
+
+    broker.log.commit(broker.log.write(work))
+    assert found == [(2, bytes((sink_batches.SINK_BATCHES,)) + b"c"), (2, b"")]
+
+
+def test_a_stage_is_on_the_disk_before_it_is_handed_in(broker, spool):
+    """Its files and their names, and then its new name: else a power cut leaves one that is torn."""
+    steps: list[tuple[str, str]] = []
+
+    class Watched(Files):
+        def sync_file(self, path: str) -> None:
+            steps.append(("sync", os.path.basename(path)))
+            super().sync_file(path)
+
+        def sync_directory(self, path: str) -> None:
+            steps.append(("sync directory", os.path.basename(path)))
+            super().sync_directory(path)
+
+        def rename(self, source: str, target: str) -> None:
+            steps.append(("rename", os.path.basename(target)))
+            super().rename(source, target)
+
+    manifest = staged(spool, broker.uuid, ROWS, files=Watched())
+    assert [step for step in steps if step[0] == "sync"] == [("sync", "000000-a"), ("sync", "000001-b")]
+    steps.clear()
+    stages.hand_in(Watched(), str(spool), manifest)
+    name = f"q-0.{manifest.token}"
+    after_manifest = steps[steps.index(("sync", "manifest")) + 1 :]
+    assert after_manifest == [("sync directory", name), ("rename", "q-0"), ("sync directory", "inbox")]
+
+
+def test_of_two_stages_of_a_batch_the_one_that_was_begun_comes_first(broker, spool):
+    """A part of it may be in the log, which the other one could not go on with."""
+    hand(spool, broker.uuid, ROWS)
+    os.rename(spool / "inbox" / "q-0", spool / "inbox" / "q-0~")
+    (spool / "inbox" / "q-0").mkdir()
+    found = Inbox(Files(), str(spool)).waiting()
+    assert found == [(Batch("q", 0), True), (Batch("q", 0), False)]
 
 
 def test_a_damaged_record_refuses_the_batches_of_its_query(broker, spool):

@@ -10,16 +10,19 @@ import pytest
 
 import qflow
 from qflow.inspect import check_spool
+from qflow.message import topic_prefix
 
 pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
 pa = pytest.importorskip("pyarrow")
 
 from pyspark.sql import types  # noqa: E402
 
-from qflow.spark import sink, spools  # noqa: E402
+from qflow.spark import handover, sink, spools  # noqa: E402
 from qflow.spark.checkpoints import local_path, make_durable  # noqa: E402
 from qflow.spark.source import QflowDataSource  # noqa: E402
+from qflow.storage import stages  # noqa: E402
 from qflow.storage.files import Files  # noqa: E402
+from qflow.storage.inbox import Inbox  # noqa: E402
 from qflow.storage.stages import check_batch  # noqa: E402
 
 HEADERS = types.ArrayType(types.StructType().add("key", "string").add("value", "binary"))
@@ -31,6 +34,23 @@ TYPES: dict[str, Any] = {
     "headers": (HEADERS, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
 }
 COLUMNS = {"value": "string", "topic": "string"}
+
+
+class Passing:
+    """A time that passes a tenth of a second with each look at it, and as long as somebody sleeps; it ends."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def monotonic(self) -> float:
+        """Return a later time."""
+        self._now += 0.1
+        assert self._now < 1100, "nobody waits so long"
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Let it pass."""
+        self._now += seconds
 
 
 @pytest.fixture
@@ -150,6 +170,22 @@ def test_a_spool_that_was_read_through_a_link_is_written(ready):
     assert len(stored(ready)) == 5
 
 
+@pytest.mark.parametrize("ttl_s", [None, 60.0])
+def test_a_row_for_a_queue_has_room_for_its_topic(ready, ttl_s):
+    """What the sink lets pass is stored: one byte more, and the row is refused, not the batch."""
+    topic = "a/topic/of/some/length"
+    most = 1000 - len(topic_prefix(topic)) - (8 if ttl_s else 0)
+    with qflow.open(ready) as broker:
+        broker.bind(broker.declare_queue("jobs", max_message_bytes=1000, ttl_s=ttl_s), topic)
+    found = writer(ready)
+    found.commit([found.write(iter([rows(value=["x" * most], topic=[topic])]))])
+    with pytest.raises(qflow.MessageTooLarge, match="less its topic, where that is a queue"):
+        writer(ready).write(iter([rows(value=["x" * (most + 1)], topic=[topic])]))
+    spools.let_go(str(ready))
+    with qflow.open(ready) as broker:
+        assert broker.queue("jobs").get_nowait().body == b"x" * most
+
+
 def test_tasks_write_one_batch_in_one_transaction(ready):
     """In the order of the partitions; a task without rows, and one that never answered, count for nothing."""
     found = writer(ready)
@@ -177,6 +213,66 @@ def test_a_frame_that_is_given_up_leaves_nothing(ready):
     found.write(iter([numbered(0, 5)]))
     found.abort([])
     assert stored(ready) == []
+
+
+def test_a_frame_that_waits_is_taken_back_as_soon_as_nobody_is_at_it(ready, monkeypatch):
+    """Its owner takes it each time it tries in vain; a sink that came at such a moment comes again."""
+    waits = ready / "inbox"
+    looks: list[bool] = []
+
+    def withdraw(*args: Any) -> bool:
+        (name,) = [path.name for path in waits.iterdir() if path.name.startswith("batch-")]
+        looks.append(name.endswith("~"))
+        if len(looks) == 3:
+            (waits / name).rename(waits / name.removesuffix("~"))
+        return take_back(*args)
+
+    def somebody(path: str) -> int:
+        for stage in waits.glob("batch-*[0-9]"):
+            if not looks:
+                stage.rename(f"{stage}~")
+        return 1
+
+    take_back = stages.withdraw
+    found = writer(ready, commitTimeout="5")
+    with monkeypatch.context() as patched:
+        patched.setattr(stages, "withdraw", withdraw)
+        patched.setattr(handover, "owner_pid", somebody)
+        patched.setattr(handover, "time", Passing())
+        with pytest.raises(qflow.StorageError, match="taken back, and nothing of it is stored"):
+            found.commit([found.write(iter([numbered(0, 5)]))])
+    assert looks == [True, True, True]
+    assert stored(ready) == []
+
+
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("what", ["unreadable", "gone", "held"])
+def test_a_frame_that_cannot_be_adopted_is_waited_for_no_longer_than_that(ready, monkeypatch, what, once):
+    """Whatever the inbox is like: one that cannot be listed, one that somebody has emptied, one whose owner hangs."""
+    expected = "too many open files.*(taken back|waits in the inbox)"
+
+    def hand_in(files: Files, spool: str, manifest: Any) -> None:
+        real(files, spool, manifest)
+        if what == "gone":
+            shutil.rmtree(stages.handed_in(spool, manifest.batch))
+
+    def fail(self: Inbox) -> list[Any]:
+        raise qflow.StorageError("cannot look into the inbox: too many open files")
+
+    real = stages.hand_in
+    found = writer(ready, commitTimeout="5", **({} if once else {"txnAppId": "a", "txnVersion": "1"}))
+    monkeypatch.setattr(handover, "time", Passing())
+    monkeypatch.setattr(stages, "hand_in", hand_in)
+    if what == "unreadable":
+        monkeypatch.setattr(Inbox, "waiting", fail)
+    elif what == "gone":
+        expected = "It is not in the inbox any more"
+    else:
+        expected = "is being adopted and cannot be taken back" if once else "waits in the inbox"
+        monkeypatch.setattr(handover, "owner_pid", lambda path: 1)
+        monkeypatch.setattr(stages, "withdraw", lambda *args: False)
+    with pytest.raises(qflow.StorageError, match=expected):
+        found.commit([found.write(iter([numbered(0, 5)]))])
 
 
 def test_a_spool_that_is_gone_when_a_task_runs_is_named(ready):
