@@ -75,6 +75,8 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = self._initial() if start is None else Position.from_json(start)
             self._acknowledge(begin)
             end = self._next(begin, limit)
+            while self._acknowledge(begin, end):  # what is new is held from here on: retention may have been faster
+                end = self._next(begin, limit)
             if start is not None and _same_place(begin, end):
                 return start
             return end.to_json()
@@ -179,13 +181,26 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # The group -------------------------------------------------------------------------------------------------------
 
-    def _acknowledge(self, done: Position) -> None:
+    def _acknowledge(self, done: Position, end: Position | None = None) -> bool:
+        """Have the group keep what is done, and where the batch up to `end` begins in streams that are new in it.
+
+        Returns:
+            Whether one of those was not held before.
+        """
         options = self._options
         if options.group is None:
-            return
+            return False
         if self._group is None:
             self._group = Group(options.path, options.group, done.uuid, Files())
-        self._group.acknowledge({one.number: one.offsets for one in done.streams.values()})
+        offsets = {one.number: one.offsets for one in done.streams.values()}
+        new = {
+            one.number: _start_of(done, name, one)
+            for name, one in (end.streams if end is not None else {}).items()
+            if one.number not in offsets
+        }
+        before = self._group.committed()
+        self._group.acknowledge(offsets | new)
+        return any(before.get(number) != starts for number, starts in new.items())
 
     # A batch ---------------------------------------------------------------------------------------------------------
 
@@ -196,7 +211,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, begin: Position, end: Position) -> list[InputPartition]:
         options = self._options
-        self._acknowledge(begin)  # after a restart this may come before Spark asks for more
+        self._acknowledge(begin, end)  # after a restart this may come before Spark asks for more
         if begin.uuid != end.uuid:
             raise other_log(options.path, begin.uuid, end.uuid)
         state = look(options.path, end.uuid)

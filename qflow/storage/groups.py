@@ -107,12 +107,18 @@ class Group:
         return _offsets(self._history[-1][1]) if self._history else {}
 
     def acknowledge(self, offsets: Mapping[int, Mapping[int, int]]) -> None:
-        """Keep that everything below these offsets is done. Costs two syncs where they are new, else nothing."""
+        """Keep that everything below these offsets is done. Costs two syncs where they are new, else nothing.
+
+        A stream that is new to the group counts as being there all the time: nothing above was done before.
+        """
         now = self._clock()
         named = {
             str(owner): {str(number): offset for number, offset in parts.items()} for owner, parts in offsets.items()
         }
         if not self._history or self._history[-1][1] != named:
+            for _, known in self._history:  # else a moment close to the one before would be thinned out with them
+                for owner_name, parts in named.items():
+                    known.setdefault(owner_name, parts)
             self._history.append([now, named])
             self._history = _thinned(self._history, now - self._grace_s, self._grace_s / _KEPT)
         elif now - self._written_s < _SEEN_EVERY_S:

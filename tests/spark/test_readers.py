@@ -426,3 +426,68 @@ def test_a_group_holds_retention(still: qflow.Broker, clock: Clock, reader: Read
     assert first_at(now) == 0  # it is done, but the checkpoint that says so is perhaps not on the disk yet
     assert first_at(now + groups.GRACE_S + 60) == 60
     assert first_at(now + groups.EXPIRY_S + 60) == 99
+
+
+def test_a_group_holds_a_stream_that_appears_while_the_query_runs(
+    still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
+) -> None:
+    """From the moment it is planned, also after a restart, and for the grace time after it was read."""
+    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
+    still.declare_stream("plants", topics=["plant/#"])
+    publish(still, 10)
+    start = reader(there.latest, reader(there.begin, str(spool), group="archive", **pattern, **EARLIEST))
+    reader(there.latest, start)
+    stream = still.declare_stream("plants2", topics=["new"], retention_messages=1)
+    publish(still, 20, topic="new")
+    end = reader(there.latest, start)
+    now = time.time()
+
+    def first_at(moment_s: float) -> int:
+        clock.wall_s = moment_s
+        while stream.retain():
+            pass
+        return stream.stats().first_offsets[0]
+
+    assert first_at(now + groups.GRACE_S + 60) == 0
+    reader(there.go_on, str(spool), group="archive", **pattern)
+    assert reader(there.micro_batch, start, end) == list(range(20))
+    assert first_at(now + groups.GRACE_S + 60) == 0
+    reader(there.latest, end)
+    assert first_at(now) == 0
+    assert first_at(now + groups.GRACE_S + 60) == 19
+
+
+def test_a_stream_that_loses_messages_just_before_it_is_held_begins_behind_them(
+    still: qflow.Broker, reader: ReaderProcess, spool: Path
+) -> None:
+    """What is planned is what the group has held, not what was there a moment before."""
+    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
+    still.declare_stream("plants", topics=["plant/#"])
+    start = reader(there.latest, reader(there.begin, str(spool), group="archive", **pattern, **EARLIEST))
+    stream = still.declare_stream("plants2", topics=["new"], retention_messages=5)
+    publish(still, 20, topic="new")
+    reader(there.look_now, str(spool))
+    while stream.retain():
+        pass
+    end = reader(there.latest, start)
+    assert reader(there.micro_batch, start, end) == list(range(15, 20))
+
+
+def test_a_group_holds_what_is_read_again_after_a_restart(
+    still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
+) -> None:
+    """Spark has that planned before it asks how far it may go; the query had no group before."""
+    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
+    streams = [still.declare_stream("plants", topics=["plant/#"], retention_messages=1)]
+    publish(still, 10)
+    start = reader(there.begin, str(spool), **pattern, **EARLIEST)
+    streams.append(still.declare_stream("plants2", topics=["new"], retention_messages=1))
+    publish(still, 20, 10, topic="new")
+    end = reader(there.latest, start)
+    reader(there.go_on, str(spool), group="archive", **pattern)
+    assert reader(there.micro_batch, start, end) == list(range(30))
+    clock.wall_s = time.time() + groups.GRACE_S + 60
+    for stream in streams:
+        while stream.retain():
+            pass
+        assert stream.stats().first_offsets == [0]
