@@ -360,6 +360,41 @@ def test_limits_of_a_batch(broker: qflow.Broker, reader: ReaderProcess, spool: P
             assert max(sizes) == 70
 
 
+def test_a_small_partition_beside_a_large_one_is_read(broker: qflow.Broker, reader: ReaderProcess, spool: Path) -> None:
+    """In proportion it would get nothing for as long as the other one is long; with the smallest of limits, too."""
+    broker.declare_stream("plants", topics=["plant"])
+    broker.declare_stream("plants2", topics=["new"])
+    broker.publish_many([("plant", b"0")] * 1000 + [("new", b"%d" % n) for n in range(1, 4)])
+    for limit, sizes in (("10", [10] * 4), ("1", [2] * 3 + [1])):
+        options = {"subscribe": "", "subscribePattern": "plants.*", "maxOffsetsPerTrigger": limit, **EARLIEST}
+        at = reader(there.begin, str(spool), **options)
+        read: list[int] = []
+        for size in sizes:
+            end = reader(there.latest, at)
+            found = reader(there.micro_batch, at, end)
+            assert len(found) == size
+            read += filter(None, found)
+            at = end
+        assert read == [1, 2, 3]
+
+
+def test_bodies_that_streams_share_count_as_what_they_are(
+    broker: qflow.Broker, reader: ReaderProcess, spool: Path
+) -> None:
+    """In bytes of a batch; the block that refers to them is small, and is cut where the limit is."""
+    broker.declare_stream("plants", topics=["plant"])
+    broker.declare_stream("others", topics=["plant"])
+    broker.publish_many([("plant", b"%-100000d" % n) for n in range(40)])
+    broker.publish("plant", b"40")
+    at = reader(there.begin, str(spool), maxBytesPerTrigger="1000000", **EARLIEST)
+    read = []
+    while (end := reader(there.latest, at)) != at:
+        read.append(reader(there.micro_batch, at, end))
+        at = end
+    assert list(map(len, read)) == [10] * 4 + [1]
+    assert [number for part in read for number in part] == list(range(41))
+
+
 def test_until_now_is_until_then(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
     """What comes later, also streams of a pattern, waits for the next run."""
     publish(broker, 10)
