@@ -5,7 +5,7 @@ python examples/spark_flights.py SPOOL [DAYS]
 A process publishes the flights and the weather of New York, day by day; 366 days, or the first DAYS. Spark joins
 them as they come and writes to SPOOL-hours, as Parquet, what each hour was like at each airport. Half-way the
 publisher is killed with SIGKILL, started again, and begins at the first day. In the end, pandas does the same with the
-files of the data, and the two are compared.
+files of the data, and the two are compared. Needs the extras: pip install '.[demo,spark]'
 """
 
 import json
@@ -136,6 +136,7 @@ def by_pandas(days: int) -> "pd.DataFrame":
 def main(spool: str, days: int) -> None:
     from qflow.spark import session
 
+    data()  # it is looked for before Spark starts
     with qflow.open(spool) as broker:
         for name in ("flights", "weather"):
             broker.declare_stream(name, topics=[f"{name}/#"])

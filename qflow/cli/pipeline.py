@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -21,8 +22,15 @@ if TYPE_CHECKING:
 
     from qflow.spark.archive import Progress
 
+
+def _parse_master(context: click.Context, parameter: click.Parameter, given: str) -> str:
+    if not re.fullmatch(r"local(\[.+\])?", given):
+        raise click.BadParameter(f"it is local[*] or local[N], for a spool is read on its own host, not {given!r}")
+    return given
+
+
 _master = click.option(
-    "--master", default="local[*]", show_default=True, help="Where Spark runs; on this host, for the spool is here."
+    "--master", default="local[*]", show_default=True, callback=_parse_master, help="How many cores Spark may use."
 )
 
 
@@ -31,9 +39,11 @@ def _spark(master: str) -> Iterator[SparkSession]:
     """Give a Spark of our own, whose Java keeps what it says to itself, unless it does not start."""
     from qflow.spark import session
     from qflow.spark.failures import plain
+    from qflow.spark.java import find_java
     from qflow.spark.words import check_pyspark
 
     check_pyspark()
+    find_java()
     click.echo("Spark is starting ...", err=True)
     with tempfile.TemporaryFile() as said:
         sys.stderr.flush()
@@ -105,6 +115,7 @@ def pipeline() -> None:
 )
 @click.option("--partition-by", metavar="NAMES", callback=_parse_columns, help="Split by topic, date, hour, partition.")
 @click.option("--most-per-batch", type=click.IntRange(min=1), help="Messages written at once, at most.")
+@click.option("--group", metavar="NAME", help="Retention waits for what this archive, as NAME, has not written.")
 @_master
 @options.as_json
 def run(
@@ -115,6 +126,7 @@ def run(
     trigger: str,
     partition_by: tuple[str, ...],
     most_per_batch: int | None,
+    group: str | None,
     master: str,
     as_json: bool,
 ) -> int | None:
@@ -147,6 +159,7 @@ def run(
         trigger=trigger,
         partition_by=partition_by,
         most_per_batch=most_per_batch,
+        group=group,
     )
     with archive, _spark(master) as spark, Stop() as stop:  # after Spark has set its own handlers
         written = archive.run(spark, tell=tell, stopped=lambda: stop.requested)

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qflow.errors import InvalidArgument, SpoolInUse, StorageError
 from qflow.spark.failures import spark_errors
+from qflow.spark.options import naming
 from qflow.storage.files import FILE_MODE, Files, storage_error
 from qflow.streams.topic_filter import check_filter
 
@@ -29,6 +31,9 @@ PARTITIONS = ("topic", "date", "hour", "partition")
 """What an archive may be split by, into directories."""
 CHECKPOINT, KEPT = "_qflow_checkpoint", "_qflow_archive"
 """Beside the files of an archive, where readers of Parquet do not look: how far it came, and what it is of."""
+COUNTED = "_spark_metadata"
+"""Where Spark keeps which files count, a file for each batch. It leaves out a batch that has one there already."""
+_BATCH = re.compile(r"(\d{1,19})(\.compact)?")
 LOOK_S = 0.2
 
 
@@ -54,6 +59,7 @@ class Archive:
         trigger: str = AVAILABLE_NOW,
         partition_by: tuple[str, ...] = (),
         most_per_batch: int | None = None,
+        group: str | None = None,
     ) -> None:
         """Look at what is asked for; nothing is written, and no Spark is needed.
 
@@ -62,6 +68,7 @@ class Archive:
             trigger: `available-now`: up to what is there, and no further; or `10s`: look every ten seconds.
             partition_by: some of `PARTITIONS`.
             most_per_batch: messages written at once, at most.
+            group: as which it reads: retention waits for what it has not written.
 
         Raises:
             InvalidArgument: one of them makes no sense.
@@ -80,13 +87,14 @@ class Archive:
         self._interval_ms = _interval_ms(trigger)
         self._partition_by = partition_by
         self._most_per_batch = most_per_batch
+        self._group = group
         self._fd = -1
 
     def __enter__(self) -> Archive:
         """Make the directory if it is missing, and claim it.
 
         Raises:
-            InvalidArgument: it holds another archive, or other files.
+            InvalidArgument: it holds another archive, or other files; or how far it came is lost.
             SpoolInUse: another process writes it. StorageError: it cannot be written.
         """
         kept = self._directory / KEPT
@@ -101,6 +109,7 @@ class Archive:
             self._fd = os.open(kept, os.O_RDWR | os.O_CREAT, FILE_MODE)
             try:
                 self._claim(kept)
+                self._check_whole(bool(others))
             except BaseException:
                 self._release()
                 raise
@@ -116,6 +125,8 @@ class Archive:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._fd >= 0 and not (self._directory / CHECKPOINT).exists():
+            os.ftruncate(self._fd, 0)  # nothing was begun, so it may become another archive
         self._release()
 
     def _release(self) -> None:
@@ -148,6 +159,25 @@ class Archive:
                     f"{self._directory} holds an archive with {name} {found.get(name)!r}, and now it is {value!r}: go "
                     "on as it was begun, or give another directory"
                 )
+
+    def _check_whole(self, has_files: bool) -> None:
+        """See that the checkpoint and the files are of one time. Spark would leave out messages, and say nothing."""
+        offsets = _batches(self._directory / CHECKPOINT / "offsets")
+        done = _batches(self._directory / CHECKPOINT / "commits")
+        counted = _batches(self._directory / COUNTED)
+        if counted and max(counted) not in offsets:
+            what = f"batch {max(counted)} is among its files, and not in its checkpoint"
+        elif done and max(done) > max(counted, default=-1):
+            what = f"batch {max(done)} is done by its checkpoint, and not among its files"
+        elif has_files and not offsets:
+            what = "it has files, and no checkpoint"
+        else:
+            return
+        raise InvalidArgument(
+            f"the archive in {self._directory} cannot go on: {what} (see {CHECKPOINT} and {COUNTED} there), as after a "
+            "power cut or a copy in parts, and messages would be left out. Bring both back as they were at one time, "
+            "or begin anew in another directory"
+        )
 
     def run(
         self,
@@ -192,10 +222,12 @@ class Archive:
             return total
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
-        reader = spark.readStream.format("qflow").option("subscribe", self._stream).option("includeHeaders", True)
+        reader = spark.readStream.format("qflow").option(*naming(self._stream)).option("includeHeaders", True)
         reader = reader.option("startingOffsets", "earliest").option("filter", self._filter)
         if self._most_per_batch is not None:
             reader = reader.option("maxOffsetsPerTrigger", self._most_per_batch)
+        if self._group is not None:
+            reader = reader.option("group", self._group)
         columns = ["*"]
         if "date" in self._partition_by:
             columns.append("to_date(timestamp) as date")
@@ -210,6 +242,15 @@ class Archive:
         else:
             writer = writer.trigger(processingTime=f"{self._interval_ms} milliseconds")
         return writer.start(str(self._directory))
+
+
+def _batches(directory: Path) -> set[int]:
+    """Return the numbers of the batches that Spark has noted in a directory."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return set()
+    return {int(found[1]) for found in map(_BATCH.fullmatch, names) if found is not None}
 
 
 def _interval_ms(trigger: str) -> int | None:

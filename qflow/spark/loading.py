@@ -20,9 +20,10 @@ from qflow.storage import sink_batches
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 READ_BYTES = 2**20
+_INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 class Loaded(NamedTuple):
@@ -49,19 +50,36 @@ def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: 
     if not Path(directory).is_dir():
         raise NotFound(f"there is no directory {directory}: give the one of the Parquet files")
     with spark_errors():
-        frame = spark.read.parquet(directory)
+        frame = _parquet(spark, directory)
         batch = batch_of(f"load-{_identity(directory, _files(frame), stream, name)}", "0")
         messages = frame.count()  # of the files that were listed above; it looks at their ends only
         with spools.reading(spool) as txn:
             before = sink_batches.read(txn, batch.query).batch >= batch.batch
         spools.let_go(spool)
         if not before:
-            order = [column for column in ("partition", "offset") if column in frame.columns]
+            order = [key for name in ("partition", "offset") if name in frame.columns for key in _order(frame, name)]
             if order:
                 frame = frame.orderBy(*order)
             writer = frame.write.format("qflow").mode("append").option("stream", stream)
             writer.option("txnAppId", batch.query.removeprefix("app-")).option("txnVersion", batch.batch).save(spool)
         return Loaded(messages, before)
+
+
+def _parquet(spark: SparkSession, directory: str) -> DataFrame:
+    """Return the rows of files, with what their directories are named for as text: a topic may look like a number."""
+    before = spark.conf.get(_INFERENCE)
+    spark.conf.set(_INFERENCE, "false")
+    try:
+        return spark.read.parquet(directory)
+    finally:
+        spark.conf.set(_INFERENCE, str(before))
+
+
+def _order(frame: DataFrame, name: str) -> list[str | Column]:
+    """Return what puts rows into the order of a column, which may be of numbers as text."""
+    if frame.schema[name].dataType.typeName() != "string":
+        return [name]
+    return [frame[name].try_cast("bigint"), name]
 
 
 def _files(frame: DataFrame) -> list[Path]:

@@ -113,7 +113,7 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     if len(one) != 1:
         raise InvalidArgument(
             "say what to read with one of the options subscribe (names of streams), subscribePattern (a pattern of "
-            f"them) and queue (the name of a durable queue); {' and '.join(one) if one else 'none of them'} is given"
+            f"them) and queue (the name of a durable queue); {' and '.join(one) + ' are' if one else 'none of them is'} given"
         )
     if "queue" in values:
         _check_queue(values)
@@ -144,6 +144,13 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     )
 
 
+def naming(stream: str) -> tuple[str, str]:
+    """Return the option that reads this one stream, whatever it is called: `subscribe` parts names at commas."""
+    if _split(stream) == [stream]:
+        return "subscribe", stream
+    return "subscribePattern", re.escape(stream)
+
+
 def _unknown(name: str, known: dict[str, str]) -> str:
     if name in _INSTEAD:
         return f"format qflow has no option {name!r}: {_INSTEAD[name]}"
@@ -154,7 +161,7 @@ def _unknown(name: str, known: dict[str, str]) -> str:
 
 def _check_queue(values: Mapping[str, str]) -> None:
     for name in values:
-        if name not in ("path", "queue", "includeHeaders", "failOnDataLoss"):
+        if name not in ("path", "queue", "includeHeaders"):
             raise InvalidArgument(f"option {name!r} is for streams, and does not go with option 'queue': leave it out")
 
 
@@ -175,10 +182,14 @@ def parse_path(values: Mapping[str, str]) -> str:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    names = tuple(dict.fromkeys(_split(text)))
     if not names:
         raise InvalidArgument("option 'subscribe' is empty: name one or more streams, with commas between")
     return names
+
+
+def _split(text: str) -> list[str]:
+    return list(filter(None, map(str.strip, text.split(","))))
 
 
 def _pattern(text: str | None) -> str | None:
@@ -210,9 +221,15 @@ def _count(values: Mapping[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
-    if not re.fullmatch(r"\s*\d+\s*", text) or int(text) < 1:
-        raise InvalidArgument(f"option {name!r} is {text!r}: give a whole number, 1 or more")
-    return int(text)
+    number = _number(text)
+    if number is None or number < 1:
+        raise InvalidArgument(f"option {name!r} is {text!r:.120}: give a whole number, 1 or more")
+    return number
+
+
+def _number(text: str) -> int | None:
+    found = re.fullmatch(r"\s*0*(\d{1,40})\s*", text)  # Python reads no number of 5,000 digits
+    return None if found is None else int(found[1])
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -232,9 +249,10 @@ def _bound(values: Mapping[str, str], which: str, default: str) -> Bound:
     (name,) = given
     text = values[name].strip()
     if name == names[0]:
-        if not re.fullmatch(r"\d+", text):
-            raise InvalidArgument(f"option {name!r} is {text!r}: give milliseconds since 1970 (UTC)")
-        return Bound(TIMES, time_ms=int(text))
+        time_ms = _number(text)
+        if time_ms is None:
+            raise InvalidArgument(f"option {name!r} is {text!r:.120}: give milliseconds since 1970 (UTC)")
+        return Bound(TIMES, time_ms=time_ms)
     if name == names[2] and text.lower() in _WORDS:
         return Bound(text.lower())
     if name == names[2] and not text.startswith("{"):
@@ -248,19 +266,28 @@ def _bound(values: Mapping[str, str], which: str, default: str) -> Bound:
 def _numbers(text: str, name: str) -> dict[str, dict[int, int]]:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"option {name!r} is no JSON ({error}): {text}") from error
+    except (ValueError, RecursionError) as error:  # also for numbers of 5,000 digits
+        raise InvalidArgument(f"option {name!r} is no JSON ({error}): {text:.120}") from error
     wrong = InvalidArgument(
-        f'option {name!r} is {text}: give a number for each partition of each stream, such as {{"stream":{{"0":23}}}}'
+        f"option {name!r} is {text:.120}: give a number for each partition of each stream, such as "
+        '{"stream":{"0":23}}'
     )
     if not isinstance(found, dict) or not all(isinstance(parts, dict) for parts in found.values()):
         raise wrong
     least = 0 if "Timestamp" in name else _EARLIEST_OFFSET
-    for parts in found.values():
-        for number, value in parts.items():
-            if not (isinstance(number, str) and number.isdecimal()) or type(value) is not int or value < least:
+    numbers: dict[str, dict[int, int]] = {}
+    for stream, parts in found.items():
+        numbers[stream] = {}
+        for text_of, value in parts.items():
+            number = _number(text_of)
+            if number is None or type(value) is not int or value < least:
                 raise wrong
-    return {stream: {int(number): value for number, value in parts.items()} for stream, parts in found.items()}
+            if number in numbers[stream]:
+                raise InvalidArgument(
+                    f"option {name!r} gives partition {number} of stream {stream!r} twice: {text:.120}"
+                )
+            numbers[stream][number] = value
+    return numbers
 
 
 def is_earliest(offset: int) -> bool:

@@ -109,7 +109,13 @@ class Outgoing:
                 "a row has null in column 'topic': fill it, or say one for all with .option('topic', ...)"
             )
         encoded = column.dictionary_encode()
-        names = encoded.dictionary.to_pylist()
+        try:
+            names = encoded.dictionary.to_pylist()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(
+                f"a row has a topic that is not UTF-8 ({error}), and topics are text: decode it from what it is, for "
+                "example with decode(topic, 'ISO-8859-1')"
+            ) from error
         return names, encoded.indices.to_numpy(zero_copy_only=False) if len(names) > 1 else None
 
     def _room(self, topic: str) -> int:

@@ -24,7 +24,7 @@ from qflow.storage import block_log, blocks, bodies, recovery
 from qflow.storage.block_log import BLOCKS
 from qflow.storage.blocks import BlockKey, Reference
 
-_BLOCKS_AT_ONCE = 32
+_BLOCKS_AT_ONCE, BATCH_BYTES = 32, 2 * 2**20
 
 
 class Lane(InputPartition):
@@ -61,7 +61,7 @@ class QueueReader(DataSourceReader):
             return [Lane(state.uuid, record.owner, lane) for lane in sorted(record.rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one of them. Cost: 3 µs a message."""
+        """Read one of them. Cost: 3 µs a message; `BATCH_BYTES` of memory, or the largest message."""
         if not isinstance(partition, Lane):
             return
         with plainly():
@@ -89,7 +89,7 @@ def _rows(txn: Any, lane: Lane, position: int) -> tuple[list[Sequence[Any]], int
     row = block_log.read_row(txn, lane.owner, lane.lane)
     position = max(position, row.floor)
     rows: list[Sequence[Any]] = []
-    looked = 0
+    looked = size = 0
     for key, value in islice(block_log.scan(txn, lane.owner, lane.lane, position, row.next), _BLOCKS_AT_ONCE):
         looked += 1
         first = int.from_bytes(key[-8:], "big")
@@ -99,6 +99,9 @@ def _rows(txn: Any, lane: Lane, position: int) -> tuple[list[Sequence[Any]], int
             sequence = first + offset
             if sequence < position or any(low <= sequence < high for low, high in settled) or not is_logged(record):
                 continue
+            size += record.size if isinstance(record, Reference) else len(record)
+            if rows and size > BATCH_BYTES:
+                return rows, sequence
             whole = bodies.fetch(txn, record) if isinstance(record, Reference) else record
             rows.append(_row(whole, lane.lane, sequence, time_ms))
         position = max(position, block.end)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qflow.errors import NotFound
 from qflow.spark.failures import spark_errors
+from qflow.spark.options import naming
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,7 @@ def report(spark: SparkSession, spool: str, streams: Iterable[str], *, sent_head
     found: list[TopicFacts] = []
     with spark_errors():
         for stream in streams:
-            rows = spark.read.format("qflow").option("subscribe", stream).option("includeHeaders", True).load(spool)
+            rows = spark.read.format("qflow").option(*naming(stream)).option("includeHeaders", True).load(spool)
             by_topic = spark.sql(_BY_TOPIC, args={"header": sent_header}, rows=rows)
             found += [TopicFacts(stream, *row) for row in by_topic.collect()]
     return sorted(found, key=lambda one: (-one.messages, one.stream, one.topic))

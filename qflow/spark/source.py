@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
+from qflow.errors import QflowError
 from qflow.spark import options as parsing
 from qflow.spark.schema import columns_of, whole_schema
 from qflow.spark.words import check_pyspark, plainly
@@ -13,9 +14,9 @@ from qflow.spark.words import check_pyspark, plainly
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSourceReader,
-        DataSourceStreamReader,
         DataSourceStreamWriter,
         DataSourceWriter,
+        InputPartition,
     )
     from pyspark.sql.types import StructType
 
@@ -69,9 +70,38 @@ class QflowDataSource(DataSource):
             return StreamWriter(parse_for_writing(self.options, streaming=True), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return who reads a stream as it grows."""
-        with plainly():
-            options = parsing.parse(self.options, streaming=True)
-            from qflow.spark.streaming import StreamingReader
+        """Return who reads a stream as it grows, or who tells why nobody does."""
+        try:
+            options, columns = parsing.parse(self.options, streaming=True), columns_of(schema)
+        except QflowError as error:
+            return _Refusing(error)
+        from qflow.spark.streaming import StreamingReader
 
-            return StreamingReader(options, columns_of(schema))
+        return StreamingReader(options, columns)
+
+
+class _Refusing(DataSourceStreamReader):
+    """Raises an error when Spark first asks something: one that is raised before that, Spark loses."""
+
+    def __init__(self, error: QflowError) -> None:
+        self._error = error
+
+    def _refuse(self) -> NoReturn:
+        with plainly():
+            raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the error: of a query without a checkpoint."""
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        """Raise the error: of a query with one."""
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raise the error: of a query that repeats a batch."""
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        """Raise the error: of nobody, for nothing was planned."""
+        self._refuse()

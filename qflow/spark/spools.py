@@ -25,6 +25,7 @@ from qflow.storage.snapshots import open_to_read
 
 class _Open(NamedTuple):
     spool: str
+    """Without symbolic links: others may name it in another way."""
     env: Environment
     uuid: str
 
@@ -67,10 +68,7 @@ def _environment(spool: str, *, planned: bool) -> _Open:
         place = _place(spool)
         if place is not None and place in _open:
             return _open[place]
-        for old, opened in list(_open.items()):
-            if opened.spool == spool and old[0] == os.getpid():
-                del _open[old]
-                opened.env.close()
+        let_go(spool)
         env = open_to_read(spool, Files(), readahead=True) if os.path.isdir(spool) else None
         if env is None:
             raise _missing(spool, planned=planned)
@@ -83,7 +81,7 @@ def _environment(spool: str, *, planned: bool) -> _Open:
         except BaseException:
             env.close()
             raise
-        opened = _Open(spool, env, str(found.uuid))
+        opened = _Open(os.path.realpath(spool), env, str(found.uuid))
         if place is not None and place == _place(spool):  # else: which one was opened?
             _open[place] = opened
             return opened
@@ -169,7 +167,8 @@ def _state(record: QueueRecord) -> StreamState | None:
 
 def let_go(spool: str) -> None:
     """Close the log of a spool, if this process has it open; it is opened again by the next look."""
+    real = os.path.realpath(spool)
     for place, opened in list(_open.items()):
-        if opened.spool == spool and place[0] == os.getpid():
+        if opened.spool == real and place[0] == os.getpid():
             del _open[place]
             opened.env.close()

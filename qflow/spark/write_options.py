@@ -85,7 +85,7 @@ def batch_of(app: str, version: str) -> Batch:
     """
     if not _APP.fullmatch(app):
         raise InvalidArgument(f"option 'txnAppId' is {app!r:.120}: give 1 to 96 letters, digits, '-' and '_'")
-    if not version.isascii() or not version.isdecimal() or int(version) >= 2**63:
+    if not re.fullmatch(r"[0-9]{1,19}", version) or int(version) >= 2**63:
         raise InvalidArgument(
             f"option 'txnVersion' is {version!r:.120}: give a number from 0 on, each higher than before"
         )

@@ -76,6 +76,16 @@ def batch(spool: str, **options: str) -> list[int]:
 
 
 @told
+def batches(spool: str, **options: str) -> list[tuple[list[int], int]]:
+    """Return the offsets and the size of each record batch a batch query reads."""
+    source, schema = _source(spool, options)
+    reader = source.reader(schema)
+    return [
+        (rows.column("offset").to_pylist(), rows.nbytes) for part in reader.partitions() for rows in reader.read(part)
+    ]
+
+
+@told
 def plan(spool: str, **options: str) -> tuple[Any, list[Any]]:
     """Return a batch reader and what its tasks are to read."""
     source, schema = _source(spool, options)

@@ -227,3 +227,15 @@ def test_what_waits_in_a_queue_can_be_looked_at(broker: qflow.Broker, read: Read
     assert len(jobs) + jobs.stats().acquired_messages >= 8
     with pytest.raises(Exception, match="there is no durable queue 'job' in .*; there are: 'jobs'"):
         read(queue="job").collect()
+
+
+def test_a_streaming_query_that_is_refused_says_why(
+    spark: Any, broker: qflow.Broker, plants: Any, spool: Path, tmp_path: Path
+) -> None:
+    """Also where what is wrong is known before the query has begun."""
+    frame = spark.readStream.format("qflow").options(subscribe="plants", endingOffsets="latest").load(str(spool))
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(
+        Exception, match=r"InvalidArgument: option 'endingOffsets' is for spark.read only: leave it out"
+    ):
+        query.awaitTermination()

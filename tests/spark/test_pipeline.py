@@ -21,6 +21,7 @@ from qflow.cli.main import app
 from qflow.spark.archive import Archive
 from qflow.spark.loading import load
 from qflow.spark.report import draw, report
+from qflow.storage import groups
 
 
 def publish(broker: qflow.Broker, first: int, count: int) -> None:
@@ -50,7 +51,8 @@ def test_an_archive_goes_on_where_the_last_one_stopped_and_is_loaded_once(
     """Each message once, split as it was asked for; loaded, topics, keys, headers and order are as they were."""
     publish(broker, 0, 30)
     told: list[Any] = []
-    assert archive(partition_by=("topic", "date"), most_per_batch=20, tell=told.append) == 30
+    assert archive(partition_by=("topic", "date"), most_per_batch=20, group="archive", tell=told.append) == 30
+    assert groups.committed_of(str(spool), "archive", str(broker.uuid)) == {plants.owner: {0: 30}}
     assert [progress.rows for progress in told] == [20, 10]
     broker.publish("plant/9", b"30", headers={"unit": "C"})
     assert archive(partition_by=("topic", "date")) == 1
@@ -71,6 +73,30 @@ def test_an_archive_goes_on_where_the_last_one_stopped_and_is_loaded_once(
         assert [(m.topic, m.key, m.body, m.headers) for m in owner.stream("again").query()] == as_it_was * 2
 
 
+def test_a_stream_and_its_topics_are_called_as_anybody_likes(spark, broker, spool, tmp_path):
+    """A comma in a stream's name does not part it, and a topic that looks like a number is loaded as what it is."""
+    for name, topics in (("a", ["a"]), ("a,b", ["+"]), (" c.", ["c/c"])):
+        broker.declare_stream(name, topics=topics, partitions=11)
+    topics = ["7", "007", "1.50"]
+    broker.publish_many([(topic, b"%d" % n, b"k%d" % n) for n in range(12) for topic in topics])
+    out = str(tmp_path / "out")
+    with Archive(str(spool), "a,b", out, partition_by=("topic", "partition")) as found:
+        assert found.run(spark) == 36
+    assert {one.topic for one in report(spark, str(spool), ["a,b", " c."])} == set(topics)
+
+    other = str(tmp_path / "other")
+    with qflow.open(other) as owner:
+        owner.declare_stream("again", topics=["+"])
+    before = spark.conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")
+    assert load(spark, out, other, "again") == (36, False)
+    assert spark.conf.get("spark.sql.sources.partitionColumnTypeInference.enabled") == before
+    by_partition = sorted(broker.stream("a,b").query(), key=lambda message: (message.partition, message.offset))
+    assert {2, 10} < {message.partition for message in by_partition}  # which text has in another order
+    with qflow.open(other) as owner:
+        loaded = [(message.topic, message.body) for message in owner.stream("again").query()]
+    assert loaded == [(message.topic, message.body) for message in by_partition]
+
+
 def test_an_archive_with_a_trigger_runs_until_it_is_stopped(spark, broker, plants, tmp_path, archive):
     """What comes meanwhile is written, too, if the filter takes it."""
     publish(broker, 0, 6)
@@ -84,6 +110,9 @@ def test_an_archive_with_a_trigger_runs_until_it_is_stopped(spark, broker, plant
     rows = lambda: sum(progress.rows for progress in told)  # noqa: E731
     assert archive(trigger="0.1s", topic_filter="plant/1", tell=tell, stopped=lambda: rows() == 4) == 4
     assert archived(spark, tmp_path / "out") == [1, 4, 7, 10]
+    broker.publish("plant/0", b"12")
+    for _ in range(2):  # a batch of nothing is one that counts
+        assert archive(topic_filter="plant/1") == 0
 
 
 def test_a_report_counts_what_each_topic_holds(spark, still, clock, spool, tmp_path):

@@ -225,11 +225,26 @@ def test_a_damaged_shared_body_is_a_hole_of_one_message(
     assert reader(there.batch, str(spool), filter="plant/4") == [int(bodies[3])]
 
 
+def test_a_queue_is_read_with_little_memory(broker: qflow.Broker, reader: ReaderProcess, spool: Path) -> None:
+    """Bodies that are shared with others are small in their block; what is settled stays left out."""
+    for name in ("jobs", "others"):
+        broker.declare_queue(name)
+        broker.bind(name, "#")
+    count = 12
+    broker.publish_many([("a", b"%d" % number * 2**19) for number in range(10, 10 + count)])
+    _, second = broker.queue("jobs").get_many(2)
+    second.ack(wait=True)
+    broker.queue("jobs").put(b"1" * 5 * 2**20)
+    batches = reader(there.batches, str(spool), subscribe="", queue="jobs")
+    assert [offset for offsets, _ in batches for offset in offsets] == [0, *range(2, count + 1)]
+    assert all(size <= 2 * 2**20 + 1000 or len(offsets) == 1 for offsets, size in batches), batches
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({"subscribe": ""}, "say what to read"),
-        ({"subscribe": "plants", "subscribePattern": "p"}, "subscribe and subscribePattern is given"),
+        ({"subscribe": "plants", "subscribePattern": "p"}, "subscribe and subscribePattern are given"),
         ({"subscribe": " , "}, "'subscribe' is empty"),
         ({"subscribe": "plant"}, "there is no stream 'plant' in .*; there are: 'plants'"),
         ({"subscribe": "", "subscribePattern": "("}, "no regular expression"),
@@ -249,6 +264,13 @@ def test_a_damaged_shared_body_is_a_hole_of_one_message(
         ({"subscribe": "plants", "minPartitions": "0"}, "give a whole number, 1 or more"),
         ({"subscribe": "plants", "failOnDataLoss": "maybe"}, "give true or false"),
         ({"subscribe": "plants", "maxOffsetsPerTrigger": "5"}, "is for spark.readStream only"),
+        ({"subscribe": "plants", "minPartitions": "9" * 5000}, "give a whole number, 1 or more"),
+        ({"subscribe": "plants", "startingTimestamp": "9" * 5000}, "give milliseconds since 1970"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":' + "9" * 5000 + "}}"}, "is no JSON"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":' * 100_000}, "is no JSON"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"' + "9" * 5000 + '":0}}'}, "give a number for each"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":3,"00":5}}'}, "gives partition 0 .* twice"),
+        ({"subscribe": "", "queue": "q", "failOnDataLoss": "false"}, "'failOnDataLoss' is for streams"),
         ({"subscribe": "plants", "assign": "{}"}, "name streams with subscribe"),
     ],
 )
@@ -258,6 +280,27 @@ def test_a_wrong_option_is_a_sentence(
     """Which names the option and what to do."""
     with pytest.raises(Told, match=expected):
         reader(there.batch, str(spool), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subscribe": "plants", "endingOffsets": "latest"}, "'endingOffsets' is for spark.read only"),
+        ({"queue": "jobs"}, "'queue' is for spark.read only"),
+        ({"subscribe": "plants", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
+    ],
+)
+def test_a_wrong_option_of_a_streaming_query_is_told_when_spark_first_asks(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path, options: dict[str, str], expected: str
+) -> None:
+    """Spark loses what is raised before that; with a checkpoint it asks for something else first."""
+    with pytest.raises(Told, match=expected):
+        reader(there.begin, str(spool), **options)
+    reader(there.go_on, str(spool), **options)
+    with pytest.raises(Told, match=expected):
+        reader(there.latest, {})
+    with pytest.raises(Told, match=expected):
+        reader(there.micro_batch, {}, {})
 
 
 # Beside a living owner ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import qflow
 from qflow.cli import pipeline as commands
 from qflow.cli.main import app
-from qflow.spark.archive import KEPT, Archive
+from qflow.spark.archive import CHECKPOINT, COUNTED, KEPT, Archive
 from qflow.spark.failures import plain
 from qflow.spark.write_options import parse_for_writing
 
@@ -62,6 +62,7 @@ def assert_says(said: str, sentence: str) -> None:
         (["--to", "parquet:{file}"], 4, "cannot write an archive in .*: File exists; give a directory that this user"),
         (["--to", "parquet:{tmp}"], 2, "holds files that are none of an archive, such as 'file'"),
         (["--most-per-batch", "0"], 2, "0 is not in the range"),
+        (["--master", "spark://x:7077"], 2, "it is local.* for a spool is read on its own host, not 'spark://x:7077'"),
     ],
 )
 def test_an_archive_that_cannot_be_is_refused_before_spark_starts(ready, no_spark, tmp_path, options, code, sentence):
@@ -114,13 +115,34 @@ def test_without_pyspark_a_command_says_what_to_install(ready, tmp_path, monkeyp
     assert_says(done.stderr, r'PySpark is not installed .*pip install .*"qflow\[spark\]"')
 
 
+def test_an_archive_that_spark_has_not_begun_may_become_another_one(tmp_path):
+    """There was no Java, for one."""
+    spool, out = str(tmp_path / "spool"), str(tmp_path / "out")
+    with pytest.raises(qflow.NotFound), Archive(spool, "plants", out):
+        raise qflow.NotFound("there is no Java")
+    with Archive(spool, "others", out, topic_filter="a"):
+        pass
+
+
+def test_without_a_java_a_command_says_so_at_once(ready, tmp_path, monkeypatch):
+    """And not that Spark is starting."""
+    pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+
+    def find_java() -> str:
+        raise qflow.NotFound("there is no Java")
+
+    monkeypatch.setattr("qflow.spark.java.find_java", find_java)
+    done = run("run", ready, "plants", "--to", f"parquet:{tmp_path / 'out'}")
+    assert (done.exit_code, done.stderr) == (2, "qflow: there is no Java\n")
+
+
 def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
     """Who comes second is told; whoever comes later goes on with the same, or is told what is another."""
     spool, out = str(tmp_path / "spool"), str(tmp_path / "out")
     with Archive(spool, "plants", out), pytest.raises(qflow.SpoolInUse, match="another process is writing the archive"):
         Archive(spool, "plants", out).__enter__()
     with Archive(spool, "plants", out):
-        pass
+        (tmp_path / "out" / CHECKPOINT).mkdir()  # Spark begins
     for stream, options, sentence in (
         ("others", {}, "with stream 'plants', and now it is 'others'"),
         ("plants", {"topic_filter": "plant/1"}, "with filter '#', and now it is 'plant/1'"),
@@ -134,6 +156,42 @@ def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
     (tmp_path / "out" / KEPT).write_text("")  # a crash came before it was written
     with Archive(spool, "plants", out):
         assert json.loads((tmp_path / "out" / KEPT).read_text())["stream"] == "plants"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "commits", "counted", "sentence"),
+    [
+        ("0 1 .1.crc", "0 1", "0 1", None),
+        ("9 10 11", "9 10", "9.compact 10 11", None),  # it was killed: batch 11 comes again, and is known
+        ("9 10 11", "9 10", "9.compact 10 .11.x.tmp", None),
+        ("0", "", None, None),  # it was killed in the first batch
+        ("0", "0", "0 1", "batch 1 is among its files, and not in its checkpoint"),
+        ("7 8", "7 8", "9.compact", "batch 9 is among its files"),
+        (None, None, "0", "batch 0 is among its files"),
+        (None, None, None, "it has files, and no checkpoint"),
+        ("0 1", "0 1", "0", "batch 1 is done by its checkpoint, and not among its files"),
+        ("0", "0", None, "batch 0 is done by its checkpoint"),
+    ],
+)
+def test_an_archive_whose_checkpoint_is_of_another_time_is_refused(tmp_path, offsets, commits, counted, sentence):
+    """Spark leaves out a batch whose number it knows among the files, whatever is in it: messages would be lost."""
+    out = tmp_path / "out"
+    with Archive(str(tmp_path / "spool"), "plants", str(out)):
+        pass
+    (out / "part-0.parquet").write_text("x")
+    places = {f"{CHECKPOINT}/offsets": offsets, f"{CHECKPOINT}/commits": commits, COUNTED: counted}
+    for place, names in places.items():
+        if names is not None:
+            (out / place).mkdir(parents=True)
+            for name in names.split():
+                (out / place / name).write_text("v1")
+    found = Archive(str(tmp_path / "spool"), "plants", str(out))
+    if sentence is None:
+        with found:
+            return
+    for _ in range(2):  # it is let go of, too
+        with pytest.raises(qflow.InvalidArgument, match=f"cannot go on: {sentence}.*begin anew in another directory"):
+            found.__enter__()
 
 
 @pytest.mark.parametrize(
@@ -168,6 +226,7 @@ def test_an_application_names_a_data_frame_that_it_may_write_again():
         ({"txnVersion": "x"}, "'txnVersion' is 'x': give a number from 0"),
         ({"txnVersion": "-1"}, "'txnVersion' is '-1'"),
         ({"txnVersion": str(2**63)}, "'txnVersion'"),
+        ({"txnVersion": "9" * 5000}, "'txnVersion' is '9"),
         ({"txnAppId": "a/b"}, "'txnAppId' is 'a/b': give 1 to 96 letters"),
     ):
         with pytest.raises(qflow.InvalidArgument, match=sentence):

@@ -128,6 +128,28 @@ def test_a_row_that_cannot_be_written_has_the_whole_frame_refused(ready, change,
     assert stored(ready) == []
 
 
+def test_a_topic_that_is_not_utf_8_is_a_sentence(ready):
+    """Spark's strings may be any bytes: those of cast(binary as string)."""
+    offsets = pa.py_buffer((0).to_bytes(4, "little") + (2).to_bytes(4, "little"))
+    topic = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
+    found = writer(ready)
+    with pytest.raises(qflow.InvalidArgument, match="a topic that is not UTF-8.*decode it"):
+        found.write(iter([pa.record_batch([pa.array(["a"]), topic], names=["value", "topic"])]))
+    found.abort([])
+    assert stored(ready) == []
+
+
+def test_a_spool_that_was_read_through_a_link_is_written(ready):
+    """A worker may have it open under another name, and must let go of it to own it."""
+    link = ready.with_name("link")
+    link.symlink_to(ready)
+    with spools.reading(str(link)):
+        pass
+    found = writer(ready, commitTimeout="2")
+    found.commit([found.write(iter([numbered(0, 5)]))])
+    assert len(stored(ready)) == 5
+
+
 def test_tasks_write_one_batch_in_one_transaction(ready):
     """In the order of the partitions; a task without rows, and one that never answered, count for nothing."""
     found = writer(ready)
