@@ -113,7 +113,7 @@ def begin(spool: str, **options: str) -> dict[str, Any]:
 def go_on(spool: str, **options: str) -> None:
     """Begin a streaming query that has a checkpoint; the one before is over, and its lease with it."""
     for reader in _streaming:
-        if reader._group is not None:
+        if getattr(reader, "_group", None) is not None:  # one that was refused has none
             reader._group.close()
     source, schema = _source(spool, options)
     _streaming[:] = [source.streamReader(schema)]
