@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from qflow.errors import NotFound, StorageError
 from qflow.message import LANE_SHIFT
@@ -21,8 +21,6 @@ from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.recovery import QueueRecord, Recovery
 from qflow.storage.snapshots import open_to_read
-
-T = TypeVar("T")
 
 
 class _Open(NamedTuple):
@@ -165,12 +163,6 @@ def _state(record: QueueRecord) -> StreamState | None:
     return StreamState(
         record.name, record.owner, [rows.get(number) or block_log.new_row(number) for number in range(count)]
     )
-
-
-def at(spool: str, uuid: str, work: Callable[[Any], T]) -> T:
-    """Return what some work finds in a transaction of its own."""
-    with reading(spool, uuid) as txn:
-        return work(txn)
 
 
 def let_go(spool: str) -> None:

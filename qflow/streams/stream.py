@@ -283,8 +283,9 @@ class Stream:
         more = False
         settles: list[tuple[Lane, list[Settled]]] = []
         messages = 0
+        held = self._held(self.owner) if self._held is not None else {}
         for partition in self.partitions:
-            found = self._surplus(partition)
+            found = self._surplus(partition, held.get(partition.number))
             if found is not None and found.floor > partition.floor:
                 part = Settled(partition.floor, found.floor, found.messages, found.bytes)
                 settles.append((partition.lane, [part]))
@@ -310,10 +311,10 @@ class Stream:
         if unit.done and unit.error is None:
             self._dropped += messages
 
-    def _surplus(self, partition: Partition) -> partitions.Retained | None:
+    def _surplus(self, partition: Partition, held: int | None) -> partitions.Retained | None:
+        """Return what of a partition goes, None if nothing does; nothing from offset `held` on, if that is given."""
         settings = self.settings
         ceiling = partition.next
-        held = self._held(self.owner).get(partition.number) if self._held is not None else None
         if held is not None:
             ceiling = min(ceiling, (partition.number << LANE_SHIFT) + held)
         if settings.retain_until_consumed:

@@ -111,7 +111,10 @@ def begin(spool: str, **options: str) -> dict[str, Any]:
 
 @told
 def go_on(spool: str, **options: str) -> None:
-    """Begin a streaming query that has a checkpoint."""
+    """Begin a streaming query that has a checkpoint; the one before is over, and its lease with it."""
+    for reader in _streaming:
+        if getattr(reader, "_group", None) is not None:  # one that was refused has none
+            reader._group.close()
     source, schema = _source(spool, options)
     _streaming[:] = [source.streamReader(schema)]
 
@@ -128,6 +131,19 @@ def latest(start: dict[str, Any]) -> dict[str, Any]:
     reader = _streaming[0]
     end: dict[str, Any] = reader.latestOffset(start, reader.getDefaultReadLimit())
     return end
+
+
+def look_now(spool: str) -> None:
+    """Have the next look of the query find what is there now."""
+    from qflow.spark import streaming
+
+    look, seen = streaming.look, streaming.look(spool)
+
+    def look_back(*_: Any) -> Any:
+        streaming.look = look
+        return seen
+
+    streaming.look = look_back
 
 
 @told

@@ -403,6 +403,41 @@ def test_limits_of_a_batch(broker: qflow.Broker, reader: ReaderProcess, spool: P
             assert max(sizes) == 70
 
 
+def test_a_small_partition_beside_a_large_one_is_read(broker: qflow.Broker, reader: ReaderProcess, spool: Path) -> None:
+    """In proportion it would get nothing for as long as the other one is long; with the smallest of limits, too."""
+    broker.declare_stream("plants", topics=["plant"])
+    broker.declare_stream("plants2", topics=["new"])
+    broker.publish_many([("plant", b"0")] * 1000 + [("new", b"%d" % n) for n in range(1, 4)])
+    for limit, sizes in (("10", [10] * 4), ("1", [2] * 3 + [1])):
+        options = {"subscribe": "", "subscribePattern": "plants.*", "maxOffsetsPerTrigger": limit, **EARLIEST}
+        at = reader(there.begin, str(spool), **options)
+        read: list[int] = []
+        for size in sizes:
+            end = reader(there.latest, at)
+            found = reader(there.micro_batch, at, end)
+            assert len(found) == size
+            read += filter(None, found)
+            at = end
+        assert read == [1, 2, 3]
+
+
+def test_bodies_that_streams_share_count_as_what_they_are(
+    broker: qflow.Broker, reader: ReaderProcess, spool: Path
+) -> None:
+    """In bytes of a batch; the block that refers to them is small, and is cut where the limit is."""
+    broker.declare_stream("plants", topics=["plant"])
+    broker.declare_stream("others", topics=["plant"])
+    broker.publish_many([("plant", b"%-100000d" % n) for n in range(40)])
+    broker.publish("plant", b"40")
+    at = reader(there.begin, str(spool), maxBytesPerTrigger="1000000", **EARLIEST)
+    read = []
+    while (end := reader(there.latest, at)) != at:
+        read.append(reader(there.micro_batch, at, end))
+        at = end
+    assert list(map(len, read)) == [10] * 4 + [1]
+    assert [number for part in read for number in part] == list(range(41))
+
+
 def test_until_now_is_until_then(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
     """What comes later, also streams of a pattern, waits for the next run."""
     publish(broker, 10)
@@ -469,3 +504,68 @@ def test_a_group_holds_retention(still: qflow.Broker, clock: Clock, reader: Read
     assert first_at(now) == 0  # it is done, but the checkpoint that says so is perhaps not on the disk yet
     assert first_at(now + groups.GRACE_S + 60) == 60
     assert first_at(now + groups.EXPIRY_S + 60) == 99
+
+
+def test_a_group_holds_a_stream_that_appears_while_the_query_runs(
+    still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
+) -> None:
+    """From the moment it is planned, also after a restart, and for the grace time after it was read."""
+    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
+    still.declare_stream("plants", topics=["plant/#"])
+    publish(still, 10)
+    start = reader(there.latest, reader(there.begin, str(spool), group="archive", **pattern, **EARLIEST))
+    reader(there.latest, start)
+    stream = still.declare_stream("plants2", topics=["new"], retention_messages=1)
+    publish(still, 20, topic="new")
+    end = reader(there.latest, start)
+    now = time.time()
+
+    def first_at(moment_s: float) -> int:
+        clock.wall_s = moment_s
+        while stream.retain():
+            pass
+        return stream.stats().first_offsets[0]
+
+    assert first_at(now + groups.GRACE_S + 60) == 0
+    reader(there.go_on, str(spool), group="archive", **pattern)
+    assert reader(there.micro_batch, start, end) == list(range(20))
+    assert first_at(now + groups.GRACE_S + 60) == 0
+    reader(there.latest, end)
+    assert first_at(now) == 0
+    assert first_at(now + groups.GRACE_S + 60) == 19
+
+
+def test_a_stream_that_loses_messages_just_before_it_is_held_begins_behind_them(
+    still: qflow.Broker, reader: ReaderProcess, spool: Path
+) -> None:
+    """What is planned is what the group has held, not what was there a moment before."""
+    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
+    still.declare_stream("plants", topics=["plant/#"])
+    start = reader(there.latest, reader(there.begin, str(spool), group="archive", **pattern, **EARLIEST))
+    stream = still.declare_stream("plants2", topics=["new"], retention_messages=5)
+    publish(still, 20, topic="new")
+    reader(there.look_now, str(spool))
+    while stream.retain():
+        pass
+    end = reader(there.latest, start)
+    assert reader(there.micro_batch, start, end) == list(range(15, 20))
+
+
+def test_a_group_holds_what_is_read_again_after_a_restart(
+    still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
+) -> None:
+    """Spark has that planned before it asks how far it may go; the query had no group before."""
+    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
+    streams = [still.declare_stream("plants", topics=["plant/#"], retention_messages=1)]
+    publish(still, 10)
+    start = reader(there.begin, str(spool), **pattern, **EARLIEST)
+    streams.append(still.declare_stream("plants2", topics=["new"], retention_messages=1))
+    publish(still, 20, 10, topic="new")
+    end = reader(there.latest, start)
+    reader(there.go_on, str(spool), group="archive", **pattern)
+    assert reader(there.micro_batch, start, end) == list(range(30))
+    clock.wall_s = time.time() + groups.GRACE_S + 60
+    for stream in streams:
+        while stream.retain():
+            pass
+        assert stream.stats().first_offsets == [0]
