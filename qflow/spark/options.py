@@ -111,9 +111,10 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
         raise InvalidArgument(f"option {wrong!r} is for {kind} only: leave it out")
     one = [name for name in ("subscribe", "subscribePattern", "queue") if name in values]
     if len(one) != 1:
+        given_ones = f"{' and '.join(one)} are" if one else "none of them is"
         raise InvalidArgument(
             "say what to read with one of the options subscribe (names of streams), subscribePattern (a pattern of "
-            f"them) and queue (the name of a durable queue); {' and '.join(one)}{' are' if one else 'none of them is'} given"
+            f"them) and queue (the name of a durable queue); {given_ones} given"
         )
     if "queue" in values:
         _check_queue(values)
