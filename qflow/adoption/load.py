@@ -59,7 +59,7 @@ class Load:
                 steps = self._routing.steps(topic, body_of(record), decode_headers(header_bytes), key)
                 steps = [step for step in steps if not step.queue.reserves_together]
             sizes = [len(record)] * len(route.streams) + [len(step.records[0]) for step in steps]
-            if not self._count(1, max(sizes), charge_for(len(sizes), sum(sizes))):
+            if not self._count(1, max(sizes, default=0), charge_for(len(sizes), sum(sizes))):
                 return number
             for stream in route.streams:
                 lot = self._lot(stream.partition_for(topic, key), plain)
