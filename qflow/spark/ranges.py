@@ -14,7 +14,7 @@ from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, S
 from qflow.message import LANE_SHIFT
 from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadOptions, is_earliest, is_latest
 from qflow.spark.spools import SpoolState, StreamState
-from qflow.storage import partitions
+from qflow.storage import blocks, partitions
 from qflow.storage.block_log import scan
 from qflow.storage.groups import committed_of
 
@@ -218,3 +218,31 @@ def _at_blocks(txn: Any, stream: StreamState, number: int, cuts: list[int], star
             if first > start:
                 yield first
             break
+
+
+def offset_after(txn: Any, owner: int, number: int, start: int, end: int, most_bytes: int) -> int:
+    """Return the offset where so many bytes end, by whole blocks, at least one.
+
+    A block that refers to bodies elsewhere may stand for a thousand times its size: in those it is by messages.
+
+    Cost: 3 µs a block; one with references is decoded.
+    """
+    base = number << LANE_SHIFT
+    size = 0
+    for key, value in scan(txn, owner, number, base + start, base + end):
+        where = f"block {key.hex()}"
+        header = blocks.read_header(value, where=where)
+        if header.columns & blocks.KINDS and blocks.references(bytes(value), header.key, where=where):
+            block = blocks.decode(bytes(value), header.key, where=where)
+            for offset, record in zip(block.offsets, block.records, strict=True):
+                stop = block.first + offset + 1 - base
+                if stop > start:
+                    size += record.size if isinstance(record, blocks.Reference) else len(record)
+                    if size >= most_bytes:
+                        return min(stop, end)
+            continue
+        size += header.payload_bytes
+        stop = header.end - base
+        if size >= most_bytes and stop > start:
+            return min(stop, end)
+    return end

@@ -23,15 +23,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from qflow.errors import StorageError
-from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import Position, Progress
 from qflow.spark.options import ReadOptions
-from qflow.spark.ranges import Range, check_floor, committed, cut, miss_stream, resolve, selected
+from qflow.spark.ranges import Range, check_floor, committed, cut, miss_stream, offset_after, resolve, selected
 from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, look, other_log, reading
 from qflow.spark.words import plainly
-from qflow.storage import blocks
-from qflow.storage.block_log import scan
 from qflow.storage.files import Files
 from qflow.storage.groups import Group
 
@@ -145,7 +142,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     if count:
                         share = -(-options.max_bytes_per_trigger * count // total)
                         low = starts[name].get(number, 0)
-                        most = _offset_after(txn, end[name].number, number, low, end[name].offsets[number], share)
+                        most = offset_after(txn, end[name].number, number, low, end[name].offsets[number], share)
                         end[name].offsets[number] = most
 
     def getDefaultReadLimit(self) -> Any:
@@ -282,31 +279,3 @@ def _same_place(one: Position, other: Position) -> bool:
     return one.uuid == other.uuid and {name: (at.number, at.offsets) for name, at in one.streams.items()} == {
         name: (at.number, at.offsets) for name, at in other.streams.items()
     }
-
-
-def _offset_after(txn: Any, owner: int, number: int, start: int, end: int, most_bytes: int) -> int:
-    """Return the offset where so many bytes end, by whole blocks, at least one.
-
-    A block that refers to bodies elsewhere may stand for a thousand times its size: in those it is by messages.
-
-    Cost: 3 µs a block; one with references is decoded.
-    """
-    base = number << LANE_SHIFT
-    size = 0
-    for key, value in scan(txn, owner, number, base + start, base + end):
-        where = f"block {key.hex()}"
-        header = blocks.read_header(value, where=where)
-        if header.columns & blocks.KINDS and blocks.references(bytes(value), header.key, where=where):
-            block = blocks.decode(bytes(value), header.key, where=where)
-            for offset, record in zip(block.offsets, block.records, strict=True):
-                stop = block.first + offset + 1 - base
-                if stop > start:
-                    size += record.size if isinstance(record, blocks.Reference) else len(record)
-                    if size >= most_bytes:
-                        return min(stop, end)
-            continue
-        size += header.payload_bytes
-        stop = header.end - base
-        if size >= most_bytes and stop > start:
-            return min(stop, end)
-    return end
