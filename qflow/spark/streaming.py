@@ -188,6 +188,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.group is None:
             return False
         if self._group is None:
+            look(options.path, done.uuid)  # what another log's group has acknowledged is not for this query to replace
             self._group = Group(options.path, options.group, done.uuid, Files())
         offsets = {one.number: one.offsets for one in done.streams.values()}
         new = {

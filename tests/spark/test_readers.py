@@ -15,6 +15,7 @@ import pytest
 import qflow
 from qflow.storage import groups
 from qflow.storage.block_log import meta_key, seal
+from qflow.storage.files import Files
 from spark import reader_process as there
 from spark.reader_process import ReaderProcess, Told
 from unit.clocks import Clock
@@ -127,6 +128,26 @@ def test_what_retention_took_between_two_batches(still: qflow.Broker, reader: Re
         reader(there.micro_batch, start, end)
     reader(there.go_on, str(spool), failOnDataLoss="false")
     assert reader(there.micro_batch, start, end) == list(range(15, 20))
+
+
+def test_a_query_of_another_log_leaves_the_group_alone(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, tmp_path: Path
+) -> None:
+    """It is refused before it writes anything."""
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+    start = reader(there.begin, str(spool), **EARLIEST)
+    spool.rename(tmp_path / "away")
+    again = open_spool()
+    owner = again.declare_stream("plants", topics=["plant/#"]).owner
+    group = groups.Group(str(spool), "g", str(again.uuid), Files())
+    group.acknowledge({owner: {0: 0}})
+    group.close()
+    for step in ((there.latest, start), (there.micro_batch, start, start)):
+        reader(there.go_on, str(spool), **EARLIEST, group="g")
+        with pytest.raises(Told, match="was made anew"):
+            reader(*step)
+        assert groups.committed_of(str(spool), "g", str(again.uuid)) == {owner: {0: 0}}
 
 
 def test_a_spool_that_was_made_anew(
