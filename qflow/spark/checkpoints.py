@@ -7,19 +7,11 @@ cut, would have Spark plan another N, with more in it, of which the log would ta
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 
 from qflow.errors import StorageError
+from qflow.spark.options import local_path
 from qflow.storage.files import Files, storage_error
-
-
-def local_path(location: str) -> str | None:
-    """Return the directory of a checkpoint; None for one that is not on a disk of this host."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", location)
-    if scheme is None:
-        return os.path.abspath(location)
-    return "/" + location[scheme.end() :].lstrip("/") if scheme[1].lower() == "file" else None
 
 
 def make_durable(location: str, batch: int, files: Files) -> None:

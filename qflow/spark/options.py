@@ -168,18 +168,24 @@ def _check_queue(values: Mapping[str, str]) -> None:
 
 def parse_path(values: Mapping[str, str]) -> str:
     """Return the absolute path of the spool."""
-    path = values.get("path", "").strip()
-    if not path:
+    given = values.get("path", "").strip()
+    if not given:
         raise InvalidArgument("say where the spool is: .load('/path/to/spool') or .option('path', '/path/to/spool')")
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", path)
-    if scheme is not None:
-        if scheme[1].lower() != "file":
-            raise InvalidArgument(
-                f"{path}: a spool lies on a local disk and cannot be read through {scheme[1]!r}: give the path of its "
-                "directory on the host where Spark runs"
-            )
-        path = "/" + path[scheme.end() :].lstrip("/")
-    return os.path.abspath(path)
+    path = local_path(given)
+    if path is None:
+        raise InvalidArgument(
+            f"{given}: a spool lies on a local disk and cannot be read through {given.partition(':')[0]!r}: give the "
+            "path of its directory on the host where Spark runs"
+        )
+    return path
+
+
+def local_path(location: str) -> str | None:
+    """Return the absolute path that a path or URI stands for; None for what is not on a disk of this host."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", location)
+    if scheme is None:
+        return os.path.abspath(location)
+    return os.path.abspath("/" + location[scheme.end() :].lstrip("/")) if scheme[1].lower() == "file" else None
 
 
 def _names(text: str) -> tuple[str, ...]:

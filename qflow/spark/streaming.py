@@ -11,8 +11,7 @@ Only what is synced in the log is reported: readers of LMDB see nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -25,23 +24,19 @@ from pyspark.sql.streaming.datasource import (
 from qflow.errors import StorageError
 from qflow.spark.offsets import Position, Progress
 from qflow.spark.options import ReadOptions
-from qflow.spark.ranges import Range, check_floor, committed, cut, miss_stream, offset_after, resolve, selected
+from qflow.spark.ranges import RangeReader, check_floor, committed, cut, miss_stream, offset_after, resolve, selected
 from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, look, other_log, reading
 from qflow.spark.words import plainly
 from qflow.storage.files import Files
 from qflow.storage.groups import Group
 
-if TYPE_CHECKING:
-    import pyarrow as pa
 
-
-class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query's source. Lives in a process of Spark's, but for `read`, which a copy does in others."""
 
     def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
-        self._options = options
-        self._columns = columns
+        super().__init__(options, columns)
         self._target: Position | None = None
         self._group: Group | None = None
 
@@ -229,17 +224,6 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ranges.append((stream, number, low, stop))
         with reading(options.path, state.uuid) as txn:
             return list(cut(txn, state.uuid, ranges, options))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one of those."""
-        if not isinstance(partition, Range):
-            return
-        from qflow.spark.reading import Request, read_range
-
-        options = self._options
-        request = Request(options.path, options.filter, self._columns, options.fail_on_data_loss)
-        with plainly():
-            yield from read_range(request, partition)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_group": None}

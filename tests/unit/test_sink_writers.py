@@ -18,7 +18,8 @@ pa = pytest.importorskip("pyarrow")
 from pyspark.sql import types  # noqa: E402
 
 from qflow.spark import handover, sink, spools  # noqa: E402
-from qflow.spark.checkpoints import local_path, make_durable  # noqa: E402
+from qflow.spark.checkpoints import make_durable  # noqa: E402
+from qflow.spark.options import local_path  # noqa: E402
 from qflow.spark.source import QflowDataSource  # noqa: E402
 from qflow.storage import stages  # noqa: E402
 from qflow.storage.files import Files  # noqa: E402
