@@ -153,6 +153,7 @@ def main(arguments: list[str]) -> None:
     from bench import (
         attribution,
         memory,
+        memory_shapes,
         overhead,
         pressure,
         promises,
@@ -165,7 +166,10 @@ def main(arguments: list[str]) -> None:
 
     roles: dict[str, Any] = {}
     streams = (stream_memory, stream_retention)
-    for theme in (memory, overhead, restart, pressure, promises, attribution, reading, spark_writing, *streams):
+    for theme in (
+        *(memory, memory_shapes, overhead, restart, pressure, promises, attribution, reading, spark_writing),
+        *streams,
+    ):
         roles.update(theme.ROLES)
     try:
         roles[arguments[0]](*arguments[1:])

@@ -47,7 +47,9 @@ class CountingFiles(Files):
     def _open(self, path: str, flags: int, mode: int = 0o777) -> int:
         fd = os.open(path, flags, mode)
         self._created.discard(fd)
-        if flags & os.O_CREAT:
+        if path.endswith("stats.json.new"):
+            self._created.add(fd)  # not about messages
+        elif flags & os.O_CREAT:
             self.counts["create"] += 1
             self._created.add(fd)
         return fd

@@ -11,8 +11,8 @@ What lies in a spool directory:
     stats.json   what the owner is doing, renewed each second
 
 Opening, in order, each step repeatable after a crash: lock (before anything is touched), log (created whole or not at
-all), rows read, `dirty` synced, spill set aside. Threads: callers lead their own commits, a flusher leads those nobody
-waits for, a maintenance thread wipes, removes settled blocks, adopts batches and renews `stats.json`.
+all), rows read, `dirty` synced, spill set aside. Threads: `qflow-writer` writes what callers hand over, `qflow-futures`
+resolves futures, `qflow-maintenance` wipes, removes settled blocks, adopts batches and renews `stats.json`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from types import TracebackType
@@ -55,21 +55,25 @@ from qflow.errors import (
 )
 from qflow.events import Event, EventKind
 from qflow.memory.ledger import Account, Ledger
-from qflow.message import LANE_SHIFT, Headers, check_key
+from qflow.memory.waiting import shelter, sheltered
+from qflow.message import Headers, check_key
 from qflow.queues.dead_letters import check_no_cycle, dead_letters
+from qflow.queues.ending import endings
 from qflow.queues.holding import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
 from qflow.routing import Claimed, Lots, PublishResult, Routing, result_of
-from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, SnapshotReport
-from qflow.storage import block_log, recovery, snapshots
+from qflow.stats import BrokerStats, CompactionReport, Problems, QueueStats, RecoveryReport, SnapshotReport
+from qflow.storage import recovery, snapshots
 from qflow.storage.block_log import Row
-from qflow.storage.environment import Environment, check_log_directory
+from qflow.storage.ending import write_ending
+from qflow.storage.environment import CannotGrow, Environment, check_log_directory, log_errors
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
 from qflow.storage.groups import CURSORS, Held
 from qflow.storage.inbox import Inbox
-from qflow.storage.recovery import BINDINGS, CLEAN, DIRTY, QueueRecord
+from qflow.storage.records import Records
+from qflow.storage.recovery import BINDINGS, DIRTY, QueueRecord
 from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
 from qflow.storage.spill_segments import SpillSegments
@@ -184,7 +188,7 @@ class Broker:
         self._files = files or Files()
         self._clock = clock
         self._monotonic = monotonic
-        self._problems: list[str] = []
+        self._problems = Problems()
         self._quarantined_blocks = 0
         self._closed = self._released = False
         self._closer: threading.Thread | None = None
@@ -207,7 +211,7 @@ class Broker:
         with ExitStack() as undo:
             undo.callback(self._spool_lock.release)
             self._open(open_environment, undo)
-            self.recovery = RecoveryReport(
+            self._recovery = RecoveryReport(
                 clean=self._clean,
                 queues=len(self._queues),
                 messages=sum(len(queue) for queue in self._queues.values()),
@@ -215,7 +219,7 @@ class Broker:
                     row.bytes for record in self._found if not record.deleted for row in (record.rows or {}).values()
                 ),
                 quarantined_blocks=0,
-                problems=tuple(self._problems),
+                problems=(),
                 seconds=time.perf_counter() - started,
             )
             self._maintenance = threading.Thread(target=self._maintain, name="qflow-maintenance", daemon=True)
@@ -227,6 +231,13 @@ class Broker:
     def closed(self) -> bool:
         """It was closed, by anybody."""
         return self._closed
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What opening the spool found, and what was found damaged since: as it is now, a plain value."""
+        return attrs.evolve(
+            self._recovery, problems=self._problems.lines(), quarantined_blocks=self._quarantined_blocks
+        )
 
     @property
     def log(self) -> TransactionLog:
@@ -254,7 +265,7 @@ class Broker:
                 if os.path.lexists(path):
                     raise StorageError(f"{path} is not a directory: move it away, or open another path")
                 make_directories(self._files, path)
-            names = self._files.list(path)
+            names = self._files.list(os.path.join(path, ""))  # which may be a link, as only what is in it may not
             foreign = sorted(set(names) - OURS)
             if foreign and not {"log", snapshots.OLD} & set(names):
                 raise StorageError(
@@ -274,15 +285,27 @@ class Broker:
             raise storage_error(error, "create the log", path) from error
         env = open_environment(path, self._files)
         undo.callback(env.close)
-        txn = env.begin()
+        env.catch_up()
+        with env.reading() as txn:
+            seen = txn.id()
+        found = recovery.read_log(env)
+        if not found.clean:
+            found.problems.extend(recovery.check_last_commits(env, found))
         try:
-            found = recovery.read(txn, path)
-        finally:
-            txn.abort()
-        env.make_room(0, 4, settles_only=True)
-        txn = env.begin(write=True)
-        recovery.set_state(txn, DIRTY)
-        env.commit(txn)
+            env.make_room(0, 4, settles_only=True)
+        except CannotGrow:
+            env.confine(0, 4, settles_only=True)
+        with log_errors(path, "marked as open"):
+            txn = env.begin(write=True)
+            following = txn.id()
+            if following != seen + 1:
+                txn.abort()
+                raise StorageError(
+                    f"{path}: transaction {seen} was read, and {following} is next: something else writes into the "
+                    "log. Nothing was changed; end that, and open the spool again"
+                )
+            recovery.set_state(txn, DIRTY)
+            env.commit(txn)
         try:
             snapshots.remove_leftovers(self.path, self._files, found.uuid)
         except QflowError as error:
@@ -296,7 +319,9 @@ class Broker:
         self._problems += found.problems
         self._next_owner = found.next_owner
         self._next_transient = TRANSIENT_OWNERS
+        env.messages = sum(row.messages for one in found.queues + found.streams for row in (one.rows or {}).values())
         self._log = TransactionLog(env, self._clock)
+        undo.callback(self._log.close)
         self._store = self._spill_store()
         bytearray(ALLOCATOR_HINT_BYTES)
         self._wiper = Wiper(self._files, self.path)
@@ -308,8 +333,10 @@ class Broker:
             self._store.area("transactions", TRANSACTIONS, uuid4().int >> 64),
         )
         room = Room(self._ledger.open(STREAMS, "streams", None), self._ledger, self._relieve)
+        self._records = Records(self._log)
         self._streams = Streams(
             self._log,
+            self._records,
             room,
             max_transaction_bytes=self.settings.max_transaction_bytes,
             new_owner=self._new_owner,
@@ -398,6 +425,7 @@ class Broker:
 
     # Queues ------------------------------------------------------------------------------------------------------
 
+    @sheltered
     def declare_queue(
         self,
         name: str,
@@ -461,7 +489,11 @@ class Broker:
     def _declare(self, name: str, settings: QueueSettings) -> Queue:
         """Return a queue of these settings. Holding `_declaring`."""
         self._check_open()
+        self._records.make_sure()
         queue = self._queues.get(name)
+        if queue is not None and queue.was_deleted:
+            self._clear_away(queue)  # that was begun, and interrupted
+            queue = None
         if queue is not None:
             conflicts = queue.settings.conflicts(settings)
             if conflicts:
@@ -476,25 +508,24 @@ class Broker:
         if name in self._broken:
             raise self._broken_error(name)
         self._check_dead_letters(name, settings)
-        queue = self._declare_new(name, settings)
-        with self._lock:
-            self._queues[name] = queue
-        return queue
-
-    def _declare_new(self, name: str, settings: QueueSettings) -> Queue:
         incarnation = uuid4().int >> 64
-        if not settings.durable:
+        if settings.durable:
+            owner, rows = self._new_owner(), {0: Row()}
+            value = recovery.queue_value(name, incarnation, settings.to_dict())
+            self._records.add(owner, value, rows, partial(self._register, name, settings, owner, incarnation, rows))
+        else:
             self._next_transient += 1
-            return self._make_queue(name, settings, self._next_transient, incarnation, None)
-        owner = self._new_owner()
-        value = recovery.queue_value(name, incarnation, settings.to_dict())
+            self._register(name, settings, self._next_transient, incarnation, None)
+        return self._queues[name]
 
-        def write(txn: Any) -> None:
-            recovery.write_new(txn, owner, value)
-            block_log.write_row(txn, owner, 0, Row())
-
-        self._log.commit(self._log.write(write))
-        return self._make_queue(name, settings, owner, incarnation, {0: Row()})
+    def _register(
+        self, name: str, settings: QueueSettings, owner: int, incarnation: int, rows: dict[int, Row] | None
+    ) -> None:
+        """Have a new queue known; twice is fine. Holding `_declaring`."""
+        if name not in self._queues:
+            queue = self._make_queue(name, settings, owner, incarnation, rows)
+            with self._lock:
+                self._queues[name] = queue
 
     def _check_dead_letters(self, name: str, settings: QueueSettings) -> None:
         """Refuse cycles, and a durable queue whose dead letters a restart would lose. Holding `_declaring`."""
@@ -514,6 +545,7 @@ class Broker:
                     "lost at a restart; declare both durable, or neither"
                 )
 
+    @sheltered
     def alter_queue(self, name: Queue | str, **changes: Any) -> Queue:
         """Change settings of a queue that exists, behaviour and performance alike, while it is used.
 
@@ -534,6 +566,8 @@ class Broker:
             raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
         config.check_changes(QueueSettings, changes, "queue")
         with self._declaring:
+            self._check_open()
+            self._records.make_sure()
             queue = self.own(name)
             settings = attrs.evolve(queue.settings, **changes)
             self._check_dead_letters(queue.name, settings)
@@ -542,17 +576,20 @@ class Broker:
 
     def _alter(self, queue: Queue, settings: QueueSettings) -> None:
         """Write and apply other settings. Holding `_declaring`."""
-        self._write_record(queue, settings, self._routing.filters_of(queue))
-        queue.alter(settings)
-
-    def _write_record(self, queue: Queue, settings: QueueSettings, filters: list[str]) -> None:
         if settings.durable:
-            values = settings.to_dict() | ({BINDINGS: filters} if filters else {})
-            value = recovery.queue_value(queue.name, self._incarnations[queue.owner], values)
-            self._log.commit(self._log.write(lambda txn: txn.put(block_log.queue_key(queue.owner), value)))
+            value = self._record_of(queue, settings)
+            self._records.replace(queue.owner, value, partial(queue.alter, settings))
+        else:
+            queue.alter(settings)
+
+    def _record_of(self, queue: Queue, settings: QueueSettings) -> bytes:
+        filters = self._routing.filters_of(queue)
+        values = settings.to_dict() | ({BINDINGS: filters} if filters else {})
+        return recovery.queue_value(queue.name, self._incarnations[queue.owner], values)
 
     # Topics ------------------------------------------------------------------------------------------------------
 
+    @sheltered
     def bind(self, queue: Queue | str, topic_filter: str) -> None:
         """Send what is published to matching topics to a queue, too; a durable queue's bindings survive.
 
@@ -565,6 +602,7 @@ class Broker:
         """
         self._rebind(queue, topic_filter, self._routing.bind)
 
+    @sheltered
     def unbind(self, queue: Queue | str, topic_filter: str) -> None:
         """Undo `bind`.
 
@@ -575,15 +613,13 @@ class Broker:
 
     def _rebind(self, queue: Queue | str, topic_filter: str, change: Callable[[Queue, str], bool]) -> None:
         with self._declaring:
+            self._check_open()
+            self._records.make_sure()
             found = self.own(queue)
             before = self._routing.filters_of(found)
-            if not change(found, topic_filter):
-                return
-            try:
-                self._write_record(found, found.settings, self._routing.filters_of(found))
-            except BaseException:
-                self._routing.replace(found, before)
-                raise
+            if change(found, topic_filter) and found.settings.durable:
+                undo = partial(self._routing.replace, found, before)
+                self._records.replace(found.owner, self._record_of(found, found.settings), undo=undo)
 
     def publish(
         self,
@@ -658,16 +694,27 @@ class Broker:
         result.set_running_or_notify_cancel()
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()
-        results = self._begin_publish([(topic, body, key)], headers, producer, number, timeout_s, done)
+        found: list[Callable[[], Sequence[PublishResult]]] = []
+        resolved: list[Future[Any]] = []
 
-        def finish(finished: Future[Any]) -> None:
-            error = finished.exception()
-            if error is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(results()[0])
+        def finish() -> None:
+            """Tell the result: by whoever comes last, of the thread that publishes and the one that resolves `done`."""
+            if found and resolved:
+                with suppress(IndexError):  # the other one tells it
+                    error = resolved.pop().exception()
+                    if error is not None:
+                        result.set_exception(error)
+                    else:
+                        result.set_result(found[0]()[0])
 
-        done.add_done_callback(finish)
+        def note(finished: Future[Any]) -> None:
+            resolved.append(finished)
+            finish()
+
+        # This thread has nothing to do with `done` any more, once others have it: an interrupt might leave it locked.
+        done.add_done_callback(note)
+        found.append(self._begin_publish([(topic, body, key)], headers, producer, number, timeout_s, done))
+        finish()
         return result
 
     def _publish(
@@ -689,7 +736,7 @@ class Broker:
         timeout_s: float | None,
         done: Future[Any] | None,
     ) -> Callable[[], Sequence[PublishResult]]:
-        """Publish, or let the flusher do that and resolve `done`; return what gives the results when it is done."""
+        """Publish, or leave that to the writer, and `done`; return what gives the results when it is done."""
         timeout = config.parse_timeout(timeout_s)
         claim = self.claim_of(producer, number)
         if claim is None:
@@ -722,12 +769,10 @@ class Broker:
                 self._routing.forget()
                 continue  # it was deleted since, and is not reached any more
             if sent is not None and done is None:
-                self._log.wait(sent.batch)
+                self._log.wait(sent.request)
                 if sent.error is not None:
                     raise again(sent.error)
-            elif sent is not None:
-                self._log.flush(sent.batch)
-            elif done is not None:
+            elif sent is None and done is not None:
                 done.set_result(None)
             return partial(lots.results, sent)
         while True:
@@ -767,6 +812,7 @@ class Broker:
 
     # Streams -----------------------------------------------------------------------------------------------------
 
+    @sheltered
     def declare_stream(
         self,
         name: str,
@@ -823,6 +869,7 @@ class Broker:
             self._routing.forget()
             return stream
 
+    @sheltered
     def alter_stream(self, stream: Stream | str, /, **changes: Any) -> Stream:
         """Change settings of a stream: any of the arguments of `declare_stream` but `partitions`. Cost: one commit.
 
@@ -846,11 +893,13 @@ class Broker:
         self._check_open()
         return self._streams.own(name)
 
+    @sheltered
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
         self._check_open()
         return self._streams.names()
 
+    @sheltered
     def delete_stream(self, name: Stream | str) -> None:
         """Delete a stream with its messages and subscriptions; who waits gets `StreamDeleted`.
 
@@ -904,20 +953,34 @@ class Broker:
             CorruptionError: where it was is damaged: `delete_subscription` removes it. DiskFull: it is a new one.
         Cost: a new durable one, one commit.
         """
-        with self._declaring:
-            self._check_open()
-            return self._streams.subscribe(
-                stream,
-                filter,
-                name=name,
-                start=start,
-                group=group,
-                session_expiry_s=session_expiry_s,
-                follow=follow,
-                ack_timeout_s=ack_timeout_s,
-                on_gap=on_gap,
-            )
+        made: list[Subscription] = []
 
+        def subscribe() -> None:
+            with self._declaring:
+                self._check_open()
+                made.append(
+                    self._streams.subscribe(
+                        stream,
+                        filter,
+                        name=name,
+                        start=start,
+                        group=group,
+                        session_expiry_s=session_expiry_s,
+                        follow=follow,
+                        ack_timeout_s=ack_timeout_s,
+                        on_gap=on_gap,
+                    )
+                )
+
+        try:
+            shelter(subscribe)
+            return made[0]
+        except BaseException:
+            for subscription in made:  # nobody will close it
+                subscription.close()
+            raise
+
+    @sheltered
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group: it pins nothing any more. Who has it open gets `StreamDeleted`.
 
@@ -945,6 +1008,7 @@ class Broker:
             config.parse_timeout(timeout_s),
         )
 
+    @sheltered
     def _dead_letter_queue(self, source: Queue) -> Queue:
         """Return where a queue's dead letters go, declaring it if it is missing."""
         name = source.settings.dead_letter
@@ -1001,13 +1065,14 @@ class Broker:
             self._events.append(Event(kind, queue, detail, self._clock()))
             self._stop.bell.set()
 
-    def _tell_all(self) -> None:
+    def _tell_all(self, harmless: type[BaseException] = Exception) -> None:
+        """Hand events to callbacks; what these raise is written to the log of the process where it is `harmless`."""
         while self._events:
             event = self._events.popleft()
             for listener in self._listeners:
                 try:
                     listener(event)
-                except Exception:
+                except harmless:
                     _logger.exception("%s: the callback for %s failed", self.path, event)
 
     def own(self, queue: Queue | str) -> Queue:
@@ -1032,9 +1097,8 @@ class Broker:
             NotFound: none of this name does.
             CorruptionError: its record in the log is damaged.
         """
-        with self._lock:
-            self._check_open()
-            queue = self._queues.get(check_name(name))
+        self._check_open()
+        queue = self._queues.get(check_name(name))
         if queue is None and name in self._broken:
             raise self._broken_error(name)
         if queue is None:
@@ -1047,12 +1111,13 @@ class Broker:
             "removes it with its messages"
         )
 
+    @sheltered
     def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        with self._lock:
-            self._check_open()
-            return sorted(self._queues)
+        self._check_open()
+        return sorted(self._queues)
 
+    @sheltered
     def delete_queue(self, name: str) -> None:
         """Delete a queue with all its messages; waiters get `QueueDeleted`, late acks do nothing.
 
@@ -1063,36 +1128,48 @@ class Broker:
         Cost: one commit; disk is given back in the background.
         """
         with self._declaring:
+            self._check_open()
+            self._records.make_sure()
             broken = self._broken.get(check_name(name))
             if broken is not None:
-                self._check_open()
-                self._write_deleted(name, broken.owner, broken.settings)
-                del self._broken[name]
-                self._deleted.append(broken.owner)
+                self._records.delete([broken.owner], partial(self._forget_broken, name, broken.owner))
                 return
             queue = self.queue(name)
-            owner = queue.owner
             if queue.settings.durable:
-                self._write_deleted(name, owner, queue.settings.to_dict())
-            self._routing.replace(queue, [])  # first, so that who is refused finds it no more
-            queue.refuse_calls(QueueDeleted)
-            with self._lock:
-                del self._queues[name]
-            try:
-                queue.settle_down(self._log.drain, QUIET_S)
-            finally:
-                queue.let_go()
-                queue.remove_spill()
-                self._incarnations.pop(owner, None)
-                if queue.settings.durable:
-                    self._deleted.append(owner)
+                self._records.delete(
+                    [queue.owner], partial(self._clear_away, queue), at_once=partial(self._end_queue, queue)
+                )
+            else:
+                self._end_queue(queue)
+                self._clear_away(queue)
 
-    def _write_deleted(self, name: str, owner: int, settings: dict[str, Any]) -> None:
-        value = recovery.queue_value(name, 0, settings, deleted=True)
-        self._log.commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
+    def _forget_broken(self, name: str, owner: int) -> None:
+        if self._broken.pop(name, None) is not None:
+            self._deleted.append(owner)
+
+    def _end_queue(self, queue: Queue) -> None:
+        """Let nobody use a queue that is deleted; twice is fine. By whoever commits, or holding `_declaring`."""
+        self._routing.replace(queue, [])  # first, so that who is refused finds it no more
+        queue.refuse_calls(QueueDeleted)
+
+    def _clear_away(self, queue: Queue) -> None:
+        """Let go of a queue that has ended. Holding `_declaring`."""
+        with self._lock:
+            if self._queues.pop(queue.name, None) is None:
+                return  # the second time
+        try:
+            queue.settle_down(self._log.drain, QUIET_S)
+        finally:
+            queue.let_go()
+            queue.remove_spill()
+            self._incarnations.pop(queue.owner, None)
+            if queue.settings.durable:
+                self._log.forget(queue.lanes)
+                self._deleted.append(queue.owner)
 
     # Looking -----------------------------------------------------------------------------------------------------
 
+    @sheltered
     def stats(self) -> BrokerStats:
         """Return a snapshot of the broker and each queue. Cost: see `Queue.stats`."""
         with self._lock:
@@ -1116,6 +1193,7 @@ class Broker:
             inbox=self._adoption.stats(),
         )
 
+    @sheltered
     def check(self) -> list[str]:
         """Compare ledger, runs, files, rows and blocks with each other; return what does not agree, in words.
 
@@ -1138,12 +1216,10 @@ class Broker:
         _logger.error("%s: %s", self.path, problem)
         self._problems.append(problem)
         self._quarantined_blocks += damaged_blocks
-        self.recovery = attrs.evolve(
-            self.recovery, problems=tuple(self._problems), quarantined_blocks=self._quarantined_blocks
-        )
 
     # Copies of the log -------------------------------------------------------------------------------------------
 
+    @sheltered
     def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
         """Copy what is in the log to a new spool, while everything goes on: one moment, each commit whole or not there.
 
@@ -1170,6 +1246,7 @@ class Broker:
                 env, self.path, path, self._files, unsafe_filesystem=self.settings.unsafe_filesystem
             )
 
+    @sheltered
     def compact(self) -> CompactionReport:
         """Give disk back: put a copy of the log without its free pages in its place.
 
@@ -1226,7 +1303,9 @@ class Broker:
         attempt = self._attempt
         while not self._stop.wait(self._rest_s(busy, took)):
             started = time.perf_counter()
-            attempt("events", self._tell_all)
+            self._tell_all(BaseException)  # maintenance goes on, also after `sys.exit()` in a callback
+            if self._released:
+                return  # a callback has closed the broker: the spool may be somebody else's by now
             attempt("the inbox", self._adoption.look)
             if not busy and not self._stop.rung and started < due:
                 continue  # it was for the inbox alone
@@ -1240,6 +1319,7 @@ class Broker:
                 busy |= attempt("giving back what is settled", self._hollow)
             if self._monotonic() - written >= MAINTENANCE_S:
                 written = self._monotonic()
+                attempt("what was handed over", self._log.look_after)
                 attempt("readers that were killed", self._log.forget_dead_readers)
                 attempt("statistics", self._write_stats)
             took = time.perf_counter() - started
@@ -1299,6 +1379,7 @@ class Broker:
         with self._lock:
             lanes = [lane for queue in self._queues.values() for lane in queue.lanes if lane.removing]
         lanes += [lane for lane in self._streams.lanes if lane.removing]
+        lanes = [lane for lane in lanes if lane.broken is None]
         if self._log.failed:
             return False
         ends = time.perf_counter() + REMOVING_S
@@ -1308,7 +1389,7 @@ class Broker:
                 batch = self._log.settle(lane, [])
             assert batch is not None
             self._log.commit(batch)
-            lanes = [] if batch.short else [lane for lane in lanes if lane.removing]
+            lanes = [] if batch.short else [lane for lane in lanes if lane.removing and lane.broken is None]
         return batch is not None and not batch.short
 
     def _hollow(self) -> bool:
@@ -1320,7 +1401,7 @@ class Broker:
         for lane in lanes[:HOLLOWED_AT_ONCE]:
             batch = self._log.hollow(lane)
         self._log.commit(batch)
-        return bool(batch.hollowed)
+        return batch.hollowed
 
     def _remove_deleted(self) -> bool:
         """Remove what deleted queues left in the log, a bounded number of records at a time."""
@@ -1357,11 +1438,18 @@ class Broker:
 
         Raises:
             StorageError: the log failed; the spool is released all the same, and is recovered at the next open.
-        Cost: one commit.
+            Reentered: a finalizer calls this in the middle of a call of the broker.
+        Cost: one commit. What is interrupted goes on: it is raised when the spool is closed.
         """
+        self._close()
+        self._tell_all()
+
+    @sheltered
+    def _close(self) -> None:
         with self._declaring, self._lock:
             if self._released or self._closer is not None:
                 return  # it is closed, or somebody is at it: an event's callback may be the one he waits for
+            self._log.check_can_wait()
             self._closed = True
             self._closer = threading.current_thread()
             queues = list(self._queues.values())
@@ -1375,8 +1463,7 @@ class Broker:
             self._adoption.close()
             self._release(queues)
         finally:
-            self._closer = None  # who was interrupted may try again
-        self._tell_all()
+            self._closer = None
 
     def _release(self, queues: list[Queue]) -> None:
         """Confirm what is on its way and let go of the spool, whatever fails."""
@@ -1388,12 +1475,9 @@ class Broker:
             for queue in queues:
                 ending.callback(queue.let_go)
             self._released = True
-            for queue in queues:
-                queue.settle_down(self._log.drain, QUIET_S)
-            self._streams.settle_down()
-            self._log.drain()
+            self._log.drain()  # what has reserved room and is handed over later is refused, or written at the end
             if not self._log.failed:
-                self._log.commit(self._log.write(partial(_write_ending, queues, self._streams)))
+                write_ending(self._log, lambda: [*endings(queues), *self._streams.endings()])
 
     def __enter__(self) -> Broker:
         return self
@@ -1410,26 +1494,10 @@ class Broker:
         """In a forked child: refuse everything, and let go of the lock's descriptors, never of the log's."""
         self._spool_lock.close_in_child()
         self._lock = self._declaring = _Dead()  # type: ignore[assignment]
+        self._check_open = _Dead().__enter__  # type: ignore[method-assign]
         for queue in self._queues.values():
             queue.die(_Dead())
         self._streams.die(_Dead())
-
-
-def _write_ending(queues: list[Queue], streams: Streams, txn: Any) -> None:
-    """Write what a clean end leaves: counts of deliveries, and the mark."""
-    for queue in queues:
-        known = queue.attempts()
-        for lane in queue.lanes:
-            if lane.row != Row(next=lane.lane << LANE_SHIFT, floor=lane.lane << LANE_SHIFT) or not lane.lane:
-                below, ranges = known[lane.lane]
-                if queue.hides_attempts:  # those were logged when they were given back
-                    for part in ranges:
-                        block_log.raise_attempts(txn, lane.owner, lane.lane, *part)
-                else:
-                    block_log.write_attempts(txn, lane.owner, lane.lane, below, ranges)
-                block_log.write_row(txn, lane.owner, lane.lane, lane.row)
-    streams.write_ending(txn)
-    recovery.set_state(txn, CLEAN)
 
 
 def _after_fork() -> None:
@@ -1482,4 +1550,12 @@ def open_broker(
         "max_transaction_bytes": max_transaction_bytes,
         "unsafe_filesystem": unsafe_filesystem,
     }
-    return Broker(path, BrokerSettings(**values))
+    settings = BrokerSettings(**values)
+    opened: list[Broker] = []
+    try:
+        shelter(lambda: opened.append(Broker(path, settings)))
+        return opened[0]
+    except BaseException:
+        for broker in opened:  # nobody will close it
+            broker.close()
+        raise

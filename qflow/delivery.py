@@ -337,7 +337,7 @@ class Entry:
     def spill(self) -> None:
         """Move the message from memory to the spill store, whatever room there is.
 
-        Nothing if it is not in memory, or delayed: that moves by itself.
+        Nothing if it is not in memory, or delayed, or one of hundreds that came back singly: those move by themselves.
 
         Raises:
             NotFound: it waits no more; it was delivered or dropped.

@@ -1,10 +1,8 @@
 """Every error qflow raises on purpose, grouped by whose move is next.
 
 The caller's mistake: `InvalidArgument`, `NotFound`, `SettingsConflict`, `MessageTooLarge`, `AlreadySettled`.
-Nothing wrong, only full or empty: `QueueFull`, `QueueEmpty` (they are the standard library's, too).
-The object is gone: `BrokerClosed`, `QueueDeleted`, `StreamDeleted`, `ForkedProcess`, `SpoolInUse`.
 Nothing wrong, only full or empty: `QueueFull`, `QueueEmpty` (they are the standard library's, too); `ProducerBusy`.
-The object is gone: `BrokerClosed`, `QueueDeleted`, `ForkedProcess`, `SpoolInUse`.
+The object is gone: `BrokerClosed`, `QueueDeleted`, `StreamDeleted`, `ForkedProcess`, `SpoolInUse`.
 The disk: `StorageError` and below. Bytes that are not what was written: `CorruptionError`.
 """
 
@@ -55,6 +53,10 @@ class ProducerBusy(QflowError, TimeoutError):
 
 class BrokerClosed(QflowError):
     """The broker was closed; open the spool again."""
+
+
+class Reentered(QflowError):
+    """A finalizer called the broker in the middle of a call of it, in the same thread; nothing was done."""
 
 
 class QueueDeleted(QflowError):
@@ -120,6 +122,11 @@ class GapError(QflowError):
         """The offset behind the last one."""
         self.messages = end - first if messages is None else messages
         """How many offsets that are, of all topics, without those that were settled."""
+
+
+def in_doubt(error: BrokerFailed) -> InDoubt:
+    """Return what is told of settles before the log failed, by whoever is to wait for them only now."""
+    return InDoubt(f"what was settled before may hold or not, which is known when the spool is opened again: {error}")
 
 
 def again(error: BaseException) -> BaseException:

@@ -25,7 +25,7 @@ class EventKind(enum.Enum):
     SLOW_CONSUMER = "slow_consumer"
     """A message has been held for longer than `on_slow_consumer` allows."""
     CONSUMER_FAILED = "consumer_failed"
-    """The callback of a `Consumer` raised; its message went back."""
+    """The callback of a `Consumer` raised, and its message went back; or it could not get one, and tries again."""
 
 
 @attrs.frozen

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
+from sys import getsizeof
 from typing import Any, TypeAlias
 
 from qflow.errors import InvalidArgument
@@ -21,6 +22,13 @@ OVERHEAD_BYTES = 80
 
 A `bytes` object costs 33 bytes over its content, rounded up by the allocator to 16, and its place in a run 8: 56 at
 most, and up to 24 more where blocks of the allocator are shared with shorter-lived objects.
+"""
+
+SINGLE_BYTES = 128
+"""Charged beside that for each message that was delivered on its own.
+
+Its `Delivery` takes 64 bytes, its sequence 32, its place among those that are held 30 to 60. (Of a batch, those are
+made by who asks for them.)
 """
 
 MAX_KEY_BYTES = 65_535
@@ -245,6 +253,15 @@ def is_plain(records: Sequence[Record]) -> bool:
 def charge(records: list[Record]) -> int:
     """Return what these records cost in memory, in bytes. Cost: 0.011 µs a plain record."""
     return sum(map(len, records)) + OVERHEAD_BYTES * len(records)
+
+
+def text_bytes(topics: Sequence[str]) -> int:
+    """Return what the characters of some topics take in memory; of parts together, what they take of the whole.
+
+    Cost: 0.015 µs each where they are ASCII.
+    """
+    text = "".join(topics)
+    return len(text) if text.isascii() else sum(map(getsizeof, topics)) - getsizeof("") * len(topics)
 
 
 LANE_SHIFT = 56

@@ -27,9 +27,10 @@ from qflow.streams.producers import Claim
 from qflow.streams.publishing import Lot, Sent, prefix_of
 from qflow.streams.shortcut import Shortcut
 from qflow.streams.stream import Stream
-from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic
+from qflow.streams.topic_filter import CACHED_CHARACTERS, FilterTrie, check_filter, check_topic
 
 ROUTES_KEPT = 4096
+"""Topics whose route is remembered; with one more, remembering starts anew."""
 
 
 class _Places(NamedTuple):
@@ -77,6 +78,7 @@ class Route(NamedTuple):
     """Where a topic leads, and what stands before a body in a queue."""
 
     queues: tuple[Queue, ...]
+    """In the order of their numbers."""
     streams: tuple[Stream, ...]
     prefix: bytes
 
@@ -135,9 +137,11 @@ class Routing:
         known = routes.get(topic) if type(topic) is str else None
         if known is not None:
             return known
-        queues = self._trie.match(check_topic(topic))
+        queues = tuple(sorted(self._trie.match(check_topic(topic)), key=_number))
         route = Route(queues, self.streams.match(topic), topic_prefix(topic))
-        if len(routes) < ROUTES_KEPT:
+        if len(topic) <= CACHED_CHARACTERS:
+            if len(routes) >= ROUTES_KEPT:
+                routes.clear()
             routes[topic] = route  # of the dictionary that was there before the match: a change has made another
         return route
 
@@ -154,7 +158,7 @@ class Routing:
         return streams[0].partitions[0]
 
     def publish_quickly(self, topic: str, body: Any) -> PublishResult | None:
-        """Publish to queues that are not durable, one by one; None if that cannot be done. Cost: 0.3 µs a queue."""
+        """Publish to queues that are not durable and take it at once; else None. Cost: 0.4 µs a queue."""
         queues, streams, prefix = self.route(topic)
         if not queues or streams or type(body) is not bytes:
             return None
@@ -337,6 +341,10 @@ class PublishResults(Sequence[PublishResult]):
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+
+def _number(queue: Queue) -> int:
+    return queue.owner
 
 
 def result_of(places: list[Place]) -> PublishResult:

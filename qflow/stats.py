@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
+from typing import Self
+
 import attrs
+
+PROBLEMS_KEPT = 1000
+"""As many lines a report has of what is damaged."""
 
 
 @attrs.frozen(kw_only=True)
@@ -154,7 +161,36 @@ class RecoveryReport:
     quarantined_blocks: int
     """Damaged blocks met since the spool was opened."""
     problems: tuple[str, ...]
+    """What was damaged, in words: the first 1,000 things, and a line that says how many more."""
     seconds: float
+
+
+class Problems(list[str]):
+    """What was found damaged, in words: the first ones, and how many there were. Added to by any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = 0
+        self._lock = threading.RLock()  # a signal handler may ask while its thread adds
+
+    def append(self, problem: str) -> None:
+        """Keep it as far as there is room, else count it."""
+        with self._lock:
+            if len(self) < PROBLEMS_KEPT:
+                super().append(problem)
+            else:
+                self._more += 1
+
+    def __iadd__(self, problems: Iterable[str]) -> Self:  # type: ignore[override, misc]
+        for problem in problems:
+            self.append(problem)
+        return self
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what is kept, and a line about what is not."""
+        with self._lock:
+            more = f"{self._more} more: they are in Python's log, of the logger 'qflow'"
+            return (*self, more) if self._more else tuple(self)
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+import processes
 import qflow
+
+SPARK_TIMEOUT_S = 900
+"""Some of its tests begin several sessions, each with a Java of its own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,7 +20,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in item.path.parts:
             item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_outlives_the_run() -> Iterator[None]:
+    """What tests have begun has ended when the last of them has; in each process of pytest."""
+    mark = processes.mark_children()
+    yield
+    found = processes.left_over(mark)
+    processes.end(found)
+    assert not found, [f"{process.pid}: {process.command}" for process in found]
 
 
 @pytest.fixture

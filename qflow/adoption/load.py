@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from qflow.errors import NotFound
-from qflow.message import Message, body_of, decode_headers
+from qflow.message import Message, body_of, decode_headers, text_bytes
 from qflow.queues.together import Step, by_lane
 from qflow.routing import Route, Routing
 from qflow.storage.blocks import KINDS, Block
@@ -45,7 +45,7 @@ class Load:
         topics = list(map(names.__getitem__, block.topics))
         plain = not block.header.columns & KINDS
         if not routes:
-            stop = self._make_room(block, start)
+            stop = self._make_room(block, start, topics)
             for stream in self._streams:
                 self._lot(stream.partitions[0], plain).add_all(block.records[start:stop], topics[start:stop])
             return stop
@@ -59,7 +59,8 @@ class Load:
                 steps = self._routing.steps(topic, body_of(record), decode_headers(header_bytes), key)
                 steps = [step for step in steps if not step.queue.reserves_together]
             sizes = [len(record)] * len(route.streams) + [len(step.records[0]) for step in steps]
-            if not self._count(1, max(sizes, default=0), charge_for(len(sizes), sum(sizes))):
+            weight = sum(sizes) + text_bytes([topic]) * len(route.streams)
+            if not self._count(1, max(sizes, default=0), charge_for(len(sizes), weight)):
                 return number
             for stream in route.streams:
                 lot = self._lot(stream.partition_for(topic, key), plain)
@@ -68,15 +69,16 @@ class Load:
             self.steps += steps
         return len(topics)
 
-    def _make_room(self, block: Block, start: int) -> int:
+    def _make_room(self, block: Block, start: int, topics: list[str]) -> int:
         """Count what of a block there is room for, where all of it goes to `_streams`; return where that ends."""
         records, copies = block.records, len(self._streams)
         size = block.header.payload_bytes
-        if not start and self._count(len(records), size, copies * charge_for(len(records), size)):
+        charged = charge_for(len(records), size + text_bytes(topics))
+        if not start and self._count(len(records), size, copies * charged):
             return len(records)
         for number in range(start, len(records)):
             size = len(records[number])
-            if not self._count(1, size, copies * charge_for(1, size)):
+            if not self._count(1, size, copies * charge_for(1, size + text_bytes(topics[number : number + 1]))):
                 return number
         return len(records)
 

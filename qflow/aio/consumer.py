@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from qflow.aio.delivery import AsyncDelivery
 from qflow.aio.loops import Home
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
+from qflow.memory.waiting import in_place
+from qflow.queues import consumer
+from qflow.queues.consumer import Troubles
 
 if TYPE_CHECKING:
     from qflow.aio.queue import AsyncQueue
@@ -35,6 +39,7 @@ class AsyncConsumer:
         self._batch: Deliveries | None = None
         self._index = 0
         self._turn = asyncio.Lock()
+        self._troubles = Troubles(queue.queue)
         self._current: dict[asyncio.Task[None], Delivery] = {}
         queue.queue.list_consumer(self)
         self._tasks = [home.loop.create_task(self._run()) for _ in range(concurrency)]
@@ -53,9 +58,9 @@ class AsyncConsumer:
 
     def end(self) -> None:
         """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
-        self._stopped = True
+        self.stop()
         if self._batch is not None:
-            self._queue.queue.give_up_batch(self._batch)
+            in_place(partial(self._queue.queue.give_up_batch, self._batch))
 
     async def close(self) -> None:
         """Stop, and wait for the callbacks that are running; called by one of them, it waits for none.
@@ -99,7 +104,7 @@ class AsyncConsumer:
         if all(task.done() for task in self._tasks):
             self._stopped = True
             if self._batch is not None:
-                self._queue.queue.give_up_batch(self._batch)
+                in_place(partial(self._queue.queue.give_up_batch, self._batch))
             self._queue.queue.forget_consumer(self)
 
     async def _next(self) -> Delivery | None:
@@ -108,7 +113,15 @@ class AsyncConsumer:
             if self._batch is None or self._index >= len(self._batch):
                 self._batch = None
                 await asyncio.sleep(0)  # a callback that never waits must not keep everybody else from running
-                self._batch = await self._queue.collect(self._prefetch, None)
+                try:
+                    self._batch = await self._queue.collect(self._prefetch, None)
+                except (BrokerClosed, QueueDeleted):
+                    raise
+                except Exception as error:
+                    self._troubles.tell(error)
+                    await asyncio.sleep(consumer.AGAIN_S)
+                    return None
+                self._troubles.end()
                 self._index = 0
             index, self._index = self._index, self._index + 1
             try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, overload
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled
+from qflow.memory.waiting import in_place
 from qflow.message import HeaderValue
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 
@@ -80,7 +82,7 @@ class AsyncDelivery:
 
         Cost: 1 µs, without suspending; with `wait`, a share of a commit.
         """
-        self.delivery.ack()
+        in_place(self.delivery.ack)
         if wait:
             await self._settling.settled()
 
@@ -90,7 +92,7 @@ class AsyncDelivery:
 
     async def extend(self, seconds: float) -> None:
         """Hold it longer than `ack_timeout_s`; see `qflow.Delivery.extend`."""
-        self.delivery.extend(seconds)
+        in_place(partial(self.delivery.extend, seconds))
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -100,7 +102,7 @@ class AsyncDelivery:
     ) -> None:
         try:
             if kind is None:
-                self.delivery.ack()
+                in_place(self.delivery.ack)
             else:
                 await self.nack()
         except AlreadySettled:
@@ -164,7 +166,7 @@ class AsyncDeliveries(Sequence[AsyncDelivery]):
 
     async def ack(self, wait: bool = False) -> None:
         """Settle what is left of the batch; see `AsyncDelivery.ack`."""
-        self.deliveries.ack()
+        in_place(self.deliveries.ack)
         if wait:
             await self._settling.settled()
 
@@ -174,7 +176,7 @@ class AsyncDeliveries(Sequence[AsyncDelivery]):
 
     async def extend(self, seconds: float) -> None:
         """Hold what is left of the batch longer; see `AsyncDelivery.extend`."""
-        self.deliveries.extend(seconds)
+        in_place(partial(self.deliveries.extend, seconds))
 
     def __len__(self) -> int:
         return len(self.deliveries)

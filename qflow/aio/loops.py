@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, again
 from qflow.memory.line import FOREVER, WORK, Wake
+from qflow.memory.waiting import in_place
 
 THREADS = 2
 """For the disk: one may wait for a commit, or move much, while the other brings what a get waits for."""
@@ -34,19 +35,24 @@ class Step(Protocol):
     def __call__(self, wake: Wake | None, *, may_work: bool) -> float | None: ...
 
 
-class Told(Protocol):
-    """A put or a unit: what became of it when its batch is done. Its `first`, if it has one, is what a future gives."""
+class Request(Protocol):
+    """What was handed over to the log."""
 
     @property
     def error(self) -> BaseException | None: ...
+    def outcome(self) -> Any: ...
+
+
+Crowd = list[tuple["asyncio.Future[Any]", Request, Callable[[], Any]]]
+"""Tasks that have handed something over in one turn of their loop."""
 
 
 class Log(Protocol):
     """The transaction log, as far as tasks need it."""
 
-    def put(self, put: Any) -> Any: ...
-    def tell(self, batch: Any, future: Any) -> None: ...
-    def lead_now(self, batch: Any) -> None: ...
+    def put(self, put: Any, soon: bool = True) -> Any: ...
+    def tell(self, request: Any, told: Callable[[], object]) -> None: ...
+    def now(self) -> None: ...
 
 
 class Home:
@@ -76,22 +82,37 @@ class Home:
         while calls:
             calls.popleft()()
 
-    def confirmed(self, batch: Any, told: Told | None = None) -> asyncio.Future[Any]:
-        """Return a future of a batch: resolved when it is done, with what became of a put or a unit of it.
+    def confirmed(self, request: Request, outcome: Callable[[], Any] | None = None) -> asyncio.Future[Any]:
+        """Return a future of what was just handed over: resolved when it is done, with its outcome or another one.
 
-        Its result is the put's first sequence, or None.
-
-        The first of a batch has the flusher lead it, as soon as the tasks that are ready now had their turn to join it.
+        The first has it written as soon as the tasks that are ready now had their turn to hand over, too. All of them
+        are told together, when the last one is done: the log does them in their order.
         """
-        crowd = self._crowd
-        if crowd is None or crowd.batch is not batch:
-            crowd = self._crowd = Crowd(self, batch)
-            assert self._log is not None
-            self._log.tell(batch, crowd)
-            self.loop.call_soon(self._log.lead_now, batch)
+        if self._crowd is None:
+            self._crowd = []
+            self.loop.call_soon(self._ring)
         future: asyncio.Future[Any] = self.loop.create_future()
-        crowd.waiting.append((future, told))
+        self._crowd.append((future, request, outcome or request.outcome))
         return future
+
+    def _ring(self) -> None:
+        crowd, self._crowd = self._crowd, None
+        assert self._log is not None
+        assert crowd is not None
+        _, last, _ = crowd[-1]
+        self._log.tell(last, partial(self.call, partial(_resolve, crowd)))
+        self._log.now()
+
+
+def _resolve(crowd: Crowd) -> None:
+    """Tell tasks what became of what they handed over; twice is fine. In their loop."""
+    for future, request, outcome in crowd:
+        if future.done():
+            continue  # it was told, or cancelled
+        if request.error is not None:
+            future.set_exception(again(request.error))
+        else:
+            future.set_result(outcome())
 
 
 class Homes:
@@ -115,36 +136,6 @@ class Homes:
                     home = self._homes[loop] = Home(loop, self._log)
                 self._latest = home
         return home
-
-
-class Crowd:
-    """The tasks of one loop that wait for one batch; for the log it is a future, told once."""
-
-    __slots__ = ("_home", "batch", "waiting")
-
-    def __init__(self, home: Home, batch: Any) -> None:
-        self._home = home
-        self.batch = batch
-        self.waiting: list[tuple[asyncio.Future[Any], Told | None]] = []
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, _: object) -> None:
-        """Called by the leader of the batch."""
-        self._home.call(self._tell)
-
-    def _tell(self) -> None:
-        error = self.batch.error
-        for future, told in self.waiting:
-            if future.done():
-                continue  # its task was cancelled
-            problem = error if told is None else told.error
-            if problem is not None:
-                future.set_exception(again(problem))
-            else:
-                future.set_result(getattr(told, "first", None))
-        self.waiting = []
 
 
 class Waiter:
@@ -275,11 +266,11 @@ class Worker:
 async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], object]) -> None:
     """Return when a step is done, after as many tries as it takes; whatever ends that earlier, `give_up` is called."""
     try:
-        if step(None, may_work=False) is None:
+        if in_place(partial(step, None, may_work=False)) is None:
             return
         while True:
             waiter = Waiter(home)
-            wait_s = step(waiter.wake, may_work=False)
+            wait_s = in_place(partial(step, waiter.wake, may_work=False))
             if wait_s is None:
                 return
             if wait_s == WORK:
@@ -288,7 +279,7 @@ async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], o
                 waiter.arm(wait_s)
             await waiter.wait()
     except BaseException:
-        give_up()
+        in_place(give_up)
         raise
 
 

@@ -11,28 +11,12 @@ from qflow.aio.loops import Home, Homes, Waiter, Worker, attend
 from qflow.aio.transaction import AsyncTogether
 from qflow.broker import Broker
 from qflow.errors import QueueDeleted, StreamDeleted
+from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.routing import Claimed, Lots, PublishResult
 from qflow.streams.producers import Answer, Claim
 from qflow.streams.publishing import Sending, Sent
 from qflow.streams.room import Asking
-
-
-class Submitted:
-    """What a future of a publish is told when its batch is done."""
-
-    def __init__(self, lots: Lots, sent: Sent) -> None:
-        self._lots = lots
-        self._sent = sent
-
-    @property
-    def error(self) -> BaseException | None:
-        return self._sent.error
-
-    @property
-    def first(self) -> PublishResult:
-        """What the future gives."""
-        return self._lots.results(self._sent)[0]
 
 
 class AsyncPublishing:
@@ -60,7 +44,7 @@ class AsyncPublishing:
                 return [PublishResult.of_duplicate() for _ in messages]
             return await self._publish(messages, headers, claim)
         except BaseException:
-            claim.give_up()
+            in_place(claim.give_up)
             raise
 
     async def publish_one(
@@ -74,7 +58,7 @@ class AsyncPublishing:
                     return lots.results(None)[0]
                 sent = self._send_at_once(lots)
                 if sent is not None:
-                    await self._homes.here().confirmed(sent.batch, sent)
+                    await self._homes.here().confirmed(sent.request)
                     return lots.results(sent)[0]
         return (await self.publish([message], headers, producer, number))[0]
 
@@ -92,17 +76,17 @@ class AsyncPublishing:
                     return future
                 sent = self._send_at_once(lots)
                 if sent is not None:
-                    return home.confirmed(sent.batch, Submitted(lots, sent))
+                    return home.confirmed(sent.request, lambda: lots.results(sent)[0])
         return home.loop.create_task(self.publish_one(message, headers, producer, number))
 
     def _send_at_once(self, lots: Lots) -> Sent | None:
         """Have lots join a batch, if there is room."""
         sending = Sending(lots.lots, None)
         room = sending.room
-        if room is None or not room.reserve_at_once(sending.amount):
+        if room is None or not in_place(partial(room.reserve_at_once, sending.amount)):
             return None
         try:
-            return sending.enter(self._broker.log)
+            return in_place(partial(sending.enter, self._broker.log, soon=False))
         except StreamDeleted:
             return None
 
@@ -126,12 +110,12 @@ class AsyncPublishing:
             sending = Sending(lots.lots, claim)
             try:
                 await self._reserve(home, sending)
-                sent = sending.enter(broker.log)
+                sent = in_place(partial(sending.enter, broker.log, soon=False))
             except StreamDeleted:
                 await asyncio.sleep(0)
                 continue  # it was deleted since, and is not reached any more
             if sent is not None:
-                await home.confirmed(sent.batch, sent)
+                await home.confirmed(sent.request)
             return lots.results(sent)
         while True:
             groups = [broker.steps_of(topic, body, headers, *key) for topic, body, *key in messages]

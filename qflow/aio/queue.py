@@ -15,6 +15,7 @@ from qflow.aio.loops import Home, Homes, Log, Worker, attend
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
+from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
 from qflow.queues.admission import TurnedAway
 from qflow.queues.intake import Form, Moment
@@ -85,10 +86,9 @@ class AsyncQueue:
                 if sequence is not None:
                     return sequence
             put = queue.draft([body], True, 0)
-            if queue.reserve_at_once(put):
-                future = self._enter(self._homes.here(), put)
-                if future is not None:
-                    await future
+            if queue.enter_at_once(put):
+                if put.lane.is_logged:
+                    await self._homes.here().confirmed(put)
                 return put.first
         form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
         record = form.record(body)
@@ -140,8 +140,8 @@ class AsyncQueue:
         queue, home, plain = self.queue, self._homes.here(), type(record) is bytes
         if is_logged(record) or not queue.settings.durable:
             put = queue.draft([record], plain, form.number)
-            if queue.reserve_at_once(put):
-                return self._enter(home, put) or _resolved(home, put.first)
+            if queue.enter_at_once(put):
+                return home.confirmed(put) if put.lane.is_logged else _resolved(home, put.first)
         return home.loop.create_task(self._put([record], plain, form, timeout_s))
 
     async def _put(self, records: list[Record], plain: bool, form: Form, timeout_s: float | None) -> int | None:
@@ -152,11 +152,13 @@ class AsyncQueue:
             if first is not None:
                 return first
         put = queue.draft(records, plain, form.number)
-        if not queue.reserve_at_once(put):
-            asking = queue.begin_put(put, timeout_s)
+        entered = queue.enter_at_once(put)
+        if not entered:
+            puts = [put]
+            asking = queue.begin_put(puts, timeout_s)
             try:
                 await attend(
-                    home, self._worker, partial(queue.try_put, put, asking), partial(queue.give_up_put, put, asking)
+                    home, self._worker, partial(queue.try_put, puts, asking), partial(queue.give_up_put, puts, asking)
                 )
             except TurnedAway as turned:
                 if turned.decision is Decision.DROP:
@@ -164,26 +166,25 @@ class AsyncQueue:
                 else:
                     await self._worker.run(home, partial(queue.turn_away, records, turned.decision))
                 return None
-        future = self._enter(home, put)
-        if future is not None:
-            await future
+            self._enter(put)
+        if put.lane.is_logged:
+            await home.confirmed(put)
         if queue.exceeds:
             self._worker.spill(queue)
         return put.first
 
-    def _enter(self, home: Home, put: Any) -> asyncio.Future[Any] | None:
-        """Have a put that has its room join a batch, and return the future of that; None if it is visible already."""
+    def _enter(self, put: Any) -> None:
+        """Hand over a put that has its room, or make it visible where it is not logged."""
         queue = self.queue
         if not put.lane.is_logged:
             queue.publish_transient(put)
-            return None
+            return
         try:
-            batch = self._log.put(put)
+            self._log.put(put, soon=False)
         except BaseException:
             if not put.joined:
                 queue.refused(put)
             raise
-        return home.confirmed(batch, put)
 
     # Get ---------------------------------------------------------------------------------------------------------
 
@@ -226,7 +227,7 @@ class AsyncQueue:
             if joined is not None:
                 await home.confirmed(joined)
         except BaseException:
-            give_up()
+            in_place(give_up)
             raise
         return getting.batch
 
@@ -259,7 +260,7 @@ class AsyncQueue:
                     if delivery is not None:
                         yield AsyncDelivery(delivery, self)
             finally:
-                queue.give_up_batch(batch)
+                in_place(partial(queue.give_up_batch, batch))
 
     def consume(
         self, callback: Callable[[AsyncDelivery], Awaitable[object]], *, prefetch: int = PREFETCH, concurrency: int = 1
@@ -286,9 +287,9 @@ class AsyncQueue:
     async def ack_many(self, deliveries: AsyncDeliveries | Iterable[AsyncDelivery], wait: bool = False) -> None:
         """Settle many deliveries together; see `Queue.ack_many`."""
         if isinstance(deliveries, AsyncDeliveries):
-            deliveries.deliveries.ack()
+            in_place(deliveries.deliveries.ack)
         else:
-            self.queue.ack_many([one.delivery for one in deliveries])
+            in_place(partial(self.queue.ack_many, [one.delivery for one in deliveries]))
         if wait:
             await self.settled()
 
@@ -303,7 +304,7 @@ class AsyncQueue:
         if self.queue.returns_by_disk(requeue):
             await self._worker.run(self._homes.here(), partial(held.nack, requeue, delay_s))
         else:
-            held.nack(requeue, delay_s)
+            in_place(partial(held.nack, requeue, delay_s))
 
     # Whole queue -------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from qflow.aio.loops import Homes, Worker, attend
 from qflow.config import parse_count
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import BrokerClosed, QueueEmpty
+from qflow.memory.waiting import in_place
 from qflow.stats import SubscriptionStats
 from qflow.streams.deliveries import StreamDeliveries
-from qflow.streams.subscription import READ_AHEAD, Subscription
+from qflow.streams.subscription import Subscription
 
 TURNS = 8
 """So many batches an `async for` takes at most before others have their turn."""
@@ -102,7 +103,7 @@ class AsyncSubscription:
         Cost: 2 µs a message in a replay.
         """
         cursor = self.subscription.cursor
-        most = 1 if cursor.is_group else READ_AHEAD
+        most = self.subscription.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
@@ -118,9 +119,9 @@ class AsyncSubscription:
                     batch.shown = index + 1
                     yield AsyncStreamDelivery(delivery, self)
                     if batch.settled is not None and index not in batch.settled:
-                        cursor.settle_part(batch, index, False)
+                        in_place(partial(cursor.settle_part, batch, index, False))
             finally:
-                cursor.release(batch)
+                in_place(partial(cursor.release, batch))
 
     # Settling and moving ---------------------------------------------------------------------------------------------
 

@@ -6,14 +6,16 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import groupby
 from types import TracebackType
 from typing import Any, TypeVar
 
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue, Body
-from qflow.message import Headers, is_plain
-from qflow.queues.admission import NOTHING, TurnedAway
+from qflow.memory.waiting import in_place
+from qflow.message import Headers
+from qflow.queues.admission import TurnedAway
 from qflow.queues.holding import Leaving
 from qflow.queues.intake import Moment
 from qflow.queues.overflow import Decision
@@ -44,19 +46,18 @@ class AsyncTogether:
         parts = Parts(leavings)
         ends = None if timeout is None else home.loop.time() + timeout
         try:
-            for place in lanes:
-                if party_of(place) is None:
+            for party, places_of_one in groupby(lanes, party_of):
+                if party is None:
+                    await self._prepare_together(list(places_of_one), parts)
                     continue
                 left = None if ends is None else max(0.0, ends - home.loop.time())
-                place.put = await self._prepare(place.step, left, parts)
-            await self._prepare_together([place for place in lanes if party_of(place) is None], parts)
+                await self._prepare(list(places_of_one), left, parts)
         except BaseException:
-            parts.withdraw()
+            in_place(parts.withdraw)
             raise
-        entered = together.enter(parts)
+        entered = in_place(partial(together.enter, parts, soon=False))
         if entered is not None:
-            unit, batch = entered
-            await home.confirmed(batch, unit)
+            await home.confirmed(entered)
         parts.count_turned_away()
         for put in parts.puts:
             queue: Any = put.lane.publisher
@@ -66,41 +67,43 @@ class AsyncTogether:
 
     async def _prepare_together(self, places: list[Place], parts: Parts) -> None:
         """Reserve room for all partitions of streams at once, and add their puts."""
-        if places:
-            home = self._homes.here()
-            first: Any = places[0].step.queue
-            drafts = draft_together(places)
-            asking = first.begin_puts(drafts)
-            await attend(
-                home,
-                self._worker,
-                partial(first.try_put, drafts[0], asking),
-                partial(first.give_up_put, drafts[0], asking),
-            )
-            parts.puts += drafts
+        first: Any = places[0].step.queue
+        drafts = draft_together(places)
+        await self._reserve(first, drafts, first.begin_puts(drafts), parts)
 
-    async def _prepare(self, step: Step, timeout: float | None, parts: Parts) -> Any:
-        """Reserve room for a step, and add its put, or that of its dead letters; None if it was turned away."""
-        home = self._homes.here()
-        now: Step | None = step
-        dead = False
+    async def _prepare(self, places: list[Place], timeout: float | None, parts: Parts) -> None:
+        """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
+        queue = places[0].step.queue
+        lots = [(place.step.number, place.step.records) for place in places]
+        puts = queue.draft_all(lots)
+        try:
+            await self._reserve(queue, puts, queue.begin_put(puts, timeout, leaving=parts.leaving(queue)), parts)
+        except TurnedAway as error:
+            whole = Step(queue, 0, [record for _, records in lots for record in records])
+            now = await self._redirect(whole, error.decision, parts, False)
+        else:
+            for place, put in zip(places, puts, strict=True):
+                place.put = put
+            return
         while now is not None:
-            queue, number, records = now
-            leaving = parts.leaving(queue) if now is step else NOTHING
-            put = queue.draft(records, is_plain(records), number, dead=dead)
-            asking = queue.begin_put(put, timeout, leaving=leaving, dead=dead)
+            puts = now.queue.draft_all([(0, now.records)], dead=True)
             try:
-                await attend(
-                    home, self._worker, partial(queue.try_put, put, asking), partial(queue.give_up_put, put, asking)
-                )
+                await self._reserve(now.queue, puts, now.queue.begin_put(puts, timeout, dead=True), parts)
             except TurnedAway as error:
-                redirect = partial(self._together.redirect, now, error.decision, parts, dead)
-                now = redirect() if error.decision is Decision.DROP else await self._worker.run(home, redirect)
-                dead = True
+                now = await self._redirect(now, error.decision, parts, True)
             else:
-                parts.puts.append(put)
-                return put if now is step else None
-        return None
+                return
+
+    async def _reserve(self, place: Any, puts: list[Any], asking: Any, parts: Parts) -> None:
+        """Reserve room for puts, all at once, and add them."""
+        step, give_up = partial(place.try_put, puts, asking), partial(place.give_up_put, puts, asking)
+        await attend(self._homes.here(), self._worker, step, give_up)
+        parts.puts += puts
+
+    async def _redirect(self, step: Step, decision: Decision, parts: Parts, dead: bool) -> Step | None:
+        """`Together.redirect`; by a thread where a queue may have to be declared."""
+        redirect = partial(self._together.redirect, step, decision, parts, dead)
+        return redirect() if decision is Decision.DROP else await self._worker.run(self._homes.here(), redirect)
 
 
 class AsyncTransaction:
@@ -175,7 +178,9 @@ class AsyncTransaction:
     async def commit(self) -> list[Any]:
         """Commit now; returns `result`. The end of the `async with` block does it, too. See `Transaction.commit`."""
         transaction = self._transaction
-        steps, leavings = await self._step(transaction.begin_commit, transaction.is_spilled)
+        steps, leavings = await self._step(
+            transaction.begin_commit, transaction.is_spilled, lambda begun: transaction.undo(begun[1], "cancelled")
+        )
         try:
             places = await self._together.commit(steps, leavings, transaction.timeout_s)
         except BaseException as error:
@@ -191,12 +196,15 @@ class AsyncTransaction:
     async def _add(self, work: Callable[[], None], size: int) -> None:
         await self._step(work, not self._transaction.takes(size))
 
-    async def _step(self, work: Callable[[], T], takes_disk: bool) -> T:
-        """Do a part of it: here, or in a thread if it takes the disk, or one of those is still at work for it."""
+    async def _step(self, work: Callable[[], T], takes_disk: bool, undo: Callable[[T], object] | None = None) -> T:
+        """Do a part of it: here, or in a thread if it takes the disk, or one of those is still at work for it.
+
+        Cancelled while a thread does it, it is done all the same; `undo(result)` takes it back then.
+        """
         if not takes_disk and self._lock.acquire(blocking=False):
             try:
                 self._transaction.adopt()
-                return work()
+                return in_place(work)
             finally:
                 self._lock.release()
 
@@ -205,7 +213,7 @@ class AsyncTransaction:
                 self._transaction.adopt()
                 return work()
 
-        return await self._worker.run(self._homes.here(), job)
+        return await self._worker.run(self._homes.here(), job, undo)
 
     async def __aenter__(self) -> AsyncTransaction:
         return self

@@ -2,14 +2,16 @@
 
 Nothing here takes the owner's lock or changes a byte of the log; each call reads one moment in short transactions. In
 the process that owns the spool, use `Broker.stats` and `Broker.check` instead: LMDB opens a file once a process.
+
+Damage of a log may kill whoever reads it. So all but `read_stream` read in a child process, and its end is an error.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -20,15 +22,16 @@ from urllib.parse import unquote
 import attrs
 
 from qflow.errors import CorruptionError, NotFound
-from qflow.inspect.stream_check import check_streams
+from qflow.inspect.child import in_child
+from qflow.inspect.log_check import check_log
 from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, SubscriptionFacts, streams_of
 from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.stats import SnapshotReport
-from qflow.storage import block_log, blocks, bodies, producers, recovery, sink_batches, stages
+from qflow.storage import block_log, blocks, recovery, stages
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
-from qflow.storage.files import Files, owner_pid
+from qflow.storage.files import Files, owner_pid, read_whole
 from qflow.storage.recovery import QueueRecord, Recovery
 from qflow.storage.snapshots import make_snapshot, open_to_read
 from qflow.storage.spill import SPILL, SPILL_TABLE
@@ -50,9 +53,6 @@ __all__ = [
     "read_stream",
     "spilled",
 ]
-
-_READ_AT_ONCE = 16 * 2**20
-_BLOCKS_AT_ONCE = 1024
 
 
 @attrs.frozen(kw_only=True)
@@ -121,18 +121,13 @@ class MessageFacts:
 
 @contextmanager
 def _log(path: str) -> Iterator[tuple[Environment, Recovery]]:
-    log = os.path.join(path, "log")
     if not os.path.isdir(path):
         raise NotFound(f"there is no spool at {path}: no such directory")
     env = open_to_read(path, Files())
     if env is None:
         raise NotFound(f"{path} is not a spool: it holds no log")
     try:
-        txn = env.begin()
-        try:
-            found = recovery.read(txn, log)
-        finally:
-            txn.abort()
+        found = recovery.read_log(env)
         yield env, found
     finally:
         env.close()
@@ -153,14 +148,15 @@ def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> S
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     """
     spool = os.path.abspath(path)
+    return in_child(spool, lambda: _read_spool(spool, now_s))
+
+
+def _read_spool(spool: str, now_s: float | None) -> SpoolFacts:
     with _log(spool) as (env, found):
         queues = [_facts(record) for record in found.queues if not record.deleted]
         streams = streams_of(found)
-        txn = env.begin()
-        try:
+        with env.reading() as txn:
             origin = recovery.read_origin(txn, spool)
-        finally:
-            txn.abort()
     live = _live(os.path.join(spool, "stats.json"))
     age = None if live is None else (time.time() if now_s is None else now_s) - float(live["time_s"])
     return SpoolFacts(
@@ -188,8 +184,12 @@ def copy_spool(
         NotFound: there is no spool at `path`. Else as `Broker.snapshot` and `qflow.open`, before anything is made.
     """
     spool = os.path.abspath(path)
-    with _log(spool) as (env, _):
-        return make_snapshot(env, spool, to, Files(), unsafe_filesystem=unsafe_filesystem)
+
+    def copy() -> SnapshotReport:
+        with _log(spool) as (env, _):
+            return make_snapshot(env, spool, to, Files(), unsafe_filesystem=unsafe_filesystem)
+
+    return in_child(spool, copy)
 
 
 def _facts(record: QueueRecord) -> QueueFacts:
@@ -208,10 +208,13 @@ def _facts(record: QueueRecord) -> QueueFacts:
 
 def _live(path: str) -> dict[str, Any] | None:
     try:
-        with open(path, "rb") as file:
-            facts: dict[str, Any] = json.load(file)
-    except (FileNotFoundError, json.JSONDecodeError):
+        facts: dict[str, Any] = json.loads(read_whole(Files(), path))
+    except (FileNotFoundError, ValueError):
         return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ESPIPE):  # a link, or a FIFO: not what the owner writes
+            return None
+        raise
     return facts if "time_s" in facts else None
 
 
@@ -224,8 +227,7 @@ def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[
         queue: only this one; NotFound if neither log nor owner know it.
     """
     spool = os.path.abspath(path)
-    with _log(spool) as (_, found):
-        names = {record.owner: record.name for record in found.queues}
+    names = in_child(spool, lambda: _names(spool))
     live = _live(os.path.join(spool, "stats.json"))
     transient = set((live or {}).get("queues", {})) - set(names.values())
     if queue is not None and queue not in names.values() and queue not in transient:
@@ -240,6 +242,11 @@ def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[
         name = _area_name(area, names)
         if queue is None or name == queue:
             yield from _spilled_files(os.path.join(directory, area), name)
+
+
+def _names(spool: str) -> dict[int, str]:
+    with _log(spool) as (_, found):
+        return {record.owner: record.name for record in found.queues}
 
 
 def _area_name(area: str, names: dict[int, str]) -> str | None:
@@ -310,6 +317,10 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
         CorruptionError: its block is damaged.
     """
     spool = os.path.abspath(path)
+    return in_child(spool, lambda: _read_message(spool, queue, sequence))
+
+
+def _read_message(spool: str, queue: str, sequence: int) -> MessageFacts:
     lane = lane_of(sequence)
     message: Record | None = None
     with _log(spool) as (env, found):
@@ -317,13 +328,10 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
         rows = record.rows or {min(lane, block_log.LAST_LANE): Row()}  # a damaged row is no reason not to look
         settled = False
         if lane in rows:
-            txn = env.begin()
-            try:
+            with env.reading() as txn:
                 settled = block_log.is_settled(txn, record.owner, lane, rows[lane], sequence)
                 with suppress(NotFound):
                     message, time_ms = block_log.find(txn, record.owner, lane, sequence)
-            finally:
-                txn.abort()
     if message is None or (settled and not message):
         where = "it was settled and its bytes are gone" if settled else "it was never logged"
         raise NotFound(f"message {sequence} of queue {queue!r} is not in the log: {where}")
@@ -371,29 +379,12 @@ def check_spool(path: str | os.PathLike[str]) -> list[str]:
     Cost: reads the whole log once, in short transactions.
     """
     spool = os.path.abspath(path)
-    found_problems: list[str] = []
+    return in_child(spool, lambda: _check_spool(spool))
+
+
+def _check_spool(spool: str) -> list[str]:
     with _log(spool) as (env, found):
-        found_problems += found.problems
-        for record in found.queues:
-            for lane, row in (record.rows or {}).items():
-                found_problems += _check_lane(env, record, lane, row)
-        txn = env.begin()
-        try:
-            for record in (*found.queues, *found.streams):
-                found_problems += [
-                    f"{record.kind} {record.name!r}: damaged block {first} was set aside ({size} bytes)"
-                    for first, size in block_log.kept_damaged(txn, record.owner)
-                ]
-            found_problems += [
-                f"damaged shared body {number} was set aside ({size} bytes)"
-                for number, size in block_log.kept_damaged(txn, bodies.NOBODY)
-            ]
-            found_problems += producers.problems(txn)
-            found_problems += sink_batches.problems(txn)
-        finally:
-            txn.abort()
-        found_problems += check_streams(env, found)
-        found_problems += _check_bodies(env)
+        found_problems = list(check_log(env, found))
     files = Files()
     found_problems += [
         f"batch {batch.batch} of query {batch.query} was set aside in {stages.set_aside(spool, batch)}: "
@@ -401,48 +392,3 @@ def check_spool(path: str | os.PathLike[str]) -> list[str]:
         for batch in stages.list_refused(files, spool)
     ]
     return found_problems
-
-
-def _check_bodies(env: Environment) -> list[str]:
-    """Compare shared bodies with the references to them, in short transactions; not if a live owner moves on."""
-    moment = env.last_transaction()
-    counted: Counter[int] = Counter()
-    start: bytes | None = b""
-    while start is not None:
-        txn = env.begin()
-        try:
-            part, start = block_log.count_references(txn, start, _BLOCKS_AT_ONCE)
-            counted.update(part)
-            problems = list(bodies.problems(txn, counted)) if start is None else []
-        finally:
-            txn.abort()
-    return problems if env.last_transaction() == moment else []
-
-
-def _check_lane(env: Environment, record: QueueRecord, lane: int, row: Row) -> Iterator[str]:
-    """Check one lane in transactions of a bounded number of blocks; stop early if a live owner moves on meanwhile."""
-    position, messages, size = -1, 0, 0
-    expected: int | None = None
-    while True:
-        txn = env.begin()
-        try:
-            now = block_log.read_row(txn, record.owner, lane)
-            moved = now != row
-            if position < 0:
-                row, position, moved = now, now.floor, False
-            if moved:
-                return  # counts cannot be compared across two moments; what was read was sound
-            replayed = block_log.read(txn, record.owner, lane, row, position, row.next, _READ_AT_ONCE, expected)
-        finally:
-            txn.abort()
-        yield from (f"queue {record.name!r}: {text}" for _, text, _ in replayed.problems)
-        messages += sum(len(records) for _, records in replayed.pieces)
-        size += sum(sum(map(len, records)) for _, records in replayed.pieces)
-        position, expected = replayed.position, replayed.last_block
-        if position >= row.next:
-            break
-    if (messages, size) != (row.messages, row.bytes):
-        yield (
-            f"queue {record.name!r}: the row says {row.messages} messages of {row.bytes} bytes, "
-            f"the blocks hold {messages} of {size}"
-        )

@@ -5,9 +5,7 @@ Each transaction is short, so that a live owner can go on; what he changes meanw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from qflow.errors import CorruptionError
 from qflow.inspect.stream_facts import rows_of
@@ -29,24 +27,23 @@ def check_streams(env: Environment, found: Recovery) -> Iterator[str]:
             continue  # recovery has named it
         name = f"stream {record.name!r}"
         for number in range(record.settings["partitions"]):
-            for problem in _check_partition(env, record.owner, number):
+            for problem in as_problems(_check_partition(env, record.owner, number)):
                 yield f"{name}, partition {number}: {problem}"
-        for problem in _check_index(env, record):
+        for problem in as_problems(_check_index(env, record)):
             yield f"{name}: {problem}"
     for cursor in found.cursors:
         stream = streams.get(cursor.settings["stream"])
         if not cursor.deleted and cursor.rows is not None and stream is not None and stream.rows is not None:
-            for problem in _check_cursor(env, cursor, stream):
+            for problem in as_problems(_check_cursor(env, cursor, stream)):
                 yield f"subscription {cursor.name!r} of stream {stream.name!r}: {problem}"
 
 
-@contextmanager
-def _reading(env: Environment) -> Iterator[Any]:
-    txn = env.begin()
+def as_problems(problems: Iterable[str], where: str = "") -> Iterator[str]:
+    """Yield problems, and where what is looked at cannot be read on, that."""
     try:
-        yield txn
-    finally:
-        txn.abort()
+        yield from problems
+    except CorruptionError as error:
+        yield f"{where}{error}"
 
 
 def _check_partition(env: Environment, owner: int, number: int) -> Iterator[str]:
@@ -55,7 +52,7 @@ def _check_partition(env: Environment, owner: int, number: int) -> Iterator[str]
     position = end = -1
     before = Row()
     while position < end or position < 0:
-        with _reading(env) as txn:
+        with env.reading() as txn:
             if not recovery.is_there(txn, owner):
                 return
             row = block_log.read_row(txn, owner, number)
@@ -77,20 +74,17 @@ def _check_partition(env: Environment, owner: int, number: int) -> Iterator[str]
 def _check_index(env: Environment, record: QueueRecord) -> Iterator[str]:
     """Look at the index step by step; stop if the owner makes it anew, or deletes the stream, meanwhile."""
     check = IndexCheck(record.owner)
-    try:
-        more = True
-        while more:
-            with _reading(env) as txn:
-                more = recovery.is_there(txn, record.owner) and check.step(txn)
-            yield from check.take_problems()
-    except CorruptionError as error:
-        yield str(error)
+    more = True
+    while more:
+        with env.reading() as txn:
+            more = recovery.is_there(txn, record.owner) and check.step(txn)
+        yield from check.take_problems()
 
 
 def _check_cursor(env: Environment, cursor: QueueRecord, stream: QueueRecord) -> Iterator[str]:
     """Compare where a subscription is with the stream, and the number of its marks with what is there."""
     count = stream.settings["partitions"]
-    with _reading(env) as txn:
+    with env.reading() as txn:
         if not (recovery.is_there(txn, cursor.owner) and recovery.is_there(txn, stream.owner)):
             return
         ends = [block_log.read_row(txn, stream.owner, number).next for number in range(count)]

@@ -136,11 +136,8 @@ class StreamReader:
                 "at a moment"
             )
         numbers = range(count) if partition is None else [partition]
-        txn = self._opened.env.begin()
-        try:
+        with self._opened.env.reading() as txn:
             return {number: self._position(txn, number, start) for number in numbers}
-        finally:
-            txn.abort()
 
     def _position(self, txn: Any, number: int, start: str | int | datetime) -> int:
         row = self._row(txn, number)
@@ -182,11 +179,8 @@ class StreamReader:
 
     def _ends(self) -> dict[int, int]:
         env = self._renew()
-        txn = env.begin()
-        try:
+        with env.reading() as txn:
             ends = {number: self._row(txn, number).next for number in self._positions}
-        finally:
-            txn.abort()
         if any(end < self._positions[number] for number, end in ends.items()):
             raise StorageError(f"{self._spool} was replaced by an older copy of it: begin anew")
         return {number: end for number, end in ends.items() if end > self._positions[number]}
@@ -203,15 +197,12 @@ class StreamReader:
 
     def _read(self, number: int, position: int, end: int) -> Found:
         env = self._renew()
-        txn = env.begin()
-        try:
+        with env.reading() as txn:
             floor = self._row(txn, number).floor
             if position < floor:
                 self._miss(number, position, floor, "retention took them", damaged=False)
                 return Found([], None, floor, 0)
             found = partitions.read(txn, self._owner, number, position, end, READ_BYTES, self._interest, READ_MESSAGES)
-        finally:
-            txn.abort()
         if found.hole is not None:
             self._miss(number, found.hole.start, found.hole.end, found.hole.problem, damaged=True)
         return found

@@ -27,6 +27,16 @@ class Place(enum.Enum):
     LOGGED = "logged"
 
 
+class Pool:
+    """What the parts of a spilled run that was cut are charged together: nobody knows how its bytes are spread."""
+
+    __slots__ = ("charged", "parts")
+
+    def __init__(self, charged: int) -> None:
+        self.charged = charged
+        self.parts = 1
+
+
 class Run:
     """See the module. `first` is the next sequence to deliver; `key` is its rank in the list and stays as it is."""
 
@@ -37,7 +47,6 @@ class Run:
         "end",
         "expires_ms",
         "first",
-        "guessed",
         "key",
         "largest",
         "logged_bytes",
@@ -45,6 +54,7 @@ class Run:
         "marks",
         "needs",
         "place",
+        "pool",
         "records",
         "slots",
     )
@@ -61,8 +71,8 @@ class Run:
         self.count = 0
         self.charged = 0
         """What its records would cost in memory; of a run that is not resident."""
-        self.guessed = False
-        """`charged` is a share of what a larger run was charged; of a spilled run."""
+        self.pool: Pool | None = None
+        """Where `charged` is a guess, a share of what a larger run was charged: what is known; of a spilled run."""
         self.largest = 0
         """No record of it has more message bytes; of a run that is not resident."""
         self.expires_ms = 0
@@ -112,8 +122,27 @@ class Run:
         self.end, self.count = cut, count
         self.charged -= right.charged
         self.expires_ms = 0
-        self.guessed = right.guessed = True
+        pool = self.pool or Pool(self.charged + right.charged)
+        pool.parts += 1
+        self.pool = right.pool = pool
         return right
+
+    def discharge(self, charged: int) -> None:
+        """Take what some messages were charged off; of a run that is not resident."""
+        if self.pool is None:
+            self.charged -= charged
+        else:
+            self.pool.charged -= charged
+            self.charged -= min(charged, self.charged)
+
+    def leave_pool(self) -> int:
+        """Return what is left charged when the last message is gone: what was lost. Of a spilled run."""
+        pool = self.pool
+        if pool is None:
+            return self.charged
+        self.pool = None
+        pool.parts -= 1
+        return 0 if pool.parts else pool.charged
 
     def become_spilled(self, slots: Any) -> int:
         """Drop the records, which now lie at `slots`; return what they were charged."""

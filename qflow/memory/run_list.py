@@ -23,6 +23,10 @@ from qflow.message import OVERHEAD_BYTES, Record, lane_of
 
 OWN_RUN = 256
 """A batch of at least so many messages is a run of its own, handed over whole if it is taken whole."""
+SMALL_RUN = 16
+"""A run takes some 900 bytes, for which nothing is charged: of runs with fewer messages there may not be many."""
+SMALL_RUNS = 256
+"""So many of them may be."""
 
 
 def _key(run: Run) -> int:
@@ -57,6 +61,15 @@ class RunList:
         self._insert(run)
         if self.head is self.open or run.key < self.head.first or self.head.spent:
             self.settle_head()
+
+    def scatters(self, count: int) -> bool:
+        """Tell whether so many messages would be one more small run than may be: they belong into a schedule."""
+        return count < SMALL_RUN and len(self._runs) > SMALL_RUNS and bool(self._runs[SMALL_RUNS].waiting < SMALL_RUN)
+
+    @property
+    def ends_small(self) -> bool:
+        """What it would spill next is a small run."""
+        return not self.open.records and bool(self._runs) and bool(self._runs[-1].waiting < SMALL_RUN)
 
     def give_back(self, sequence: int, records: list[Record], marks: int) -> None:
         """Return taken records to their original place."""
@@ -203,7 +216,7 @@ class RunList:
         """Take restored or lost messages off the left of a run that is not resident; an empty one leaves the list."""
         run.first = first
         run.count -= count
-        run.charged -= min(charged, run.charged) if run.guessed else charged
+        run.discharge(charged)
         run.claim = None
         if run.first >= run.end:
             run.count = 0
@@ -228,7 +241,9 @@ class RunList:
     def tally(self, place: Place) -> tuple[int, int]:
         """Return (messages, charged bytes) of the runs in one place; 0 bytes for RESIDENT. Cost: O(runs)."""
         runs = [run for run in self if run.place is place]
-        return sum(run.waiting for run in runs), sum(run.charged for run in runs)
+        pools = {run.pool for run in runs if run.pool is not None}
+        charged = sum(run.charged for run in runs if run.pool is None) + sum(pool.charged for pool in pools)
+        return sum(run.waiting for run in runs), charged
 
     def problems(self) -> list[str]:
         """Check the rules; return what is wrong, in words."""
@@ -291,6 +306,8 @@ class RunList:
             two: Run = self._runs[left + 1]
             if one.claim or two.claim or one.marks != two.marks or one.place is not two.place or one.stop != two.first:
                 continue
+            if one.pool is not two.pool:
+                continue
             if one.place is Place.RESIDENT:
                 if len(one.records) >= OWN_RUN and len(two.records) >= OWN_RUN:
                     continue
@@ -312,8 +329,11 @@ class RunList:
                 one.logged_count += two.logged_count
                 one.logged_bytes += two.logged_bytes
                 one.expires_ms = max(one.expires_ms, two.expires_ms) if one.expires_ms and two.expires_ms else 0
-                one.guessed = one.guessed or two.guessed
                 one.end = two.end
+                if one.pool is not None:
+                    one.pool.parts -= 1
+                    if one.pool.parts == 1:  # it is whole again
+                        one.charged, one.pool = one.pool.charged, None
             else:
                 continue
             del self._runs[left + 1]

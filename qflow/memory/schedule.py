@@ -73,8 +73,10 @@ class Schedule(Shelves):
 
     # Taking ------------------------------------------------------------------------------------------------------
 
-    def take(self, most: int, now_ms: int, segments: list[Segment]) -> int:
+    def take(self, most: int, now_ms: int, segments: list[Segment], before: Key | None = None) -> int:
         """Move up to `most` due messages to `segments`, in order; return how many.
+
+        With `before`, only what comes before that (due time, sequence).
 
         They are joined where sequences follow and marks are equal, with the last segment that was there, too.
         Stops before a message that a spilled chunk might precede: `claim_next` then has something. Takes back a moving
@@ -85,6 +87,8 @@ class Schedule(Shelves):
         if self.incoming:
             self._settle()
         bound = self._due_bound(now_ms)
+        if before is not None:
+            bound = min(bound, before)
         taken = 0
         while True:
             moving = self._moving_before(bound) if self._claims else None
@@ -316,14 +320,19 @@ class Schedule(Shelves):
 
     def next_due_ms(self) -> int | None:
         """Return when the next message is due at the earliest; None if there is none. Cost: O(claims)."""
+        key = self.next_key()
+        return None if key is None else key[0]
+
+    def next_key(self) -> Key | None:
+        """Return (due time, sequence): nothing comes before it; None if there is nothing. Cost: O(claims)."""
         if self.incoming:
             self._settle()
         moving = self._moving_before(None) if self._claims else None
-        dues = [group[0] for group in self._head()]
-        dues += [chunk.bound[0] for chunk in self._spilled[:1]]
+        keys: list[Key] = [group[:2] for group in self._head()]
+        keys += [chunk.bound for chunk in self._spilled[:1]]
         if moving is not None:
-            dues.append(moving.bound[0])
-        return min(dues, default=None)
+            keys.append(moving.bound)
+        return min(keys, default=None)
 
     def due_resident(self, now_ms: int) -> bool:
         """Tell whether `take` would find something. Cost: O(claims)."""

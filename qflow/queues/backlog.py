@@ -28,7 +28,7 @@ from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
 from qflow.errors import CorruptionError, NotFound, StorageError
 from qflow.events import EventKind, Teller
 from qflow.memory.chunk import Chunk
-from qflow.memory.group import GROUP_BYTES
+from qflow.memory.group import GROUP_BYTES, Group
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.line import Line
 from qflow.memory.run import Place, Run
@@ -99,8 +99,8 @@ class Backlog:
     """See the module. Methods without a lock in their description take it themselves."""
 
     __slots__ = (
-        "__dict__", "__weakref__", "_acked", "_acquired", "_append", "_ceiling", "_front", "_getters",
-        "_give_back_below", "_largest", "_lock", "_log", "_runs", "_used",
+        "__dict__", "__weakref__", "_account", "_acked", "_acquired", "_ceiling", "_front", "_getters",
+        "_give_back_below", "_largest", "_lock", "_log", "_passing", "_runs", "_tail", "_used",
     )  # fmt: skip
     """What the hot path of a queue reads and writes; the rest, too much for an inline dictionary, is in `__dict__`."""
 
@@ -141,6 +141,8 @@ class Backlog:
         self._used = 0
         self._ceiling = NEVER
         """A plain put is admitted at once while `_used` stays at or below; NEVER sends it the long way."""
+        self._passing = NEVER
+        """The same for a put that takes its way through the log, or has a priority or headers."""
         self._give_back_below = NEVER
         """A settle that leaves less than this used looks for something to do."""
         self._put_slack = 0
@@ -161,7 +163,11 @@ class Backlog:
         self._lists: dict[int, RunList] = {}
         """Each lane's messages, by number; of a delayed lane, what the log holds and the schedule does not know yet."""
         self._schedules: dict[int, Schedule] = {}
-        """What waits for its time, by the number of its lane."""
+        """What waits for its time, by the number of its lane.
+
+        And, by the number of a priority, what of it came back scattered: single messages, too many to be runs. Those
+        are due at once, and come in order of sequence with what the lane's list holds.
+        """
         self._lanes: dict[int, Lane] = {}
         """The same lanes as the log knows them."""
         for number in {**dict.fromkeys(range(priorities)), **(rows or {})}:
@@ -170,7 +176,8 @@ class Backlog:
         self._ranked = [self._lists[number] for number in reversed(range(priorities))]
         """Lanes to take from, the highest priority first."""
         self._lane = self._lanes.get(0)
-        self._append = self._runs.open.records.append
+        self._tail = self._runs.open.records
+        """Where plain messages are appended."""
         self._front = NOWHERE
         """The lane a fast get takes from."""
         self._front_number = 0
@@ -268,20 +275,26 @@ class Backlog:
 
     def _refresh(self) -> None:
         """Recompute the two numbers the hot path compares with. Under the lock."""
-        self._append = self._runs.open.records.append
-        self._ceiling = self._account.borrowed if self._plain_puts_pass() else NEVER
+        self._tail = self._runs.open.records
         account = self._account
+        self._passing = account.borrowed if self._puts_pass() else NEVER
+        self._ceiling = self._passing if self._log is None and self._passes_plain() else NEVER
         slack = self._put_slack or self._get_slack
         if slack or self._must_look():
             self._front, self._front_number = NOWHERE, 0  # getters go the long way
         elif self._front is NOWHERE:
             self._choose_front()
-        if slack or self._putters or self._starved or self._has_limit() or account.borrowed > account.capacity:
+        if slack or self._putters or self._starved or self._at_limit or account.borrowed > account.capacity:
             self._give_back_below = ALWAYS
         else:
             self._give_back_below = account.borrowed - 2 * self._ledger.chunk
 
-    def _plain_puts_pass(self) -> bool:
+    def _puts_pass(self) -> bool:
+        """Tell whether a put that finds memory need look at nothing else. Under the lock."""
+        raise NotImplementedError
+
+    def _passes_plain(self) -> bool:
+        """Tell whether messages are nothing but their bodies here. Under the lock."""
         raise NotImplementedError
 
     def _must_look(self) -> bool:
@@ -309,7 +322,7 @@ class Backlog:
             capacity = self._account.capacity
             chunk = max(wanted, capacity // 64, min(self._area.chunk_bytes, capacity // 8))
             number, moving = self._claim_victim(claim, chunk)
-            self._append = self._runs.open.records.append
+            self._tail = self._runs.open.records
             if moving is None:
                 self._spill_error = None  # nothing waits for the disk any more
                 return False
@@ -340,16 +353,30 @@ class Backlog:
 
     def _claim_victim(self, claim: object, wanted: int) -> tuple[int, Run | Chunk | None]:
         """Claim what is needed last: what is delayed, then the tail of the lowest priority. Under the lock."""
-        for number, schedule in self._schedules.items():
-            chunk = schedule.claim_far(claim, wanted)
-            if chunk is not None and chunk.charged + chunk.groups_bytes > index_charge(chunk.count):
+        for number in self._schedules:
+            if number >= DELAYED and (chunk := self._claim_far(number, claim, wanted)) is not None:
                 return number, chunk
-            schedule.unclaim(claim)  # so little that its place in the index would take more
         for runs in reversed(self._ranked):
+            number = runs.number
+            if runs.ends_small and (chunk := self._claim_far(number, claim, wanted)) is not None:
+                return number, chunk
             run = runs.claim_tail(claim, wanted)
             if run is not None:
-                return lane_of(run.first), run
+                return number, run
+            if (chunk := self._claim_far(number, claim, wanted)) is not None:
+                return number, chunk
         return 0, None
+
+    def _claim_far(self, number: int, claim: object, wanted: int) -> Chunk | None:
+        """Claim the far end of a schedule, if there is one and that frees something. Under the lock."""
+        schedule = self._schedules.get(number)
+        chunk = None if schedule is None else schedule.claim_far(claim, wanted)
+        if schedule is None or chunk is None:
+            return None
+        if chunk.charged + chunk.groups_bytes > index_charge(chunk.count):
+            return chunk
+        schedule.unclaim(claim)  # so little that its place in the index would take more
+        return None
 
     def _install_spilled(self, number: int, moving: Run | Chunk, claim: object, slots: Slots | None) -> int | None:
         """Make what was written leave memory; return what it was charged, None if it stays there. Under the lock."""
@@ -358,7 +385,11 @@ class Backlog:
             if slots is None:
                 schedule.unclaim(claim)
                 return None
-            return schedule.chunk_spilled(claim, slots)
+            groups = moving.groups
+            freed = schedule.chunk_spilled(claim, slots)
+            if freed is not None and number < DELAYED:
+                self._log_hidden_attempts(number, groups)
+            return freed
         if moving.claim is not claim:
             return None
         if slots is None:
@@ -367,6 +398,15 @@ class Backlog:
         freed = moving.become_spilled(slots)
         self._lists[number].spilled(moving)
         return freed
+
+    def _log_hidden_attempts(self, number: int, groups: list[Group]) -> None:
+        """Have it in the log how often spilled messages were delivered: memory does not know it any more."""
+        if self._log is None or self._log.failed:
+            return
+        ranges = [(first, first + len(records), marks // ONE_ATTEMPT) for _, first, marks, *records in groups]
+        counted = [part for part in ranges if part[2]]
+        if counted:
+            self._log.attempts(self._lanes[number], counted)
 
     def _note_damage(self, problem: str, damaged_blocks: int) -> None:
         """Report stored messages that were found damaged, and tell of them."""
@@ -665,14 +705,20 @@ class Backlog:
             if moved.damaged and not self._log.failed:
                 self._log.quarantine(moved.damaged)
         if moved.position > run.first:
-            runs.drop_front(run, moved.position, count if logged else count + vanished, charged)
-            if last and not logged and not run.guessed:
-                self._message_bytes -= run.charged - OVERHEAD_BYTES * vanished  # what is left of it was lost
+            if logged:
+                runs.drop_front(run, moved.position, count, charged)
+            else:
+                runs.drop_front(run, moved.position, count + vanished, charged + OVERHEAD_BYTES * vanished)
+                if last:
+                    self._message_bytes -= run.leave_pool()  # what is left of it was lost
         for first, records, marks in moved.pieces:
             if logged and not is_plain(records):
                 self._note_times(records)
             if lane_of(first) >= DELAYED:
                 self._add_delayed(first, records, marks)
+                continue
+            if runs.scatters(len(records)):
+                self._add_scattered(first, records, marks)
                 continue
             piece = Run(first, marks)
             piece.records += records
@@ -719,6 +765,25 @@ class Backlog:
         self._used += schedule.overhead_bytes - before
         self._cover_delayed()
 
+    def _add_scattered(self, first: int, records: list[Record], marks: int) -> None:
+        """Put messages back that are single ones among many. Under the lock.
+
+        Charges what that takes beyond the messages.
+        """
+        schedule = self._schedules.setdefault(lane_of(first), Schedule())
+        before = schedule.overhead_bytes
+        schedule.add(0, first, records, marks)
+        self._used += schedule.overhead_bytes - before
+        self._cover_delayed()
+
+    def _cover_singles(self) -> None:
+        """After deliveries became single ones: borrow for what that takes, or have it on slack. Under the lock."""
+        missing = self._used - self._account.borrowed
+        if missing > 0 and self._ledger.borrow(self._account, missing):
+            self._refresh()
+        elif missing > 0:
+            self._cover_delayed()
+
     def _cover_delayed(self) -> None:
         """After messages came into a schedule: what it takes may be on slack; what is due goes before what waits."""
         self._get_slack = max(self._get_slack, self._used - self._account.borrowed - self._put_slack)
@@ -763,7 +828,7 @@ class Backlog:
             if freed is None:
                 return True
             for (sequence, record), (_, text) in zip(found, problems, strict=True):
-                self._install_repaired(sequence, record, text)
+                self._install_repaired(number, sequence, record, text)
             self._used += _charge_of(schedule) - before
             if spilled_bytes - schedule.tally().spilled_bytes != unpacked.message_bytes or unpacked.lost:
                 self._message_bytes = self._count_bytes()  # some were lost: now, or earlier of this chunk
@@ -777,17 +842,17 @@ class Backlog:
                 schedule.unclaim(claim)
                 self._look_around()
 
-    def _install_repaired(self, sequence: int, record: Record | None, problem: str) -> None:
-        """Take a delayed message from the log whose spill file is damaged; None if the log does not have it."""
+    def _install_repaired(self, number: int, sequence: int, record: Record | None, problem: str) -> None:
+        """Take a message of a schedule from the log whose spill file is damaged; None if the log does not have it."""
         outcome = "lost" if record is None else "read from the log instead"
-        self._note_damage(f"queue {self._name!r}: delayed message {sequence}: {problem}; {outcome}", 0)
+        what = "delayed message" if number >= DELAYED else "message"
+        self._note_damage(f"queue {self._name!r}: {what} {sequence}: {problem}; {outcome}", 0)
         if record is None:
             self._lost += 1
             self._gone += 1
             return
         self._repaired += 1
-        number = lane_of(sequence)
-        self._schedules[number if number >= DELAYED else number + DELAYED].add(due_of(record), sequence, [record], 0)
+        self._schedules[number].add(due_of(record) if number >= DELAYED else 0, sequence, [record], 0)
 
     def _next_due_ms(self) -> int | None:
         """Return when the next delayed message may be due. Under the lock."""

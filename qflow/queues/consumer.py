@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,12 +16,35 @@ if TYPE_CHECKING:
     from qflow.queues.queue import Queue
 
 
+AGAIN_S = 0.5
+"""How long a consumer rests after a get that failed, before it tries again."""
+
+
 class Listed(Protocol):
     """What a queue knows its consumers by."""
 
     def stop(self) -> None: ...
     def end(self) -> None: ...
     def holds(self, held: Iterable[Any]) -> bool: ...
+
+
+class Troubles:
+    """Errors of a consumer's gets: the same one is told once, until a get succeeds."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._told = ""
+
+    def tell(self, error: Exception) -> None:
+        """A get has failed."""
+        text = repr(error)
+        if text != self._told:
+            self._told = text
+            self._queue.tell_failure(None, error)
+
+    def end(self) -> None:
+        """A get has succeeded."""
+        self._told = ""
 
 
 class Consumer:
@@ -32,6 +57,8 @@ class Consumer:
         self._stopped = False
         self._batch: Deliveries | None = None
         self._current: Delivery | None = None
+        self._troubles = Troubles(queue)
+        self._bell: SimpleQueue[None] = SimpleQueue()  # ends a rest; a signal handler may ring it at any moment
         self._thread = threading.Thread(target=self._run, name=f"qflow-consumer-{queue.name}", daemon=True)
 
     @property
@@ -45,11 +72,13 @@ class Consumer:
     def stop(self) -> None:
         """Take no more messages; the callback that is running is not waited for."""
         self._stopped = True
+        self._bell.put(None)
         self._queue.wake()
 
     def end(self) -> None:
         """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
         self._stopped = True
+        self._bell.put(None)
         if self._batch is not None:
             self._queue.give_up_batch(self._batch)
 
@@ -71,30 +100,38 @@ class Consumer:
         return self._stopped
 
     def _run(self) -> None:
-        queue = self._queue
         try:
             while not self._stopped:
-                batch = self._batch = queue.collect(self._prefetch, None, self._is_stopped)
-                for index in range(len(batch)):
-                    if self._stopped:
-                        queue.give_up_batch(batch)
-                        break
-                    try:
-                        delivery = queue.leave_batch(batch, index)
-                    except AlreadySettled:
-                        break  # it was held for too long: all of it went back
-                    if delivery is not None:
-                        self._handle(delivery)
-                self._batch = None
-        except (BrokerClosed, QueueDeleted):
-            return
-        except Exception as error:
-            queue.tell_failure(None, error)
+                try:
+                    self._hand_over()
+                except (BrokerClosed, QueueDeleted):
+                    return
+                except Exception as error:
+                    self._troubles.tell(error)
+                    with suppress(Empty):
+                        self._bell.get(timeout=AGAIN_S)
         finally:
             self._stopped = True
             if self._batch is not None:
-                queue.give_up_batch(self._batch)
-            queue.forget_consumer(self)
+                self._queue.give_up_batch(self._batch)
+            self._queue.forget_consumer(self)
+
+    def _hand_over(self) -> None:
+        """Take a batch, and call back for each message of it."""
+        queue = self._queue
+        batch = self._batch = queue.collect(self._prefetch, None, self._is_stopped)
+        self._troubles.end()
+        for index in range(len(batch)):
+            if self._stopped:
+                queue.give_up_batch(batch)
+                break
+            try:
+                delivery = queue.leave_batch(batch, index)
+            except AlreadySettled:
+                break  # it was held for too long: all of it went back
+            if delivery is not None:
+                self._handle(delivery)
+        self._batch = None
 
     def _handle(self, delivery: Delivery) -> None:
         self._current = delivery

@@ -29,17 +29,31 @@ from typing import Any
 
 from qflow import config
 from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
-from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueDeleted, again
+from qflow.errors import AlreadySettled, BrokerClosed, BrokerFailed, InvalidArgument, QueueDeleted, again, in_doubt
+from qflow.memory.group import Key
 from qflow.memory.run import Place
 from qflow.memory.schedule import Schedule
-from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Record, charge, is_logged, is_plain, lane_of
+from qflow.memory.waiting import sheltered
+from qflow.message import (
+    DELAYED,
+    LANE_SHIFT,
+    OVERHEAD_BYTES,
+    SINGLE_BYTES,
+    Record,
+    charge,
+    is_logged,
+    is_plain,
+    lane_of,
+)
 from qflow.queues.backlog import NOWHERE, RETRY_S, Unlocked
 from qflow.queues.intake import Intake
 from qflow.queues.overflow import Depth
+from qflow.storage.batch import Settling
 from qflow.storage.block_log import Settled
-from qflow.storage.transaction_log import Batch, Lane, Unit
+from qflow.storage.transaction_log import Lane, Request, Unit
 
 LANE_ONE = 1 << LANE_SHIFT
+_SINGLE_CHARGE = OVERHEAD_BYTES + SINGLE_BYTES
 RELEASED_AT_ONCE = 1000
 DROPPED_AT_ONCE = 10_000
 FOREVER_MS = 2**62
@@ -77,15 +91,15 @@ class Leaving:
         return self.queue.settled_parts(self.segments)
 
     def committed(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
+        """Called by the writer, or by the caller where nothing is logged."""
         self.queue.left(self)
 
     def refused(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
+        """Called by the writer, or by the caller where nothing is logged."""
         self.queue.stays(self)
 
     def give_up(self) -> None:
-        """Called by who was stopped on the way: nothing leaves, unless it is in a batch, whose leader knows more."""
+        """Called by who was stopped on the way: nothing leaves, unless it was handed over: the writer knows then."""
         if self.unit is None or not self.unit.joined:
             self.queue.stays(self)
 
@@ -130,53 +144,120 @@ class Holding(Intake):
     # Settle -----------------------------------------------------------------------------------------------------------
 
     def ack_many(self, deliveries: Deliveries | Iterable[Delivery], wait: bool = False) -> None:
-        """Settle many deliveries together; with `wait`, return when that is synced.
+        """Settle many deliveries together, in one commit; with `wait`, return when that is synced.
 
         Raises:
             AlreadySettled: one of them was settled before; all the others are settled all the same.
+            InDoubt: the log failed; whether they are settled is known when the spool is opened again.
+            BrokerFailed: it failed earlier; none is settled.
         Cost: a batch 0.01 µs a message, single deliveries 1 µs each.
         """
         if isinstance(deliveries, Deliveries):
             deliveries.ack(wait)
             return
-        problem: AlreadySettled | None = None
+        mine: list[Delivery] = []
+        others: list[Delivery] = []
         for delivery in deliveries:
             if not isinstance(delivery, Delivery):
                 raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(delivery).__name__}")
+            holder = delivery._settler
+            is_mine = holder is self or (isinstance(holder, Deliveries) and holder._settler is self)
+            (mine if is_mine else others).append(delivery)
+        joined, problem = self._settle_all(mine) if mine else (None, None)
+        for delivery in others:
             try:
                 delivery.ack()
             except AlreadySettled as error:
                 problem = error
-        if wait and (joined := self.join_settles()) is not None:
+            except BrokerFailed as error:
+                raise in_doubt(error) from error
+        if wait and (others or not mine):
+            joined = self.join_settles()
+        if joined is not None:
             self._finish_settle(joined, wait)
         if problem is not None:
             raise problem
+
+    @sheltered
+    def _settle_all(self, deliveries: list[Delivery]) -> tuple[Request | None, AlreadySettled | None]:
+        """Ack deliveries in one batch of the log; return what to wait for, and why one of them was left out."""
+        problem: AlreadySettled | None = None
+        wanted: dict[Delivery, None] = {}
+        with self._lock:
+            for delivery in deliveries:
+                try:
+                    if delivery in wanted:
+                        raise AlreadySettled(f"message {delivery.sequence} of queue {self._name!r} is there twice")
+                    if delivery not in self._acquired and self._is_held(delivery):
+                        self.leave_batch(*self._place_of(delivery), delivery)  # type: ignore[arg-type]
+                    if delivery in self._acquired:
+                        wanted[delivery] = None
+                except AlreadySettled as error:
+                    problem = error
+            segments: list[Segment] = []
+            end = -1
+            for delivery in wanted:
+                if delivery.sequence == end:
+                    segments[-1].records.append(delivery.record)
+                else:
+                    segments.append(Segment(delivery.sequence, [delivery.record], delivery._marks))
+                end = delivery.sequence + 1
+            joined: Request | None = None
+            if self._log is not None:
+                self._check_settles()
+                joined = self._log.settle_all(self.settled_parts(segments))
+            self._drop_held(wanted)
+            self._forget(segments, "_acked")
+        return joined, problem
 
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
         """Ack one delivery; see `Delivery.ack`."""
         record = delivery.record
         size = len(record)
         log = self._log
-        batch: Batch | None = None
-        with self._lock:
-            acquired = self._acquired
-            if delivery not in acquired:
+        requests: Any = None
+        one: tuple[Request, ...] = ()
+        if log is not None:
+            sequence = delivery.sequence
+            lane = self._lane if sequence < LANE_ONE else self._log_lane(sequence)
+            settling = Settling([(lane, [_settled(sequence, [record], size)])])  # type: ignore[list-item]
+            log.check_usable()
+            requests, one = log.requests, (settling,)
+        found = looks = False
+        try:
+            with self._lock:  # a straight line; see `waiting`
+                acquired = self._acquired
+                if delivery in acquired:
+                    found = True
+                    self._acked += 1
+                    self._used = used = self._used - size - _SINGLE_CHARGE
+                    del acquired[delivery]
+                    if log is not None:
+                        requests += one
+                    self._message_bytes -= size
+                    looks = used < self._give_back_below
+            if looks:
+                self._let_others_look()
+            if not found:
                 self._check_late(delivery.sequence)
                 return
             if log is not None:
-                self._check_settles()
-                sequence = delivery.sequence
-                lane = self._lane if sequence < LANE_ONE else self._log_lane(sequence)
-                batch = log.settle(lane, [_settled(sequence, [record], size)])  # type: ignore[arg-type]
-            self._acked += 1
-            self._used = used = self._used - size - OVERHEAD_BYTES
-            del acquired[delivery]
-            if used < self._give_back_below:
-                self._message_bytes -= size
-                self._look_around()
-        if batch is not None:
-            self._finish_settle(batch, wait)
+                log.handed_over(settling, urgent=wait)
+        except BaseException:
+            if log is not None:
+                log.rouse()
+            self._let_others_look()
+            raise
+        if log is not None:
+            self._finish_settle(settling, wait)
 
+    @sheltered
+    def _let_others_look(self) -> None:
+        """After something was settled: return slack, lend less, wake who waits."""
+        with self._lock:
+            self._look_around()
+
+    @sheltered
     def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None:
         """Take one delivery back; see `Delivery.nack`."""
         sequence = delivery.sequence
@@ -193,11 +274,18 @@ class Holding(Intake):
 
     def settle_batch(self, batch: Deliveries, wait: bool) -> None:
         """Ack what is left of a batch."""
+        settling = self._settle_batch(batch)
+        if settling is not None:
+            self._finish_settle(settling, wait)
+
+    @sheltered
+    def _settle_batch(self, batch: Deliveries) -> Request | None:
+        """Settle what is left of a batch; return what was handed over to the log."""
         log = self._log
-        joined: Batch | None = None
+        joined: Request | None = None
         with self._lock:
             if not self._holds(batch):
-                return
+                return None
             left = batch.left()
             if log is not None:
                 self._check_settles()
@@ -208,12 +296,12 @@ class Holding(Intake):
             del self._batches[batch]
             self._acked += count
             self._used -= size + OVERHEAD_BYTES * count
+            self._message_bytes -= size
             if self._used < self._give_back_below:
-                self._message_bytes -= size
                 self._look_around()
-        if joined is not None:
-            self._finish_settle(joined, wait)
+        return joined
 
+    @sheltered
     def return_batch(self, batch: Deliveries, requeue: bool = True, delay_s: float = 0.0) -> None:
         """Take back what is left of a batch."""
         with self._lock:
@@ -223,12 +311,14 @@ class Holding(Intake):
         if self._used > self._account.capacity:
             self.spill_excess()
 
+    @sheltered
     def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
         """Ack one delivery of a batch."""
         delivery = self.leave_batch(batch, index)
         if delivery is not None:
             self.settle_one(delivery, wait)
 
+    @sheltered
     def return_part(self, batch: Deliveries, index: int, requeue: bool, delay_s: float) -> None:
         """Take back one delivery of a batch."""
         delivery = self.leave_batch(batch, index)
@@ -252,13 +342,16 @@ class Holding(Intake):
                 last = self._acquired[next(reversed(self._acquired))]
                 self._in_order = self._in_order and last is not None and last <= since
             self._acquired[delivery] = since
+            self._used += SINGLE_BYTES
             if batch in self._extended:
                 self._extended[delivery] = self._extended[batch]
             if len(batch.settled) == batch.total:
                 batch.settled = None
                 del self._batches[batch]
+            self._cover_singles()
             return delivery
 
+    @sheltered
     def extend_one(self, delivery: Delivery, seconds: float) -> None:
         """Give a holder more time; see `Delivery.extend`."""
         with self._lock:
@@ -267,6 +360,7 @@ class Holding(Intake):
                 return
             self._extend(delivery, self._acquired[delivery], seconds)
 
+    @sheltered
     def extend_batch(self, batch: Deliveries, seconds: float) -> None:
         """Give the holder of a batch more time."""
         with self._lock:
@@ -276,7 +370,8 @@ class Holding(Intake):
     def _extend(self, held: Held, since: float | None, seconds: float) -> None:
         timeout = self.settings.ack_timeout_s
         if timeout is not None and since is not None:
-            self._extended[held] = max(since + timeout, self._monotonic() + config.parse_span(seconds, "extend"))
+            end = max(since + timeout, self._extended.get(held, 0.0))
+            self._extended[held] = max(end, self._monotonic() + config.parse_span(seconds, "extend"))
 
     def _holds(self, batch: Deliveries) -> bool:
         """Tell whether a batch is acquired; False if it was purged. Under the lock."""
@@ -300,15 +395,16 @@ class Holding(Intake):
         if self._ended is BrokerClosed:
             raise self._gone_error()
 
-    def _finish_settle(self, batch: Batch, wait: bool) -> None:
-        log = self._log
-        assert log is not None
+    def _finish_settle(self, batch: Request, wait: bool) -> None:
         if not wait:
-            log.flush(batch)
             return
-        log.wait(batch)
+        assert self._log is not None
+        self._log.wait(batch)
         if batch.error is not None:
             raise again(batch.error)
+        for lane in self._lanes.values():
+            if lane.broken is not None:
+                raise again(lane.broken)
 
     def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane; nothing of a queue that is not logged."""
@@ -326,8 +422,9 @@ class Holding(Intake):
             self._extended.pop(one, None)
             if isinstance(one, Deliveries):
                 self._batches.pop(one, None)
-            else:
-                self._acquired.pop(one, None)
+            elif one in self._acquired:
+                del self._acquired[one]
+                self._used -= SINGLE_BYTES
 
     def _take_back(
         self, segments: list[Segment], held: dict[Held, float | None], requeue: bool, delay_s: float
@@ -354,7 +451,7 @@ class Holding(Intake):
             if (most is not None or delay_s) and self._log is not None and not self._log.failed:
                 for first, records, marks in back:
                     ranges = [(first, first + len(records), (marks >> 1) + 1)]
-                    self._log.flush(self._log.attempts(self._log_lane(first), ranges))
+                    self._log.attempts(self._log_lane(first), ranges)
         if counted:
             self._let_go_of((counted, "max_deliveries" if requeue else "rejected", "_dropped"))
 
@@ -363,6 +460,8 @@ class Holding(Intake):
         for first, records, marks in segments:
             if due_ms or lane_of(first) >= DELAYED:
                 self._add_delayed(first, records, marks, due_ms)
+            elif self._list_of(first).scatters(len(records)):
+                self._add_scattered(first, records, marks)
             else:
                 self._list_of(first).give_back(first, records, marks)
         if self._front is not NOWHERE:
@@ -371,6 +470,7 @@ class Holding(Intake):
             self._arrived.notify(sum(len(records) for _, records, _ in segments))
         self._look_around()
 
+    @sheltered
     def give_up_batch(self, batch: Deliveries) -> None:
         """Take back what is left of a batch that was handed to nobody."""
         with self._lock:
@@ -388,11 +488,14 @@ class Holding(Intake):
             if joined.error is not None:
                 raise again(joined.error)
 
-    def join_settles(self) -> Batch | None:
+    def join_settles(self) -> Request | None:
         """Return what to wait for until every settle so far is synced; None where nothing is logged."""
         if self._log is None or self._lane is None:
             return None
-        return self._log.settle(self._lane, [])
+        try:
+            return self._log.settle(self._lane, [])
+        except BrokerFailed as error:
+            raise in_doubt(error) from error
 
     def returns_by_disk(self, requeue: bool) -> bool:
         """Tell whether taking messages back may take work on the disk: for dead letters, or for want of memory."""
@@ -405,7 +508,7 @@ class Holding(Intake):
         """Something passed on slack, and is to be spilled."""
         return self._used > self._account.borrowed
 
-    def join_attempts(self, batch: Deliveries) -> Batch | None:
+    def join_attempts(self, batch: Deliveries) -> Request | None:
         """Log that messages are delivered again; return what to wait for before they are, if there is something."""
         if self.settings.max_deliveries is None:
             return None
@@ -502,9 +605,12 @@ class Holding(Intake):
                     self._batches[one] = since
                 else:
                     self._acquired[one] = since
+                    self._used += SINGLE_BYTES
             for one, batch, index in leaving.parts:
                 self._batches[batch] = self._acquired.pop(one)
+                self._used -= SINGLE_BYTES
                 batch.take_back(one, index)
+            self._cover_singles()
 
     def _forget(self, segments: list[Segment], counter: str) -> None:
         """Uncharge and count messages that are gone. Under the lock."""
@@ -519,7 +625,7 @@ class Holding(Intake):
     def _settle_away(self, segments: list[Segment], counter: str) -> None:
         """Have the log settle messages that nobody gets, and forget them. Under the lock."""
         if self._log is not None and not self._log.failed:
-            self._log.flush(self._log.settle_all(self.settled_parts(segments)))
+            self._log.settle_all(self.settled_parts(segments))
         self._forget(segments, counter)
 
     def _let_go_of(self, *parties: tuple[list[Segment], str, str]) -> bool:
@@ -568,12 +674,14 @@ class Holding(Intake):
             raise
         return buried
 
-    def _take_due(self, schedule: Schedule, most: int, now_ms: int, segments: list[Segment]) -> int:
+    def _take_due(
+        self, schedule: Schedule, most: int, now_ms: int, segments: list[Segment], before: Key | None = None
+    ) -> int:
         """Move what is due and in memory to `segments`; return how many. Under the lock."""
-        before = schedule.overhead_bytes
-        taken = schedule.take(most, now_ms, segments)
+        overhead = schedule.overhead_bytes
+        taken = schedule.take(most, now_ms, segments, before)
         if taken:
-            self._used += schedule.overhead_bytes - before
+            self._used += schedule.overhead_bytes - overhead
             self._look_around()
         return taken
 
@@ -587,6 +695,8 @@ class Holding(Intake):
     def _drop_oldest(self, surplus: Depth) -> bool:
         surplus = Depth(min(surplus.messages, DROPPED_AT_ONCE), surplus.bytes)
         for runs in reversed(self._ranked):
+            if self._drop_from_schedule(runs.number, surplus):
+                return True
             if runs.settle_head().place is not Place.RESIDENT:
                 return self._restore_head(runs, to_drop=True)  # how much is too much may have changed meanwhile
             segments: list[Segment] = []
@@ -600,15 +710,20 @@ class Holding(Intake):
             if segments:
                 self._settle_away(segments, "_dropped")
                 return True
-        for number, schedule in self._schedules.items():
-            segments = []
-            if not self._take_due(schedule, max(1, surplus.messages), FOREVER_MS, segments):
-                self._restore_delayed(number, FOREVER_MS)
-                if not self._take_due(schedule, 1, FOREVER_MS, segments):
-                    continue
-            self._settle_away(segments, "_dropped")
-            return True
-        return False
+        return any(self._drop_from_schedule(number, surplus) for number in self._schedules)
+
+    def _drop_from_schedule(self, number: int, surplus: Depth) -> bool:
+        """Drop what comes first in a schedule; False if there is none, or nothing in it."""
+        schedule = self._schedules.get(number)
+        if schedule is None:
+            return False
+        segments: list[Segment] = []
+        if not self._take_due(schedule, max(1, surplus.messages), FOREVER_MS, segments):
+            self._restore_delayed(number, FOREVER_MS)
+            if not self._take_due(schedule, 1, FOREVER_MS, segments):
+                return False
+        self._settle_away(segments, "_dropped")
+        return True
 
     # Holding for too long ---------------------------------------------------------------------------------------------
 
@@ -686,7 +801,7 @@ class Holding(Intake):
         return found
 
     def _acquired_charge(self) -> int:
-        return sum(charge(records) for _, records, _ in self._held_segments())
+        return sum(charge(records) for _, records, _ in self._held_segments()) + SINGLE_BYTES * len(self._acquired)
 
 
 def _since(item: tuple[Held, float | None]) -> float:

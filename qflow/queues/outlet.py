@@ -10,15 +10,17 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from qflow import config
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.errors import QueueEmpty
 from qflow.memory.line import FOREVER, WORK, Wake, Watcher
-from qflow.memory.run import Place
+from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
-from qflow.message import DELAYED, Message, Record, is_plain
+from qflow.memory.waiting import attend, shelter, sheltered
+from qflow.message import DELAYED, OVERHEAD_BYTES, SINGLE_BYTES, Message, Record, is_plain
 from qflow.queues.backlog import RETRY_S
 from qflow.queues.holding import Holding
 
@@ -39,10 +41,26 @@ class Lack(enum.Enum):
 class Getting:
     """A get by a caller who has no thread to wait with. Nobody but its queue changes it."""
 
-    __slots__ = ("batch", "deadline", "done", "given_up", "most", "number", "starved", "watcher")
+    __slots__ = (
+        "batch", "deadline", "delivery", "done", "given_up", "most", "number", "single", "starved", "stopped",
+        "watcher",
+    )  # fmt: skip
 
-    def __init__(self, queue: Outlet, most: int, deadline: float | None) -> None:
+    def __init__(
+        self,
+        queue: Outlet,
+        most: int,
+        deadline: float | None,
+        *,
+        single: bool = False,
+        stopped: Callable[[], bool] | None = None,
+    ) -> None:
         self.batch = Deliveries(queue, [])
+        self.single = single
+        """It is for one message, which is given out by itself."""
+        self.delivery: Delivery | None = None
+        self.stopped = stopped
+        """Asked, before it waits, whether it is to end."""
         self.most = most
         self.deadline = deadline
         self.done = False
@@ -51,6 +69,10 @@ class Getting:
         """Its place among those who wait."""
         self.starved = False
         self.watcher: Watcher | None = None
+
+    def is_stopped(self) -> bool:
+        """It waits no more, whatever there is."""
+        return self.stopped is not None and self.stopped()
 
 
 class Outlet(Holding):
@@ -67,45 +89,51 @@ class Outlet(Holding):
             BrokerClosed, QueueDeleted: it is gone, or went while waiting.
         Cost: 0.4 µs in memory; a batch of file reads when the head was spilled.
         """
-        with self._lock:
-            run = self._front.head
-            records = run.records
-            if not records and self._front_number:
-                self._choose_front()
+        delivery = Delivery()
+        delivery._settler = self
+        try:
+            with self._lock:  # a straight line; see `waiting`
                 run = self._front.head
                 records = run.records
-            if records:
-                delivery = Delivery()
-                delivery.record = records[0]
-                delivery.sequence = sequence = run.first
-                delivery._settler = self
-                delivery._marks = run.marks
-                run.claim = None
-                self._acquired[delivery] = None
-                run.first = sequence + 1
-                del records[0]
-                return delivery
-        batch = self.get_many(1, timeout_s)
-        if not batch:
-            raise QueueEmpty(f"no message in queue {self._name!r} within {timeout_s} s")
-        try:
-            with self._lock:
-                delivery = batch[0]
-                delivery._settler = self
-                if batch in self._batches:
-                    since = self._batches[batch]
-                    del self._batches[batch]
-                    self._acquired[delivery] = since
+                used = self._used + SINGLE_BYTES
+                if records and used <= self._account.borrowed:
+                    delivery.record = records[0]
+                    delivery.sequence = sequence = run.first
+                    delivery._marks = run.marks
+                    run.claim = None
+                    self._acquired[delivery] = None
+                    self._used = used
+                    run.first = sequence + 1
+                    del records[0]
+                    return delivery
         except BaseException:
-            if batch in self._batches:
-                self.return_batch(batch)
+            self.give_up_single(delivery)
             raise
-        return delivery
+        getting = Getting(self, 1, self._deadline(config.parse_timeout(timeout_s)), single=True)
+        self._attend(getting)
+        if getting.delivery is None:
+            raise QueueEmpty(f"no message in queue {self._name!r} within {timeout_s} s")
+        return getting.delivery
 
     def get_at_once(self) -> Delivery | None:
         """`get` where that takes no waiting and no work on the disk; else None."""
-        with self._lock:
-            return self.get(0) if self._front.head.records else None
+        delivery = Delivery()
+        delivery._settler = self
+        with self._lock:  # as in `get`
+            run = self._front.head
+            records = run.records
+            used = self._used + SINGLE_BYTES
+            if not records or used > self._account.borrowed:
+                return None
+            delivery.record = records[0]
+            delivery.sequence = sequence = run.first
+            delivery._marks = run.marks
+            run.claim = None
+            self._acquired[delivery] = None
+            self._used = used
+            run.first = sequence + 1
+            del records[0]
+        return delivery
 
     def get_nowait(self) -> Delivery:
         """`get` that does not wait for a message."""
@@ -125,33 +153,19 @@ class Outlet(Holding):
 
     def collect(self, most: int, timeout: float | None, stopped: Callable[[], bool] | None = None) -> Deliveries:
         """`get_many` that also ends when `stopped` says so; it is asked each time something wakes the caller."""
-        deadline = self._deadline(timeout)
-        batch = Deliveries(self, [])
-        with self._lock:
-            self._batches[batch] = None
-        try:
-            with self._lock:
-                wait_s: float | None = 0.0
-                while wait_s is not None:
-                    self._renew(batch)
-                    lack = self._gather(batch, most, True)
-                    if batch not in self._batches:
-                        continue
-                    if lack is Lack.NOTHING or batch.total or (stopped is not None and stopped()):
-                        break
-                    wait_s = self._patience_for_arrival_s(deadline, lack)
-                    if wait_s is not None:
-                        self._wait_for_arrival(wait_s, lack)
-                self._collected(batch)
-            if self.settings.max_deliveries is not None:
-                self._log_attempts(batch)
-        except BaseException:
-            with self._lock:
-                self._arrived.notify()  # the one that woke this caller, perhaps
-            if batch in self._batches:
-                self.return_batch(batch)
-            raise
-        return batch
+        getting = Getting(self, most, self._deadline(timeout), stopped=stopped)
+        self._attend(getting)
+        return getting.batch
+
+    def _attend(self, getting: Getting) -> None:
+        """Return when a get is done; whatever ends it earlier, it has acquired nothing."""
+        attend(partial(self.try_get, getting, may_work=True), partial(self.give_up_get, getting))
+        if self.settings.max_deliveries is not None:
+            try:
+                self._log_attempts(getting.batch)
+            except BaseException:
+                shelter(partial(self.give_up_get, getting))
+                raise
 
     def _renew(self, batch: Deliveries) -> None:
         """Begin again with a batch that was purged while its caller let go of the lock: what it held is settled."""
@@ -160,12 +174,20 @@ class Outlet(Holding):
             batch.total = 0
             self._batches[batch] = None
 
-    def _collected(self, batch: Deliveries) -> None:
-        """A batch is what its caller gets. Under the lock."""
-        if not batch.total:
+    def _collected(self, getting: Getting) -> None:
+        """A batch is what its caller gets, or the one message in it. Under the lock."""
+        batch = getting.batch
+        since = self._monotonic() if self._is_watched() else None
+        if getting.single and batch.total:
+            getting.delivery = delivery = batch[0]
+            delivery._settler = self
+            self._acquired[delivery] = since
+            self._used += SINGLE_BYTES
+            self._cover_singles()
+        if getting.single or not batch.total:
             del self._batches[batch]
-        elif self._is_watched():
-            self._batches[batch] = self._monotonic()
+        else:
+            self._batches[batch] = since
         self._refresh()
 
     def _gather(self, batch: Deliveries, most: int, may_work: bool) -> Lack:
@@ -216,23 +238,42 @@ class Outlet(Holding):
             if schedules:
                 number = runs.number + DELAYED
                 schedule = schedules.get(number)
-                if schedule is not None and self._lists[number].settle_head().place is Place.RESIDENT:
+                if schedule is not None and (unread := self._lists[number].settle_head()).place is not Place.RESIDENT:
+                    if self._reads_first(unread):
+                        return 0, self._lists[number]
+                elif schedule is not None:
                     taken = self._take_due(schedule, most, now_ms, segments)
                     if taken:
                         return taken, None
                     due_ms = schedule.next_due_ms()
                     if due_ms is not None and due_ms <= now_ms:
                         return 0, number
+                scattered = schedules.get(runs.number)
+                key = None if scattered is None else scattered.next_key()
+                before = (0, runs.settle_head().first)
+                if scattered is not None and key is not None and key < before:
+                    taken = self._take_due(scattered, most, now_ms, segments, before)
+                    return taken, None if taken else runs.number
             taken = runs.take(most, segments)
             if taken:
                 return taken, None
             if runs.settle_head().place is not Place.RESIDENT:
                 return 0, runs
-        for number in schedules:  # after a restart: the log does not know which is due first
+        for number in schedules:
             runs = self._lists[number]
             if runs.settle_head().place is not Place.RESIDENT:
                 return 0, runs
         return 0, None
+
+    def _reads_first(self, unread: Run) -> bool:
+        """Tell whether delayed messages of the log are read before anything else is taken. Under the lock.
+
+        After a restart nobody knows which of them is due. What would take more than half of the capacity is read by
+        maintenance, and nobody waits for that.
+        """
+        account = self._account
+        is_room = 2 * self._used < account.capacity and self._could_charge(unread.needs + OVERHEAD_BYTES)
+        return unread.claim is not None or is_room
 
     def _bring(self, behind: RunList | int) -> bool:
         """Bring what `_take` asked for into memory; False if that must wait."""
@@ -283,19 +324,6 @@ class Outlet(Holding):
             wait = min(wait, left)
         return wait
 
-    def _wait_for_arrival(self, wait_s: float, lack: Lack) -> None:
-        """Wait for a message or for room. Called with the lock held."""
-        starved = lack is Lack.ROOM
-        self._getters += 1
-        self._starved += starved
-        self._refresh()
-        try:
-            self._arrived.wait(None if wait_s == FOREVER else wait_s)
-        finally:
-            self._getters -= 1
-            self._starved -= starved
-            self._refresh()
-
     def begin_get(self, most: int, timeout_s: float | None) -> Getting:
         """Begin a get by a caller who has no thread to wait with: `try_get` until it is done."""
         timeout = config.parse_timeout(timeout_s)
@@ -325,11 +353,11 @@ class Outlet(Holding):
             if lack is Lack.WORK:
                 return WORK
             wait_s = None
-            if lack is not Lack.NOTHING and not batch.total:
+            if lack is not Lack.NOTHING and not batch.total and not getting.is_stopped():
                 wait_s = self._patience_for_arrival_s(getting.deadline, lack)
             if wait_s is None:
                 getting.done = True
-                self._collected(batch)
+                self._collected(getting)
                 return None
             del self._batches[batch]  # until it tries again: many may wait
             if wake is not None:
@@ -349,6 +377,8 @@ class Outlet(Holding):
                 return
             getting.given_up = True
             self._unwatch_arrival(getting)
+            if getting.delivery is not None:
+                self._give_up_single(getting.delivery)
             self.give_up_batch(getting.batch)
             self._arrived.notify()
 
@@ -359,6 +389,18 @@ class Outlet(Holding):
             self._getters -= 1
             self._starved -= getting.starved
             self._refresh()
+
+    @sheltered
+    def give_up_single(self, delivery: Delivery) -> None:
+        """Take back a message that its caller has not got; nothing if it was not acquired."""
+        with self._lock:
+            self._give_up_single(delivery)
+
+    def _give_up_single(self, delivery: Delivery) -> None:
+        """Under the lock."""
+        if delivery in self._acquired:
+            self._drop_held([delivery])
+            self._give_back([Segment(delivery.sequence, [delivery.record], delivery._marks)])
 
     def next_moment_s(self) -> float | None:
         """Return in how many seconds something may become available by itself; None = not at all. Under the lock."""
@@ -390,7 +432,7 @@ class Outlet(Holding):
             or self._is_watched()
             or self.settings.max_deliveries is not None
             or any(schedule.messages for schedule in self._schedules.values())
-            or any(not self._lists[number].settle_head().spent for number in self._schedules)
+            or any(not self._lists[number].settle_head().spent for number in self._schedules if number >= DELAYED)
         )
 
     def _note_times(self, records: list[Record]) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any
 
 from qflow import config
 from qflow.config import Overflow, QueueSettings, SlowConsumer
 from qflow.delivery import ONE_ATTEMPT, Entry, Segment
-from qflow.errors import InvalidArgument, NotFound, QflowError, QueueFull, again
+from qflow.errors import InvalidArgument, NotFound, QflowError, QueueDeleted, QueueFull, again
 from qflow.events import EventKind
 from qflow.memory.ledger import Account
 from qflow.memory.run import NOTHING, Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
-from qflow.message import DELAYED, OVERHEAD_BYTES, expires_of, is_logged, lane_of
+from qflow.memory.waiting import shelter, sheltered
+from qflow.message import DELAYED, OVERHEAD_BYTES, SINGLE_BYTES, expires_of, is_logged, lane_of
 from qflow.queues.backlog import NOWHERE, READ_AHEAD_BYTES, Unlocked
 from qflow.queues.consumer import Consumer, Listed
 from qflow.queues.holding import Held
@@ -62,7 +65,7 @@ class Queue(Outlet):
         """Its lanes in the log; none if it is not durable."""
         return list(self._lanes.values())
 
-    # Called by the leader of a commit -----------------------------------------------------------------------------
+    # Called by the writer of the log ------------------------------------------------------------------------------
 
     def purged(self, ends: dict[int, int]) -> None:
         """Drop everything: that all lanes are settled below these ends is committed, and nothing after that visible."""
@@ -72,6 +75,7 @@ class Queue(Outlet):
 
     # Whole queue --------------------------------------------------------------------------------------------------
 
+    @sheltered
     def purge(self) -> int:
         """Settle every message, acquired ones included; return how many. Late acks of them do nothing.
 
@@ -129,20 +133,32 @@ class Queue(Outlet):
         Priorities come from the highest, each followed by what is delayed in it. The sizes of spilled ones are on disk,
         and None here. Cost: 0.3 µs an entry, more for those in the log; memory 8 bytes for each resident message.
         """
+        return self._entries(self._browsed())
+
+    @sheltered
+    def _browsed(self) -> list[Any]:
+        """Return what `browse` shows, in parts."""
         with self._lock:
             self._check_open()
             parts: list[Any] = []
             for runs in self._ranked:
                 number = runs.number
                 for line in (runs, self._lists.get(number + DELAYED, ())):
-                    parts += [
+                    places = [
                         (run.first, run.stop, run.place, [len(record) for record in run.records])
                         for run in line
                         if run.waiting
                     ]
+                    if line is runs and number in self._schedules:
+                        places += (
+                            (sequence, sequence + 1, Place(state), [] if size is None else [size])
+                            for sequence, size, state, _ in self._schedules[number].entries()
+                        )
+                        places.sort()
+                    parts += places
                 if number + DELAYED in self._schedules:
                     parts.append(list(self._schedules[number + DELAYED].entries()))
-        return self._entries(parts)
+        return parts
 
     def _entries(self, parts: list[Any]) -> Iterator[Entry]:
         for part in parts:
@@ -157,27 +173,33 @@ class Queue(Outlet):
                 yield from (Entry(sequence, size, place.value, self) for sequence, size in enumerate(known, first))
 
     def _logged_entries(self, position: int, stop: int) -> Iterator[Entry]:
-        log = self._log
-        assert log is not None
-        owner, number = self._owner, lane_of(position)
         while position < stop:
-            with log.read() as txn:
-                if self._ended is not None:
-                    return
-                row = block_log.read_row(txn, owner, number)
-                found = block_log.read(txn, owner, number, row, position, stop, READ_AHEAD_BYTES)
+            found = shelter(partial(self._read_logged_entries, position, stop))
+            if found is None:
+                return
             for first, records in found.pieces:
                 for sequence, record in enumerate(records, first):
                     yield Entry(sequence, len(record), Place.LOGGED.value, self)
             position = found.position
 
+    def _read_logged_entries(self, position: int, stop: int) -> block_log.Replayed | None:
+        log = self._log
+        assert log is not None
+        owner, number = self._owner, lane_of(position)
+        with log.read() as txn:
+            if self._ended is not None:
+                return None
+            row = block_log.read_row(txn, owner, number)
+            return block_log.read(txn, owner, number, row, position, stop, READ_AHEAD_BYTES)
+
+    @sheltered
     def spill_entry(self, sequence: int) -> str:
         """Spill one message; see `Entry.spill`."""
         claim = object()
         with self._lock:
             run = self._waiting_run(sequence)
             if run is None or run.place is not Place.RESIDENT or run.claim is not None:
-                return self._state_of(run)
+                return self._state_of(run, sequence)
             runs = self._list_of(sequence)
             run = runs.cut_out(run, sequence)
             run.claim = claim
@@ -197,15 +219,16 @@ class Queue(Outlet):
             if slots is not None and not installed:
                 self._area.free(slots)
         with self._lock:
-            return self._state_of(self._waiting_run(sequence))
+            return self._state_of(self._waiting_run(sequence), sequence)
 
+    @sheltered
     def restore_entry(self, sequence: int) -> str:
         """Restore one message; see `Entry.restore`."""
         claim = object()
         with self._lock:
             run = self._waiting_run(sequence)
             if run is None or run.place is not Place.SPILLED or run.claim is not None:
-                return self._state_of(run)
+                return self._state_of(run, sequence)
             runs = self._list_of(sequence)
             run = runs.cut_out(run, sequence)
             run.claim = claim
@@ -218,17 +241,17 @@ class Queue(Outlet):
                             "on its way, takes it; settle some of it first"
                         )
                     if run.claim is not claim:
-                        return self._state_of(self._waiting_run(sequence))
+                        return self._state_of(self._waiting_run(sequence), sequence)
                 self._read_in(runs, run, claim, need, False)
             finally:
                 if run.claim is claim:
                     run.claim = None
                     runs.join(run)
                 self._look_around()
-            return self._state_of(self._waiting_run(sequence))
+            return self._state_of(self._waiting_run(sequence), sequence)
 
     def _waiting_run(self, sequence: int) -> Run | None:
-        """Return the run of a waiting message; None if it is delayed. Under the lock.
+        """Return the run of a waiting message; None if it is in a schedule. Under the lock.
 
         Raises:
             NotFound: it does not wait.
@@ -242,14 +265,26 @@ class Queue(Outlet):
             raise NotFound(f"message {sequence} does not wait in queue {self._name!r} any more")
         return run
 
-    def _state_of(self, run: Run | None) -> str:
-        return "delayed" if run is None else run.place.value
+    def _state_of(self, run: Run | None, sequence: int) -> str:
+        if run is not None:
+            return run.place.value
+        scattered = self._schedules.get(lane_of(sequence))
+        entries = iter(()) if scattered is None else scattered.entries()
+        return next((state for number, _, state, _ in entries if number == sequence), "delayed")
 
     def __len__(self) -> int:
         """Messages not settled: waiting and acquired."""
+        if len(self._lists) > 1:
+            return self._length()
+        with self._lock:  # a straight line; see `waiting`
+            return self._runs.next - self._skipped - self._gone - self._acked
+
+    @sheltered
+    def _length(self) -> int:
         with self._lock:
             return self._messages()
 
+    @sheltered
     def stats(self) -> QueueStats:
         """Return a snapshot. Cost: O(runs + acquired), most of it outside the queue's lock."""
         counters = self._area.counters()
@@ -260,12 +295,12 @@ class Queue(Outlet):
                 ]
                 for place in Place
             }
-            delayed = [schedule.tally() for schedule in self._schedules.values()]
+            delayed = {number: schedule.tally() for number, schedule in self._schedules.items()}
             held = [list(batch.left()) for batch in self._batches]
             singles = [delivery.record for delivery in self._acquired]
             leaving = [part for one in self._leaving for part in one.segments]
             overhead = sum(schedule.overhead_bytes for schedule in self._schedules.values())
-            visible, used = self._visible_charge() - overhead, self._used
+            visible, used = self._visible_charge() - overhead - SINGLE_BYTES * len(singles), self._used
             put_total = self._messages() + self._acked + self._gone - self._start
             acked, returned, purged = self._acked, self._returned, self._purged
             lost, quarantined, repaired = self._lost, self._quarantined, self._repaired
@@ -274,10 +309,10 @@ class Queue(Outlet):
         held_segments = [*chain.from_iterable(held), *leaving]
         acquired = len(singles) + sum(len(records) for _, records, _ in held_segments)
         acquired_bytes = sum(map(len, singles)) + sum(sum(map(len, records)) for _, records, _ in held_segments)
-        resident = tallies[Place.RESIDENT][0] + sum(part.resident_messages for part in delayed)
-        spilled = tallies[Place.SPILLED][0] + sum(part.spilled_messages for part in delayed)
+        resident = tallies[Place.RESIDENT][0] + sum(part.resident_messages for part in delayed.values())
+        spilled = tallies[Place.SPILLED][0] + sum(part.spilled_messages for part in delayed.values())
         spilled_bytes = tallies[Place.SPILLED][1] - OVERHEAD_BYTES * tallies[Place.SPILLED][0]
-        spilled_bytes += sum(part.spilled_bytes for part in delayed)
+        spilled_bytes += sum(part.spilled_bytes for part in delayed.values())
         logged, logged_charge = tallies[Place.LOGGED]
         logged_bytes = logged_charge - OVERHEAD_BYTES * logged
         messages = resident + spilled + logged + acquired
@@ -295,7 +330,9 @@ class Queue(Outlet):
             acquired_messages=acquired,
             acquired_bytes=acquired_bytes,
             lag_messages=messages - acquired,
-            delayed_messages=sum(part.resident_messages + part.spilled_messages for part in delayed),
+            delayed_messages=sum(
+                part.resident_messages + part.spilled_messages for number, part in delayed.items() if number >= DELAYED
+            ),
             oldest_unacked_s=oldest,
             capacity_bytes=self._account.capacity,
             limit_messages=settings.limit_messages,
@@ -317,12 +354,16 @@ class Queue(Outlet):
             spill_files_unlinked_total=counters.unlinked,
         )
 
+    @sheltered
     def problems(self) -> list[str]:
         """Check every invariant; return what is wrong, in words."""
         with self._lock:
             found = list(self._backlog_problems())
             if min(self._pending, self._pending_messages, self._incoming, self._restoring) < 0:
                 found.append("something on its way was given back twice")
+            counted = self._count_bytes()
+            if self.settings.limit_bytes is not None and self._message_bytes != counted:
+                found.append(f"{self._message_bytes} bytes are counted for the limit, a recount gives {counted}")
             held = self._held_segments()
             runs = list(chain.from_iterable(self._lists.values()))
             delayed = [entry for schedule in self._schedules.values() for entry in schedule.entries()]
@@ -382,6 +423,11 @@ class Queue(Outlet):
             self._arrived.notify_all()
 
     @property
+    def was_deleted(self) -> bool:
+        """It takes no calls any more, and its name is free, or about to be."""
+        return self._ended is QueueDeleted
+
+    @property
     def hides_attempts(self) -> bool:
         """Spilled delayed messages know how often they were delivered, and memory does not."""
         with self._lock:
@@ -424,7 +470,7 @@ class Queue(Outlet):
             with self._lock:
                 if not (self._pending or self._leaving) or self._monotonic() > deadline:
                     return
-                self._room.wait(0.01)
+            threading.Event().wait(0.01)
 
     def let_go(self) -> None:
         """Drop everything from memory: the broker is closed or the queue deleted."""
@@ -466,6 +512,8 @@ class Queue(Outlet):
                 return False
             for number in self._schedules:
                 runs = self._lists[number]
+                if number < DELAYED:
+                    continue
                 if runs.settle_head().place is not Place.RESIDENT and self._restore_head(runs):
                     return True
             if self.settings.on_overflow is Overflow.DROP_OLDEST:
@@ -489,6 +537,7 @@ class Queue(Outlet):
             elsewhere += part.spilled_messages
             size += part.spilled_bytes
             overhead += schedule.overhead_bytes
+        overhead += SINGLE_BYTES * len(self._acquired)
         return self._visible_charge() - overhead - OVERHEAD_BYTES * (self._messages() - elsewhere) + size
 
     # Consumers ---------------------------------------------------------------------------------------------------
@@ -509,10 +558,19 @@ class Queue(Outlet):
             raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
         config.parse_count(prefetch, "prefetch")
         consumer = Consumer(self, callback, prefetch)
-        self.list_consumer(consumer)
-        consumer.start()
+        try:
+            self._list_and_start(consumer)
+        except BaseException:
+            consumer.stop()  # nobody will close it
+            raise
         return consumer
 
+    @sheltered
+    def _list_and_start(self, consumer: Consumer) -> None:
+        self.list_consumer(consumer)
+        consumer.start()
+
+    @sheltered
     def list_consumer(self, consumer: Listed) -> None:
         """A consumer begins."""
         with self._lock:
@@ -520,21 +578,24 @@ class Queue(Outlet):
             self._consumers[consumer] = None
 
     def tell_failure(self, sequence: int | None, error: BaseException) -> None:
-        """A consumer's callback has raised; or, without a sequence, the consumer has ended because of an error."""
-        what = "to get a message, and has ended" if sequence is None else f"with message {sequence}"
+        """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""
+        what = "to get a message, and tries again" if sequence is None else f"with message {sequence}"
         _logger.error("the consumer of queue %r failed %s", self._name, what, exc_info=error)
         self._tell(EventKind.CONSUMER_FAILED, self._name, f"{what}: {error!r}")
 
+    @sheltered
     def wake(self) -> None:
         """Let every waiting getter look whether it is to stop."""
         with self._lock:
             self._arrived.notify_all()
 
+    @sheltered
     def forget_consumer(self, consumer: Listed) -> None:
         """A consumer has ended."""
         with self._lock:
             self._consumers.pop(consumer, None)
 
+    @sheltered
     def on_slow_consumer(self, after_s: float | None, policy: SlowConsumer = SlowConsumer.NOTIFY) -> None:
         """Watch for messages that are held for longer than `after_s` seconds; None stops that.
 
@@ -559,6 +620,7 @@ class Queue(Outlet):
         Returns whether more is to expire than one call does.
         """
         more = False
+        slow: list[Listed] = []
         with self._lock:
             if self._ended is not None:
                 return False
@@ -568,7 +630,7 @@ class Queue(Outlet):
                 self._oldest = (held, self._monotonic())
             if self._is_leased():
                 self._release_late()
-            self._look_for_slow()
+            slow = self._look_for_slow()
             self._look_at_mark()
             for settled in [one for one in self._extended if one not in self._acquired and one not in self._batches]:
                 del self._extended[settled]
@@ -580,6 +642,8 @@ class Queue(Outlet):
             moment = self._next_due_ms()
             if self._getters and moment is not None and moment <= self._now_ms():
                 self._arrived.notify_all()
+        for consumer in slow:
+            consumer.stop()
         return more
 
     def _oldest_unacked_s(self) -> float:
@@ -598,23 +662,21 @@ class Queue(Outlet):
                 return 0.0
         return max(0.0, self._monotonic() - since)
 
-    def _look_for_slow(self) -> None:
+    def _look_for_slow(self) -> list[Listed]:
+        """Tell of messages that are held for too long, apply the policy; return the consumers that are to stop."""
         after_s = self._slow_after_s
         age = self._oldest_unacked_s()
         if after_s is None or age <= after_s or not self._is_in_flight():
-            return
+            return []
         depth = self._messages()
         self._tell(
             EventKind.SLOW_CONSUMER, self._name, f"a message is held for {age:.1f} s; {depth} messages are not settled"
         )
         if self._slow_policy is SlowConsumer.NOTIFY:
-            return
+            return []
         everything = self._slow_policy is SlowConsumer.CLOSE
         late = self._release(after_s, f"on_slow_consumer allows, {after_s} s", respect_extensions=False)
-        if everything:
-            for consumer in list(self._consumers):
-                if consumer.holds(late):
-                    consumer.stop()
+        return [consumer for consumer in self._consumers if everything and consumer.holds(late)]
 
     def _expire(self) -> bool:
         """Let expired messages go that are first in their lane; return whether there may be more.
@@ -676,7 +738,7 @@ class Queue(Outlet):
         count, size = run.count, run.charged - OVERHEAD_BYTES * run.count
         if self._log is not None and not self._log.failed:
             settled = block_log.Settled(run.first, run.end, run.logged_count, run.logged_bytes)
-            self._log.flush(self._log.settle(self._log_lane(run.first), [settled]))
+            self._log.settle(self._log_lane(run.first), [settled])
         self._trash.append(run.slots)
         runs.drop_front(run, run.end, count, run.charged)
         self._gone += count

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
 from qflow.errors import again
+from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Record
 from qflow.queues.admission import NOTHING, TurnedAway
 from qflow.queues.dead_letters import dead_letters
 from qflow.queues.holding import Holding, Leaving
 from qflow.queues.overflow import Decision, Depth
 from qflow.queues.queue import Queue
-from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
+from qflow.storage.transaction_log import Put, TransactionLog, Unit
 
 
 class Step(NamedTuple):
@@ -83,7 +84,7 @@ class Together:
         Args:
             puts: others that go along, which have their room; it is given back if nothing is done.
             timeout: seconds to wait for room, in all queues together; None = without end.
-            wait: return when it holds; else the flusher leads it, and `future` has None then.
+            wait: return when it holds; else the writer does it by itself, and `future` has None then.
             dead: they are dead letters: no limit holds them back.
 
         Returns:
@@ -104,18 +105,20 @@ class Together:
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
                 self.prepare(list(places_of_one), left, parts, dead)
         except BaseException:
-            parts.withdraw()
+            shelter(parts.withdraw)
             raise
-        entered = self.enter(parts, future)
+        try:
+            entered = self.enter(parts, future)
+        except BaseException:
+            shelter(lambda: self._clear_up(parts))
+            raise
         if entered is not None:
-            unit, batch = entered
             if not wait:
-                self._log.flush(batch)
                 parts.count_turned_away()
                 return places
-            self._log.wait(batch)
-            if unit.error is not None:
-                raise again(unit.error)
+            self._log.wait(entered)
+            if entered.error is not None:
+                raise again(entered.error)
         parts.count_turned_away()
         for put in parts.puts:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
@@ -156,10 +159,18 @@ class Together:
             records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
         return Step(self._dead_letter_queue(queue), 0, records)
 
-    def enter(self, parts: Parts, future: Future[Any] | None = None) -> tuple[Unit, Batch] | None:
+    def _clear_up(self, parts: Parts) -> None:
+        """After an error or an interrupt, wherever that came."""
+        parts.withdraw()
+        if parts.unit is not None:
+            self._log.now()  # where it was handed over, its caller will not see to that any more
+
+    @sheltered
+    def enter(self, parts: Parts, future: Future[Any] | None = None, *, soon: bool = True) -> Unit | None:
         """Join puts that have their room, and what is leaving, to one batch; return what to wait for.
 
-        Where the log has no part in it, all of it is done at once: None. What cannot join is withdrawn.
+        Where the log has no part in it, all of it is done at once: None. What cannot join is withdrawn. `soon`: see
+        `TransactionLog`.
         """
         puts, leavings = parts.puts, parts.leavings
         try:
@@ -176,7 +187,7 @@ class Together:
                 unit.future = future
                 for leaving in leavings:
                     leaving.unit = unit
-                return unit, self._log.join(unit)
+                return self._log.join(unit, soon)
             for put in puts:
                 put.lane.publisher.publish_transient(put)
             for leaving in leavings:

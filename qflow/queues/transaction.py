@@ -12,6 +12,7 @@ charged to the broker's memory; where there is none left, they wait in the spill
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, CorruptionError, InvalidArgument, TransactionTooLarge
 from qflow.memory.ledger import Account, Ledger
+from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.backlog import Relief
 from qflow.queues.holding import Held, Leaving
@@ -41,9 +43,12 @@ class Desk:
         self._area = area
         self._lock = threading.Lock()
         self._position = 0
+        self.tabs: dict[Tab, weakref.ref[Transaction]] = {}
+        """What transactions have that are not ended, and who has it."""
 
     def charge(self, amount: int) -> bool:
         """Borrow for bodies, making queues give way; False if there is no room."""
+        self.collect()
         for _ in range(2):
             with self._lock:
                 if self.ledger.borrow_exactly(self._account, amount):
@@ -88,7 +93,34 @@ class Desk:
 
     @property
     def borrowed(self) -> int:
+        shelter(self.collect)
         return self._account.borrowed
+
+    def collect(self) -> None:
+        """Take back what transactions had that are gone, and that nobody ended: an interrupt may prevent that."""
+        for tab, transaction in list(self.tabs.items()):
+            if transaction() is None and self.tabs.pop(tab, None) is not None:
+                self.close(tab)
+
+    def close(self, tab: Tab) -> None:
+        """Take back what a transaction has; twice is fine."""
+        self.tabs.pop(tab, None)
+        charged, tab.charged = tab.charged, 0
+        waiting, tab.waiting = tab.waiting, []
+        self.discharge(charged)
+        for one in waiting:
+            if one.slots:
+                self.free(one.slots)
+
+
+class Tab:
+    """What a transaction has taken: bodies that wait for its end, and what is charged for them."""
+
+    __slots__ = ("charged", "waiting")
+
+    def __init__(self) -> None:
+        self.charged = 0
+        self.waiting: list[_Waiting] = []
 
 
 class Router(Protocol):
@@ -132,19 +164,20 @@ class Transaction:
     def __init__(
         self, router: Router, together: Together, desk: Desk, max_bytes: int, timeout_s: float | None = None
     ) -> None:
+        self._tab = Tab()
+        self._desk = desk
         self._router = router
         self._together = together
-        self._desk = desk
         self._max_bytes = max_bytes
         self._timeout = timeout_s
         self._thread = threading.get_ident()
         self._state = "open"
-        self._waiting: list[_Waiting] = []
         self._calls: list[_Call] = []
         self._bytes = 0
-        self._charged = 0
-        self._held: dict[Any, list[Held]] = {}
+        self._held: list[tuple[Any, Held]] = []
         self._seen: set[tuple[int, int]] = set()
+        self._leavings: list[Leaving] = []
+        """What leaves its queue in the commit that has begun."""
         self._result: list[Any] | None = None
         self._run_queue: Queue | str | None = None  # where plain puts go, one after the other
         self._run: list[Record] = []
@@ -190,9 +223,8 @@ class Transaction:
         found = self._router.own(queue)
         form = found.form(headers, durable, priority, ttl_s, delay_s, not_before)
         record = form.record(body)
-        self._add("puts", [Step(found, form.number, [record])])
-        if type(record) is bytes and not form.number:
-            self._begin_run(queue)
+        plain = type(record) is bytes and not form.number
+        self._add("puts", [Step(found, form.number, [record])], queue if plain else None)
 
     def put_many(
         self,
@@ -249,57 +281,66 @@ class Transaction:
         Raises:
             AlreadySettled: it was, or is in this transaction before.
         """
+        self.ack_many([delivery])
+
+    def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
+        """Settle deliveries when the transaction commits, all or none; a batch as a whole. Raises as `ack`."""
         self._check_open()
+        seen: set[tuple[int, int]] = set()
+        held: list[tuple[Any, Held]] = []
+        if isinstance(deliveries, Deliveries):
+            if deliveries.total:
+                held.append(self._checked(deliveries._settler, deliveries, (id(deliveries), -1), seen))
+        else:
+            held += [self._checked_one(delivery, seen) for delivery in deliveries]
+        # Nothing is called from here on, so that an interrupt finds all of it in the transaction, or nothing.
+        self._seen |= seen
+        self._held += held
+
+    def _checked_one(self, delivery: Delivery, seen: set[tuple[int, int]]) -> tuple[Any, Held]:
+        """Return a delivery that can be acked, and where it is from."""
         if not isinstance(delivery, Delivery):
             raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
         batch = delivery._settler
         if isinstance(batch, Deliveries):
             position = batch._position(delivery.sequence)
             batch.check_unsettled(position)
-            self._hold(batch._settler, delivery, (id(batch), position))
-        else:
-            self._hold(batch, delivery, (id(delivery), -1))
+            return self._checked(batch._settler, delivery, (id(batch), position), seen)
+        return self._checked(batch, delivery, (id(delivery), -1), seen)
 
-    def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
-        """Settle deliveries when the transaction commits; a batch as a whole. Raises as `ack`."""
-        self._check_open()
-        if isinstance(deliveries, Deliveries):
-            if deliveries.total:
-                self._hold(deliveries._settler, deliveries, (id(deliveries), -1))
-            return
-        for delivery in deliveries:
-            self.ack(delivery)
-
-    def _hold(self, queue: Any, one: Held, key: tuple[int, int]) -> None:
-        if key in self._seen or not hasattr(queue, "begin_leaving"):
+    def _checked(self, queue: Any, one: Held, key: tuple[int, int], seen: set[tuple[int, int]]) -> tuple[Any, Held]:
+        if key in self._seen or key in seen or not hasattr(queue, "begin_leaving"):
             raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
         if not queue.shares(self._desk.ledger):
             raise InvalidArgument(f"{one!r} is of another broker: a transaction is of one")
-        self._seen.add(key)
-        self._held.setdefault(queue, []).append(one)
+        seen.add(key)
+        return queue, one
 
     def _begin_run(self, queue: Queue | str) -> None:
         """Charge a chunk at once for the puts that may follow, to the same queue."""
-        last = self._waiting[-1]
+        last = self._tab.waiting[-1]
         chunk = min(RUN_BYTES, self._max_bytes - self._bytes)
         if last.records is not None and chunk > 0 and self._desk.charge(chunk):
             self._run_queue, self._run, self._credit = queue, last.records, chunk
-            self._charged += chunk
+            self._tab.charged += chunk
             last.charged += chunk
 
     def _end_run(self) -> None:
         """Give back what was not used of the chunk."""
         if self._run_queue is None:
             return
-        last = self._waiting[-1]
+        last = self._tab.waiting[-1]
         self._desk.discharge(self._credit)
-        self._charged -= self._credit
+        self._tab.charged -= self._credit
         last.charged -= self._credit
         last.largest = max(map(len, self._run))
         self._bytes += last.charged - charge(self._run[:1]) - OVERHEAD_BYTES * (len(self._run) - 1)
         self._run_queue, self._run, self._credit = None, [], 0
 
-    def _add(self, kind: str, steps: list[Step]) -> None:
+    @sheltered
+    def _add(self, kind: str, steps: list[Step], run: Queue | str | None = None) -> None:
+        """Take the steps of a call; more plain puts into the queue `run` may follow it."""
+        self._desk.tabs.setdefault(self._tab, weakref.ref(self))
         self._end_run()
         size = sum(sum(map(len, step.records)) for step in steps)
         if self._bytes + size > self._max_bytes:
@@ -307,41 +348,43 @@ class Transaction:
                 f"the transaction would hold {self._bytes + size} bytes, more than max_transaction_bytes="
                 f"{self._max_bytes}: commit more often"
             )
-        start = len(self._waiting)
+        start = len(self._tab.waiting)
         try:
             for step in steps:
-                self._waiting.append(self._seat(_Waiting(step)))
+                self._tab.waiting.append(self._seat(_Waiting(step)))
         except BaseException:
             self._unseat(start)
             raise
         self._bytes += size
-        self._calls.append(_Call(kind, start, len(self._waiting)))
+        self._calls.append(_Call(kind, start, len(self._tab.waiting)))
+        if run is not None:
+            self._begin_run(run)
 
     def _seat(self, waiting: _Waiting) -> _Waiting:
         """Find room for bodies: in memory, if need be for that by spilling those before them; else on disk."""
         desk = self._desk
         if desk.charge(waiting.charged):
-            self._charged += waiting.charged
+            self._tab.charged += waiting.charged
             return waiting
-        for other in [*self._waiting, waiting]:
+        for other in [*self._tab.waiting, waiting]:
             if other.records is None:
                 continue
             other.position, other.slots = desk.spill(other.records)
             other.records = None
             if other is not waiting:
-                self._charged -= other.charged
+                self._tab.charged -= other.charged
                 desk.discharge(other.charged)
         return waiting
 
     def _unseat(self, start: int) -> None:
         """Give up what waits from some place on."""
-        for waiting in self._waiting[start:]:
+        for waiting in self._tab.waiting[start:]:
             if waiting.records is None:
                 self._desk.free(waiting.slots)
             else:
-                self._charged -= waiting.charged
+                self._tab.charged -= waiting.charged
                 self._desk.discharge(waiting.charged)
-        del self._waiting[start:]
+        del self._tab.waiting[start:]
 
     # Its end -----------------------------------------------------------------------------------------------------
 
@@ -363,41 +406,50 @@ class Transaction:
             AlreadySettled: a delivery of it was settled elsewhere, or taken back.
             All that `Queue.put` raises. Nothing was done then: the transaction is rolled back.
         """
-        steps, leavings = self.begin_commit()
+        self._check_open()
         try:
+            steps, leavings = shelter(self._begin_commit)
             places = self._together.commit(steps, leavings, timeout=self._timeout)
+            return shelter(lambda: self.committed(places))
         except BaseException as error:
-            self._undo(leavings, error)
+            self.undo(self._leavings, "rolled back" if isinstance(error, Exception) else "interrupted")
             raise
-        return self.committed(places)
 
     def begin_commit(self) -> tuple[list[Step], list[Leaving]]:
-        """Return what is to be committed together; from here on the queues charge the bodies.
+        """Return what is to be committed together: all bodies in memory, and charged until it has ended.
+
+        Each queue charges them as well, once it has room: until then they may wait at a limit for long.
 
         Raises:
             As `commit`; it is rolled back then.
         """
         self._check_open()
-        self._end_run()
-        leavings: list[Leaving] = []
         try:
-            steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._waiting]
-            for queue, held in sorted(self._held.items(), key=lambda item: item[0].owner):
-                leavings.append(queue.begin_leaving(held))
-            self._state = "being committed"
-            self._give_back_memory()
+            return self._begin_commit()
         except BaseException as error:
-            self._undo(leavings, error)
+            self.undo(self._leavings, "rolled back" if isinstance(error, Exception) else "interrupted")
             raise
-        return steps, leavings
+
+    @sheltered
+    def _begin_commit(self) -> tuple[list[Step], list[Leaving]]:
+        self._end_run()
+        steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._tab.waiting]
+        by_queue: dict[Any, list[Held]] = {}
+        for queue, one in self._held:
+            by_queue.setdefault(queue, []).append(one)
+        for queue, held in sorted(by_queue.items(), key=lambda item: item[0].owner):
+            self._leavings.append(queue.begin_leaving(held))
+        self._state = "being committed"
+        return steps, self._leavings
 
     def committed(self, places: list[Place]) -> list[Any]:
         """Note where everything went, once it is committed; returns `result`."""
-        self._result = []
+        result: list[Any] = []
         for call in self._calls:
-            self._result += self._results_of(call, places[call.start : call.stop])
+            result += self._results_of(call, places[call.start : call.stop])
+        self._result = result
         self.end("committed")
-        return self._result
+        return result
 
     def rollback(self) -> None:
         """Give all of it up. Its deliveries are acquired as before."""
@@ -407,6 +459,8 @@ class Transaction:
     def _records_of(self, waiting: _Waiting) -> list[Record]:
         if waiting.records is not None:
             return waiting.records
+        if self._desk.charge(waiting.charged):  # else they pass without room, as a batch does that is too large for it
+            self._tab.charged += waiting.charged
         return self._desk.read(waiting.position, waiting.slots, waiting.largest)
 
     def _results_of(self, call: _Call, places: list[Place]) -> Iterable[Any]:
@@ -418,14 +472,17 @@ class Transaction:
             return [None] * count if first is None else range(first, first + count)
         return [range(0) if first is None else range(first, first + count)]
 
-    def _undo(self, leavings: list[Leaving], error: BaseException) -> None:
-        """End it after an error in its commit: what was leaving stays."""
+    @sheltered
+    def undo(self, leavings: list[Leaving], state: str) -> None:
+        """End it when its commit has begun and did not come to its end: what was leaving stays."""
+        if self._state == "committed":
+            return  # an interrupt came at the very end
         for leaving in leavings:
             leaving.give_up()
-        self.end("rolled back" if isinstance(error, Exception) else "interrupted")
+        self.end(state)
 
     def _give_back_memory(self) -> None:
-        charged, self._charged = self._charged, 0  # first of all, so that an interrupt gives nothing back twice
+        charged, self._tab.charged = self._tab.charged, 0  # first of all, so that an interrupt gives nothing back twice
         self._desk.discharge(charged)
 
     def adopt(self) -> None:
@@ -449,17 +506,15 @@ class Transaction:
     @property
     def is_spilled(self) -> bool:
         """Some of it waits on disk: its end takes work there."""
-        return any(waiting.slots for waiting in self._waiting)
+        return any(waiting.slots for waiting in self._tab.waiting)
 
+    @sheltered
     def end(self, state: str) -> None:
         """Give back what it took."""
         self._state = state
         self._run_queue, self._run, self._credit = None, [], 0
-        self._give_back_memory()
-        for waiting in self._waiting:
-            if waiting.slots:
-                self._desk.free(waiting.slots)
-        self._waiting, self._calls, self._held = [], [], {}
+        self._desk.close(self._tab)
+        self._calls, self._held, self._leavings = [], [], []
 
     def _check_open(self) -> None:
         if threading.get_ident() != self._thread:
@@ -482,4 +537,4 @@ class Transaction:
             self.rollback()
 
     def __repr__(self) -> str:
-        return f"<Transaction, {self._state}, {len(self._waiting)} puts>"
+        return f"<Transaction, {self._state}, {len(self._tab.waiting)} puts>"

@@ -73,11 +73,8 @@ def _environment(spool: str, *, planned: bool) -> _Open:
         if env is None:
             raise _missing(spool, planned=planned)
         try:
-            txn = env.begin()
-            try:
+            with env.reading() as txn:
                 found = recovery.read(txn, spool)
-            finally:
-                txn.abort()
         except BaseException:
             env.close()
             raise
@@ -104,11 +101,8 @@ def reading(spool: str, uuid: str | None = None, *, buffers: bool = False) -> It
     opened = _environment(spool, planned=uuid is not None)
     if uuid is not None and opened.uuid != uuid:
         raise other_log(spool, uuid, opened.uuid)
-    txn = opened.env.begin(buffers=buffers)
-    try:
+    with opened.env.reading(buffers=buffers) as txn:
         yield txn
-    finally:
-        txn.abort()
 
 
 def other_log(spool: str, expected: str, found: str) -> StorageError:

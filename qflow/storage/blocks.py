@@ -22,7 +22,8 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain, compress, count
+from itertools import accumulate, chain, compress, count, islice
+from operator import lt
 from typing import NamedTuple
 from zlib import crc32
 
@@ -219,6 +220,9 @@ def encode(
         times: milliseconds after `time_ms` of each record; None for 0.
         sizes, plain: `len` of each record, and `is_plain` of them, where the caller knows.
         topics: of each record, none of them empty; None for records that have none.
+
+    Raises:
+        CorruptionError: the offsets do not rise.
     """
     table, owner, lane, first = key
     if len(records) == 1 and type(records[0]) is bytes and offsets is None and times is None and topics is None:
@@ -236,6 +240,11 @@ def encode(
         parts.append(_kinds(records))
     span = len(records)
     if offsets is not None:
+        if not all(map(lt, offsets, islice(offsets, 1, None))):
+            raise CorruptionError(
+                f"block {first} of owner {owner}, lane {lane}, was not written, for two of its messages have the same "
+                "place, or are out of order: close the broker and open the spool again"
+            )
         columns |= OFFSETS
         span = offsets[-1] + 1
         parts.append(_column(offsets))
@@ -371,14 +380,9 @@ def grow(
 
 def _extend_names(column: bytes | memoryview, text: bytes, topics: Sequence[str]) -> tuple[bytes, bytes]:
     """Return a TOPICS column and the names behind it, as they are with some topics more."""
-    names = text.split(b"\0")
-    added: list[int] = []
-    for topic in topics:
-        name = topic.encode()
-        if name not in names:
-            names.append(name)
-            text += b"\0" + name
-        added.append(names.index(name))
+    places = dict(zip(text.split(b"\0"), count(), strict=False))
+    added = [places.setdefault(topic.encode(), len(places)) for topic in topics]
+    text = b"\0".join(places)
     return bytes(column) + _column(added), _NAMES.pack(len(text), crc32(text)) + text
 
 

@@ -45,8 +45,8 @@ class ColumnPiece(NamedTuple):
         return self.high - self.low
 
     @property
-    def size(self) -> int:
-        """About how many bytes that is."""
+    def weight(self) -> int:
+        """About how many bytes that is in memory."""
         header = self.columns.header
         size = header.payload_bytes * self.messages // header.count
         return size + sum(map(len, self.fetched.values()))

@@ -8,34 +8,111 @@ Facts this rests on (py-lmdb 3): two engines in one wheel with formats that excl
 and asserted; only the default mode (no `writemap`, `map_async`, `sync=False`, `metasync=False`) keeps what it promised
 through a power cut; a full disk shows up as an I/O error at commit, after which nobody knows, so room is made in the
 file before a transaction begins.
+
+Where the disk is full, the map ends where the file does (`confine`): LMDB then uses free pages of the file, and raises
+MapFull, before anything is written, where those do not suffice. That is exact where any estimate would be a guess.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lmdb
 
-from qflow.errors import CorruptionError, DiskFull, StorageError
-from qflow.storage.files import CREATE, FILE_MODE, Files, storage_error
+from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
+from qflow.storage.files import CREATE, FILE_MODE, Files, lock_holders, storage_error
+from qflow.storage.parts import PAGES_ANYWAY
 
 ENGINE = 0
 """LMDB 0.9.x, data format 1."""
 MAP_BYTES = 2**40
 LEAST_MAP_BYTES = 2**24
-RESERVE_BYTES = 256 * 1024
-"""Kept free in the file for transactions that only settle."""
+READERS = 4096
+"""Read transactions at once, of all processes together; each slot is 64 bytes of `lock.mdb`, which is sparse."""
+RESERVE_BYTES = 512 * 1024
+"""Kept free in the file, at the least, for transactions that only settle."""
+MARKING_BYTES = 32
+"""And so much for each message: settled out of order, every other one of them takes a mark."""
+LEAST_BYTES = 128 * 1024
+"""Those leave so much of it where the map has no end: enough to go on with in parts."""
 STEP_BYTES = 4 * 2**20
 """The file grows by so much at a time, where the disk has it."""
 LOG, STAGED = "log", "log.new"
-DATA = "data.mdb"
+DATA, LOCK = "data.mdb", "lock.mdb"
 _PAGES_TOUCHED = 64
 """Copied for any transaction: a path of the tree for each place written, and the list of free pages."""
 
 MapFull = lmdb.MapFullError
 LmdbError = lmdb.Error
+BROKEN = lmdb.Error, SystemError, IndexError
+"""What a transaction may raise besides errors of ours; see `log_error`."""
+
+
+_NO_LOG = lmdb.InvalidError, lmdb.VersionMismatchError
+DAMAGE = (
+    *_NO_LOG,
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+    lmdb.BadTxnError,
+    lmdb.BadValsizeError,
+    SystemError,
+    IndexError,
+)
+"""What comes of pages that are not what LMDB wrote; they have no checksum, so it may say nothing, or crash.
+
+SystemError: its binding finds an error where it looks for none. IndexError: a key of ours is too short.
+"""
+
+
+def log_error(error: BaseException, path: str, what: str) -> QflowError:
+    """Return the error to raise for one of LMDB: of the bytes, of the disk, or of the system.
+
+    Args:
+        what: the attempt, as it reads after "could not be": "read".
+    """
+    text = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, DAMAGE):
+        return CorruptionError(
+            f"pages of the log {path} are damaged, it could not be {what}: {text}; `qflow check` says what can be "
+            "read, and a snapshot from before brings the rest back"
+        )
+    if isinstance(error, lmdb.ReadersFullError):
+        return StorageError(
+            f"the log {path} could not be {what}: {READERS} reads are under way in {_readers(path)}: end some of them"
+        )
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EACCES):
+        if os.strerror(number) in text:
+            return storage_error(OSError(number, text), f"have the log {what}", path)
+    return StorageError(f"the log {path} could not be {what}: {text}")
+
+
+@contextmanager
+def log_errors(path: str, what: str) -> Iterator[None]:
+    """Raise an error of LMDB as one of ours; see `log_error`."""
+    try:
+        yield
+    except BROKEN as error:
+        raise log_error(error, path, what) from error
+
+
+def _readers(path: str) -> str:
+    """Name the processes that have a log open, as far as the system tells."""
+    pids = lock_holders(os.path.join(path, LOCK))
+    if not pids:
+        return "other processes"
+    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+
+
+class CannotGrow(DiskFull):
+    """The disk has no room for the file to grow; perhaps there is enough in it."""
 
 
 def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmdb.Environment:
@@ -50,7 +127,8 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
                 create=False,
                 readonly=read_only,
                 readahead=readahead,
-                max_spare_txns=1,
+                max_readers=READERS,
+                max_spare_txns=0 if read_only else 1,  # a spare one keeps its slot: many readers are idle for long
                 lib_version=ENGINE,
             )
             break
@@ -69,38 +147,68 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
                     f"the log at {path} is open in this process: ask the broker that has it, with stats(), check() or "
                     "snapshot(), or look from another process"
                 ) from error
-            raise StorageError(
-                f"the log at {path} could not be opened: {str(error).rstrip('.')}. It was left as it is; copy it "
-                "before you try repairs"
-            ) from error
+            if isinstance(error, DAMAGE):
+                kind = StorageError if isinstance(error, _NO_LOG) else CorruptionError
+                raise kind(
+                    f"the log at {path} could not be opened: {str(error).rstrip('.')}. It was left as it is; copy it "
+                    "before you try repairs"
+                ) from error
+            raise log_error(error, path, "opened") from error
     if env.lib_version()[0] != ENGINE:
         env.close()
         raise StorageError(f"the log at {path} was opened by LMDB {env.lib_version()}, expected {ENGINE}.x")
     return env
 
 
+def _open_data(path: str, files: Files) -> int:
+    """Open the file of a log for its owner, and have it read from the disk anew.
+
+    A page whose write failed stays in memory as if it had been written, and later writes to it succeed without reaching
+    the disk (ext4). So what is in memory is let go of before the file is mapped. What another process has mapped stays.
+    """
+    data = os.path.join(path, DATA)
+    try:
+        fd = os.open(data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            files.forget_cached(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise storage_error(error, "open the log", data) from error
+    return fd
+
+
 class Environment:
-    """The log's store of keys and values. One write transaction at a time, by whoever leads."""
+    """The log's store of keys and values. One write transaction at a time, by the writer."""
 
     def __init__(self, path: str, files: Files, *, read_only: bool = False, readahead: bool = False) -> None:
         """Open a log; `readahead` is for whoever reads much of it: 10 times the speed where it is not in memory."""
         self.path = path
         self._files = files
-        self._env = _open(path, read_only=read_only, readahead=readahead)
-        self._page_bytes: int = self._env.stat()["psize"]
-        self._check_length()
         self._data_fd = -1
         self._allocated = 0
-        if not read_only:
+        self.messages = 0
+        """How many there are to be settled; for whoever commits to tell."""
+        self.confined = False
+        """The map ends where the file does: MapFull says that the disk is full."""
+        with ExitStack() as undo:
+            if not read_only:
+                self._data_fd = _open_data(path, files)
+                undo.callback(os.close, self._data_fd)
+            self._env = _open(path, read_only=read_only, readahead=readahead)
+            undo.callback(self._env.close)
+            self._map_bytes: int = self._env.info()["map_size"]
             self._env.reader_check()
-            self._data_fd = os.open(os.path.join(path, DATA), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._page_bytes: int = self._env.stat()["psize"]
+            self._check_length()
+            undo.pop_all()
 
     def _check_length(self) -> None:
         """Refuse a file that was cut short: reading a map beyond its end would kill the process."""
         data = os.path.join(self.path, DATA)
         size, needed = os.stat(data).st_size, (self._env.info()["last_pgno"] + 1) * self._page_bytes
         if size < needed:
-            self._env.close()
             raise CorruptionError(
                 f"{data} has {size} bytes, its log needs {needed}: it was cut short. Bring back a whole copy of it"
             )
@@ -123,7 +231,34 @@ class Environment:
                     f"the log at {self.path} has grown, and could not be mapped as a whole: {error}; raise the "
                     "address-space limit"
                 ) from error
-            return self.begin(write=write, buffers=buffers)
+        except lmdb.ReadersFullError as error:
+            if not self._env.reader_check():
+                raise log_error(error, self.path, "read") from error
+        return self.begin(write=write, buffers=buffers)
+
+    @contextmanager
+    def reading(self, *, buffers: bool = False) -> Iterator[Any]:
+        """Give a transaction that reads one moment, and ends with the context.
+
+        Raises:
+            CorruptionError: pages of the log are not what was written. StorageError: it could not be read.
+        """
+        with log_errors(self.path, "read"):
+            txn = self.begin(buffers=True) if buffers else self.begin()
+            try:
+                yield txn
+            finally:
+                txn.abort()
+
+    def catch_up(self) -> None:
+        """See the last commit that is on the disk: for an owner, before anything is read.
+
+        Reads follow a number in the lock file, which is made anew only where no other process has it open. An owner
+        that is killed in the last step of a commit leaves it one behind, and what that commit confirmed unseen; to be
+        written over. The first transaction that writes, this one, puts the number right.
+        """
+        with log_errors(self.path, "opened"):
+            self._env.begin(write=True).abort()
 
     def commit(self, txn: Any) -> None:
         """Commit and sync."""
@@ -138,28 +273,66 @@ class Environment:
         """Make sure that a transaction writing so much finds the disk it needs.
 
         Raises:
-            DiskFull: it would not; nothing was begun. Transactions that only settle may use a reserve.
+            CannotGrow: it would not; nothing was begun. Transactions that only settle may use a reserve. See `confine`.
         Cost: one system call for each `step_bytes` the file grows.
         """
         last_page: int = self._env.info()["last_pgno"]
-        page = self._page_bytes
-        needed = (last_page + 1 + _PAGES_TOUCHED + 2 * values) * page + value_bytes
-        if needed + (0 if settles_only else RESERVE_BYTES) <= self._allocated:
-            return
-        wanted = needed if settles_only else needed + RESERVE_BYTES
-        for size in (wanted + step_bytes, wanted):
+        needed = (last_page + 1) * self._page_bytes + self._touched(value_bytes, values)
+        wanted = needed + (LEAST_BYTES if settles_only else self._reserve())
+        if wanted > self._allocated:
+            for size in (wanted + step_bytes, wanted):
+                try:
+                    self._files.allocate(self._data_fd, size)
+                except OSError as error:
+                    if size == wanted:
+                        full = storage_error(error, "make room in the log for a transaction", self.path)
+                        raise (CannotGrow(str(full)) if isinstance(full, DiskFull) else full) from error
+                else:
+                    self._allocated = size
+                    break
+        self.confined = False  # a map that still ends too early is grown when that is found
+
+    def _touched(self, value_bytes: int, values: int) -> int:
+        return (_PAGES_TOUCHED + 2 * values) * self._page_bytes + value_bytes
+
+    def _reserve(self) -> int:
+        return max(RESERVE_BYTES, MARKING_BYTES * self.messages)
+
+    def confine(self, value_bytes: int, values: int, *, settles_only: bool) -> int:
+        """Have the next transaction use what is free in the file, and nothing beyond: the disk is full.
+
+        One that only settles may use all of it, any other leaves the reserve. Nobody reads meanwhile.
+
+        Returns:
+            how many pages are free, those included that readers or the last commit pin; 0 if the reserve would be hurt.
+        """
+        if not self._allocated:  # not told since it was opened: what the file has now
+            size = self.size_bytes()
             try:
                 self._files.allocate(self._data_fd, size)
             except OSError as error:
-                if size == wanted:
-                    raise storage_error(error, "make room in the log for a transaction", self.path) from error
-            else:
-                self._allocated = size
-                return
+                raise storage_error(error, "use the log where the disk is full", self.path) from error
+            self._allocated = size
+        page = self._page_bytes
+        tree, begun = self._env.stat(), self._env.info()["last_pgno"] + 1
+        free = self._allocated // page - 2 - tree["branch_pages"] - tree["leaf_pages"] - tree["overflow_pages"]
+        end = self._allocated
+        if not settles_only:
+            reserve = self._reserve()
+            if free * page < 2 * (value_bytes + (PAGES_ANYWAY + 2 * values) * page) + reserve:
+                return 0
+            end -= reserve
+        end = max(end, begun * page)
+        if self._env.info()["map_size"] != end:
+            self._env.set_mapsize(end)
+        self.confined = True
+        return max(free, 1)
 
     def grow_map(self) -> None:
-        """Double the map, with no transaction open; the slow path of an address-space limit."""
-        self._env.set_mapsize(self._env.info()["map_size"] * 2)
+        """Double the map, or end its confinement, with no transaction open: the slow path of an address-space limit."""
+        if self._env.info()["map_size"] >= self._map_bytes:
+            self._map_bytes *= 2
+        self._env.set_mapsize(self._map_bytes)
 
     def size_bytes(self) -> int:
         """Return the length of the file."""
@@ -197,9 +370,17 @@ class Environment:
 
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""
-        mine = self._env, self._data_fd, self._allocated
-        self._env, self._data_fd, self._allocated = other._env, other._data_fd, other._allocated
-        other._env, other._data_fd, other._allocated = mine  # no call in here: an interrupt finds all or nothing
+        mine = self._env, self._data_fd, self._allocated, self._map_bytes
+        self._env, self._data_fd, self._allocated, self._map_bytes = (
+            other._env,
+            other._data_fd,
+            other._allocated,
+            other._map_bytes,
+        )
+        other._env, other._data_fd, other._allocated, other._map_bytes = mine
+        self.confined = other.confined = False
+        other.messages = self.messages
+        # No call in here: an interrupt finds all or nothing.
 
     @property
     def in_place(self) -> bool:
@@ -268,9 +449,17 @@ def check_log_directory(path: str) -> bool:
         return False
     if not stat.S_ISDIR(mode):
         raise StorageError(f"{path} is not a directory: move it away, or open another spool")
-    if not os.path.isfile(os.path.join(path, DATA)):
+    data = os.path.join(path, DATA)
+    for place in (data, os.path.join(path, LOCK)):
+        if os.path.lexists(place) and not stat.S_ISREG(os.lstat(place).st_mode):
+            raise StorageError(f"{place} is not a file of its own, but a link or the like: put the file in its place")
+    if not os.path.exists(data):
         raise CorruptionError(
             f"{path} holds no data.mdb: the log is gone; restore it from a snapshot, or move {path} away"
+        )
+    if not os.path.getsize(data):
+        raise CorruptionError(
+            f"{data} is empty: the log is gone; restore it from a snapshot, or move {path} away. It was left as it is"
         )
     return True
 

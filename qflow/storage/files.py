@@ -115,8 +115,12 @@ class Files:
         os.rename(old, new)
 
     def list(self, path: str) -> list[str]:
-        """Return the names in a directory. Cost: O(names)."""
-        return os.listdir(path)
+        """Return the names in a directory; a link to one is an error. Cost: O(names)."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
 
     def scan(self, path: str) -> Iterator[os.DirEntry[str]]:
         """Yield the entries of a directory without holding them all; closing the iterator closes the directory."""
@@ -150,6 +154,10 @@ class Files:
             if mapped.size() < stop:
                 raise OSError(errno.EFAULT, "the file was cut short") from None
 
+    def forget_cached(self, fd: int) -> None:
+        """Have a file read from the disk anew, as far as nothing of it waits to be written or is mapped."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def sync_file(self, path: str) -> None:
         """Force a file's content to the disk. One sync."""
         self._sync(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -168,7 +176,7 @@ class Files:
     def write_replacing(self, path: str, data: bytes) -> None:
         """Replace a small file in one step: readers see the old or the new content. Nothing is synced."""
         staged = path + ".new"
-        fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        fd = create_anew(self, staged)
         try:
             try:
                 write_all(self, fd, data, 0)
@@ -189,6 +197,24 @@ def write_all(files: Files, fd: int, data: bytes | memoryview, position: int) ->
         position += written
         rest = rest[written:]
     return position
+
+
+def create_anew(files: Files, path: str) -> int:
+    """Open a file for writing in place of what a crash left there, or somebody planted; a link is not followed."""
+    try:
+        return files.open(path, CREATE, FILE_MODE)
+    except FileExistsError:
+        files.unlink(path)
+        return files.open(path, CREATE, FILE_MODE)
+
+
+def read_whole(files: Files, path: str) -> bytes:
+    """Return what is in a small file; a link or a FIFO in its place is an error."""
+    fd = files.open(path, READ, 0)
+    try:
+        return files.pread(fd, files.status(fd).st_size, 0)
+    finally:
+        files.close(fd)
 
 
 def make_directories(files: Files, path: str) -> None:
@@ -327,6 +353,21 @@ def owner_pid(spool_path: str | os.PathLike[str]) -> int | None:
         finally:
             os.close(fd)  # gives the shared lock back, too
     return None
+
+
+def lock_holders(path: str, locks: str = "/proc/locks") -> list[int]:
+    """Return the processes that hold a POSIX lock on a file, as far as the system tells."""
+    try:
+        found = os.stat(path)
+        with open(locks, "rb") as file:
+            lines = file.read().decode().splitlines()
+    except OSError:
+        return []
+    # number: POSIX ADVISORY WRITE pid major:minor:inode start end
+    where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    columns = map(str.split, lines)
+    pids = {int(one[4]) for one in columns if len(one) == 8 and one[1] == "POSIX" and one[5] == where}
+    return sorted(pid for pid in pids if pid > 0)  # 0: in a container of its own
 
 
 def filesystem_type(path: str | os.PathLike[str], mounts: str = "/proc/self/mountinfo") -> str | None:

@@ -24,13 +24,12 @@ from xxhash import xxh3_64_hexdigest
 
 from qflow.config import MAX_PARTITIONS
 from qflow.errors import CorruptionError, GroupInUse, SpoolInUse
-from qflow.storage.files import FILE_MODE, Files, SpoolLock, acquire_lock, owner_pid, storage_error, write_all
+from qflow.storage.files import Files, SpoolLock, acquire_lock, create_anew, owner_pid, storage_error, write_all
 
 _logger = logging.getLogger("qflow")
 
 CURSORS = "cursors"
 _FILE = "offsets.json"
-_REPLACE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 GRACE_S = 120.0
 """A checkpoint is on the disk by then: Linux writes what is not synced after 30 s, and its journal every 5."""
 EXPIRY_S = 7 * 86_400.0
@@ -146,7 +145,7 @@ class Group:
     def _replace(self, data: bytes) -> None:
         files, path = self._files, os.path.join(self._directory, _FILE)
         try:
-            fd = files.open(path + ".new", _REPLACE, FILE_MODE)
+            fd = create_anew(files, path + ".new")
             try:
                 write_all(files, fd, data, 0)
             finally:

@@ -121,7 +121,8 @@ class Inbox:
         if not self._files.exists(directory):
             directory = stages.handed_in(self._spool, batch)
         with suppress(OSError):  # a full disk: then nobody is told why
-            self._files.write_replacing(os.path.join(directory, stages.REASON), reason.encode())
+            if stages.is_directory(self._files, directory):
+                self._files.write_replacing(os.path.join(directory, stages.REASON), reason.encode())
         self._remove(aside)
         try:
             make_directories(self._files, os.path.dirname(aside))

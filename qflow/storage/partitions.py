@@ -13,7 +13,7 @@ from itertools import compress
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from qflow.errors import CorruptionError
-from qflow.message import Record
+from qflow.message import Record, text_bytes
 from qflow.storage import blocks, bodies
 from qflow.storage.block_log import BLOCKS, Row, key_of, scan
 from qflow.storage.blocks import Block, BlockKey, Header, Reference
@@ -60,6 +60,11 @@ class Piece(NamedTuple):
         return sum(map(len, self.records))
 
     @property
+    def weight(self) -> int:
+        """Bytes of the messages and of their topics."""
+        return self.size + text_bytes(self.topics)
+
+    @property
     def messages(self) -> int:
         """How many of them there are."""
         return len(self.records)
@@ -89,8 +94,8 @@ class SomePiece(Protocol):
     """Messages of a block, in whatever form."""
 
     @property
-    def size(self) -> int:
-        """About how many bytes that is."""
+    def weight(self) -> int:
+        """About how many bytes that is in memory."""
 
     @property
     def messages(self) -> int:
@@ -217,7 +222,7 @@ def read_pieces(
             stop = piece.end
         if piece is not None and piece.messages:
             pieces.append(piece)
-            size += piece.size
+            size += piece.weight
             messages += piece.messages
             start = piece.end
         if hole is not None:

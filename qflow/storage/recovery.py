@@ -1,18 +1,22 @@
 """What a log says when it is opened: a plain value. Nothing here calls upward.
 
-Only rows and registry records are read, one of each for a lane and a queue, so opening takes the same time whatever
-waits.
+Only rows and registry records are read, one of each for a lane and a queue, and of a log that was not closed the blocks
+of the last commits, so opening takes the same time whatever waits.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from qflow.errors import CorruptionError, FormatTooNew, StorageError
-from qflow.storage.block_log import FORMAT, Row, meta_key, queue_key, read_rows, seal, unseal
+from qflow.storage import blocks
+from qflow.storage.block_log import BLOCKS, FORMAT, Row, is_empty, key_of, meta_key, queue_key, read_rows, seal, unseal
+from qflow.storage.blocks import NO_PREVIOUS
+from qflow.storage.environment import BROKEN, Environment
 
 CLEAN, DIRTY = b"clean", b"dirty"
 _OWNER = struct.Struct("<Q")
@@ -98,8 +102,37 @@ def set_state(txn: Any, state: bytes) -> None:
     txn.put(meta_key("state"), seal(state))
 
 
-def read(txn: Any, path: str) -> Recovery:
+def touch(txn: Any) -> None:
+    """Write what is there, so that there is something to commit."""
+    key = meta_key("state")
+    txn.put(key, txn.get(key))
+
+
+class _Unreadable(Exception):
+    """The rows of one owner lie on pages that are damaged; the transaction cannot go on."""
+
+
+def read_log(env: Environment) -> Recovery:
+    """Read what the log says; pages that cannot be read cost the queues and streams whose rows they hold, not all.
+
+    Raises:
+        as `read`, of the rest.
+    """
+    broken: dict[int, str] = {}
+    while True:
+        try:
+            with env.reading() as txn:
+                return read(txn, env.path, broken)
+        except _Unreadable as error:
+            owner, text = error.args
+            broken[owner] = text
+
+
+def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recovery:
     """Read what the log says.
+
+    Args:
+        broken: owners whose rows are known to be unreadable, and why; see `read_log`.
 
     Raises:
         FormatTooNew: it was written by a newer version.
@@ -137,7 +170,7 @@ def read(txn: Any, path: str) -> Recovery:
                 unread.add(owner)
             else:
                 if fields["kind"] in found:
-                    found[fields["kind"]].append(_queue(txn, owner, fields, problems))
+                    found[fields["kind"]].append(_queue(txn, owner, fields, problems, broken))
                 else:
                     problems.append(
                         f"record {owner}, {fields['name']!r}, is of kind {fields['kind']!r}, which this qflow does not "
@@ -157,6 +190,36 @@ def read(txn: Any, path: str) -> Recovery:
     )
 
 
+def check_last_commits(env: Environment, found: Recovery) -> Iterator[str]:
+    """Read the blocks that the last commit to each lane wrote; yield what is wrong with them, in words.
+
+    For a log that was not closed: its last commit may be one that failed, of which the disk has a part. Messages of one
+    commit have one time. Cost: a block for each lane, or as many as that commit had.
+    """
+    for record in (*found.queues, *found.streams):
+        for lane, row in (record.rows or {}).items():
+            try:
+                with env.reading() as txn:
+                    _check_last_commit(txn, record.owner, lane, row)
+            except CorruptionError as error:
+                yield f"{record.kind} {record.name!r}, lane {lane}: {error}"
+
+
+def _check_last_commit(txn: Any, owner: int, lane: int, row: Row) -> None:
+    first, time_ms = row.tail, None
+    while first != NO_PREVIOUS:
+        key = blocks.BlockKey(BLOCKS, owner, lane, first)
+        value = txn.get(key_of(*key))
+        if value is None:  # settled and removed; if it vanished, whoever reads the one behind it tells
+            return
+        where = f"block {first}"
+        header = blocks.read_header(value, where=where)
+        if header.end <= row.floor or time_ms not in (None, header.time_ms):
+            return
+        block = blocks.decode(value, key, where=where, header=header)
+        first, time_ms = header.previous, block.times_ms[-1]
+
+
 def is_there(txn: Any, owner: int) -> bool:
     """Tell whether an owner of lanes has a record, and was not deleted. Cost: 5 µs.
 
@@ -167,12 +230,35 @@ def is_there(txn: Any, owner: int) -> bool:
     return value is not None and not json.loads(bytes(unseal(value, f"the record of queue {owner}")))["deleted"]
 
 
-def _queue(txn: Any, owner: int, fields: dict[str, Any], problems: list[str]) -> QueueRecord:
+def _queue(
+    txn: Any, owner: int, fields: dict[str, Any], problems: list[str], broken: Mapping[int, str] | None
+) -> QueueRecord:
     rows: dict[int, Row] | None = None
-    kind = fields["kind"]
+    kind, name = fields["kind"], fields["name"]
     if not fields["deleted"]:
         try:
+            if broken is not None and owner in broken:
+                raise CorruptionError(broken[owner])
             rows = read_rows(txn, owner)
+            if kind == QUEUE:
+                rows = _believed(txn, owner, name, rows, problems)
         except CorruptionError as error:
-            problems.append(f"{error}; {kind} {fields['name']!r} cannot be served")
-    return QueueRecord(owner, fields["name"], fields["incarnation"], fields["settings"], rows, fields["deleted"], kind)
+            problems.append(f"{error}; {kind} {name!r} cannot be served")
+        except BROKEN as error:
+            if broken is None:
+                raise
+            raise _Unreadable(owner, f"the pages of its rows are damaged ({error})") from error
+    return QueueRecord(owner, name, fields["incarnation"], fields["settings"], rows, fields["deleted"], kind)
+
+
+def _believed(txn: Any, owner: int, name: str, rows: dict[int, Row], problems: list[str]) -> dict[int, Row]:
+    """Return the rows of a queue, those changed that say it is empty where blocks hold messages above the floor."""
+    believed = dict(rows)
+    for lane, row in rows.items():
+        if not (row.messages or is_empty(txn, owner, lane, row)):
+            believed[lane] = row._replace(messages=1)  # so that they are read, and then counted
+            problems.append(
+                f"queue {name!r}: the row of lane {lane} says that it is empty, but blocks hold messages from "
+                f"{row.floor} on: they are served"
+            )
+    return believed

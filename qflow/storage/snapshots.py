@@ -2,7 +2,7 @@
 
 Both write what is committed at one moment, without the free pages between. The steps, each on the disk before the next:
 
-    snapshot                                          compaction, by a leader, who commits nothing meanwhile
+    snapshot                                          compaction, by the writer, which commits nothing meanwhile
     1  make the directory and lock it                 1  copy to `log.new/`, with room for settling in it
     2  copy to `log.new/`, with a uuid of its own     2  rename `log` to `log.old`
     3  rename `log.new` to `log`: a spool             3  rename `log.new` to `log`
@@ -150,11 +150,7 @@ def _copy(source: Environment, target: str, files: Files) -> SnapshotReport:
 def _read(log: str, files: Files) -> Recovery:
     env = Environment(log, files, read_only=True)
     try:
-        txn = env.begin()
-        try:
-            return recovery.read(txn, log)
-        finally:
-            txn.abort()
+        return recovery.read_log(env)
     finally:
         env.close()
 
@@ -271,13 +267,13 @@ def open_to_read(spool: str, files: Files, *, readahead: bool = False) -> Enviro
                 raise
 
 
-def _place(path: str, files: Files) -> tuple[int, int] | None:
-    """Return which file is at a path, None if there is none."""
+def _place(path: str, files: Files) -> tuple[int, int, int] | None:
+    """Return which file is at a path, and since when: file systems reuse numbers. None if there is none."""
     try:
         found = files.lstat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 def bring_back(spool: str, files: Files) -> None:

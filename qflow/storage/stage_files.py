@@ -8,7 +8,9 @@ What these raise besides is plain OSError.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -38,6 +40,14 @@ class StageFile(NamedTuple):
     """CRC-32 of the checksums of its blocks."""
 
 
+def _check_no_link(files: Files, directory: str) -> None:
+    """Refuse something else in the place of a stage, or of the two directories of the inbox it is in."""
+    staging = os.path.dirname(directory)
+    for path in (os.path.dirname(staging), staging, directory):
+        if files.exists(path) and not stat.S_ISDIR(files.lstat(path).st_mode):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+
 class StageWriter:
     """One file of a stage. Not thread-safe; what is not finished is to be discarded."""
 
@@ -50,6 +60,7 @@ class StageWriter:
         self._gathered_bytes = self._position = 0
         self._bytes = self._checksum = 0
         self.messages = 0
+        _check_no_link(files, directory)
         make_directories(files, directory)
         self._fd = files.open(self._path, CREATE, FILE_MODE)
 

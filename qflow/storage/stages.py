@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import re
+import stat
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ import attrs
 
 from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage.block_log import seal, unseal
-from qflow.storage.files import READ, Files
+from qflow.storage.files import Files, read_whole
 from qflow.storage.stage_files import StageFile
 
 INBOX, STAGING, REFUSED = "inbox", "staging", "refused"
@@ -194,8 +195,10 @@ def why_refused(files: Files, spool: str, batch: Batch) -> str | None:
     directory = set_aside(spool, batch)
     if not files.exists(directory):
         return None
+    if not is_directory(files, directory):
+        return "it is not a directory"
     try:
-        return _read_whole(files, os.path.join(directory, REASON)).decode()
+        return read_whole(files, os.path.join(directory, REASON)).decode()
     except FileNotFoundError:
         return "nobody could write down why"
 
@@ -203,15 +206,22 @@ def why_refused(files: Files, spool: str, batch: Batch) -> str | None:
 # Reading, by the owner -----------------------------------------------------------------------------------------------
 
 
+def is_directory(files: Files, path: str) -> bool:
+    """Tell whether a directory is there, and not a link to one."""
+    return stat.S_ISDIR(files.lstat(path).st_mode)
+
+
 def read_manifest(files: Files, directory: str) -> Manifest:
     """Return what is in a stage.
 
     Raises:
-        CorruptionError: its manifest is missing or damaged.
+        CorruptionError: it is no directory, or its manifest is missing or damaged.
     """
+    if not is_directory(files, directory):
+        raise CorruptionError(f"{directory} is not a directory: let nothing but sinks hand batches in")
     path = os.path.join(directory, MANIFEST)
     try:
-        fields: dict[str, Any] = json.loads(unseal(_read_whole(files, path), path))
+        fields: dict[str, Any] = json.loads(unseal(read_whole(files, path), path))
     except FileNotFoundError as error:
         raise CorruptionError(f"{path} is missing: let no cleaner work inside a spool") from error
     return Manifest(
@@ -223,17 +233,14 @@ def read_manifest(files: Files, directory: str) -> Manifest:
     )
 
 
-def _read_whole(files: Files, path: str) -> bytes:
-    fd = files.open(path, READ, 0)
-    try:
-        return files.pread(fd, files.status(fd).st_size, 0)
-    finally:
-        files.close(fd)
-
-
 def remove_tree(files: Files, directory: str) -> None:
     """Remove a directory of files, if it is there; who else removes it meanwhile does no harm."""
-    for name in list_or_none(files, directory):
+    try:
+        names = list_or_none(files, directory)
+    except NotADirectoryError:  # a link, which is not followed, or a file
+        files.unlink(directory)
+        return
+    for name in names:
         with suppress(FileNotFoundError):
             files.unlink(os.path.join(directory, name))
     with suppress(FileNotFoundError):

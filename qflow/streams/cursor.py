@@ -22,25 +22,28 @@ from qflow.delivery import ONE_ATTEMPT
 from qflow.errors import (
     AlreadySettled,
     BrokerClosed,
+    BrokerFailed,
     ForkedProcess,
     GapError,
     InvalidArgument,
     QflowError,
     StreamDeleted,
     TooManyUnsettled,
+    in_doubt,
 )
 from qflow.memory.ledger import Ledger
 from qflow.memory.line import WORK, Line, Wake
+from qflow.memory.waiting import attend, shelter, sheltered
 from qflow.stats import SubscriptionStats
 from qflow.storage.block_log import Row, Settled, clear_marks
 from qflow.storage.partitions import Found, Piece
-from qflow.storage.transaction_log import Batch, Lane, TransactionLog
+from qflow.storage.transaction_log import Lane, Request, TransactionLog
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.holds import Getting, Leaving, settles_of
 from qflow.streams.interest import Interest
 from qflow.streams.part import Part
 from qflow.streams.partition import offset_of
-from qflow.streams.room import Room, Slab
+from qflow.streams.room import Room, Slab, charge_for
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -112,9 +115,14 @@ class Cursor:
         self._number = 0
         self._turn = 0
         self._delivered = self._acked = self._redelivered = self._missed = 0
+        self._done: list[tuple[Lane, Settled]] = []
+        """Settled, and not known to the log: what straight lines under the lock leave for it."""
+        self._called = False
+        """The log will come for that."""
 
     # Members -------------------------------------------------------------------------------------------------------
 
+    @sheltered
     def join(self, member: Any) -> None:
         """Have one member more."""
         with self._lock:
@@ -123,8 +131,11 @@ class Cursor:
                 self.stream.readers.add(self.interest.filter, self)
             self.members[member] = None
 
+    @sheltered
     def leave(self, member: Any) -> bool:
         """Have one member less; what he holds goes back. Returns whether he was the last."""
+        if not self._log.failed:
+            self._call_log()
         with self._line:
             if member not in self.members:
                 return False
@@ -156,8 +167,11 @@ class Cursor:
             part.restart(position)
         self._room.let_go(freed)
 
+    @sheltered
     def end(self, error: type[QflowError]) -> None:
         """Serve nobody any more; wake who waits."""
+        if not self._log.failed:
+            self._call_log()
         with self._line:
             if self.ended is None:
                 self.ended = error
@@ -172,11 +186,13 @@ class Cursor:
         if self.ended is not None:
             raise StreamDeleted(f"stream {self.name!r}, or this subscription of it, was deleted: declare it again")
 
+    @sheltered
     def stand_still(self) -> None:
         """Return when nobody moves it any more."""
         with self._line:
             self._wait_until_moved()
 
+    @sheltered
     def recall(self, skips: list[list[tuple[int, int]]]) -> None:
         """Begin where what is settled ends, given what was settled above that, by partition. Nobody has it open."""
         with self._line:
@@ -203,23 +219,8 @@ class Cursor:
         taker = threading.get_ident() if taker is None else taker
         getting = self.begin_get(member, most, timeout, taker, follow=follow, skip_gaps=skip_gaps)
         getting.ahead = ahead
-        deadline = getting.deadline
-        with self._line:
-            self._waiting += 1
-            try:
-                while True:
-                    found = self._step(getting, may_work=True)
-                    if not isinstance(found, float):
-                        return found
-                    if deadline is not None:
-                        found = min(found, deadline - self._monotonic())
-                        if found <= 0:
-                            if getting.is_full:
-                                raise self._too_many()
-                            return None
-                    self._line.wait(min(found, threading.TIMEOUT_MAX))
-            finally:
-                self._waiting -= 1
+        attend(lambda wake: self.try_get(getting, wake, may_work=True), lambda: self.give_up_get(getting))
+        return getting.batch
 
     def begin_get(
         self, member: Any, most: int, timeout: float | None, taker: object, *, follow: bool, skip_gaps: bool
@@ -267,6 +268,7 @@ class Cursor:
                 self._line.notify_first()
             return None
 
+    @sheltered
     def give_up_get(self, getting: Getting) -> None:
         """Get no more: what it has goes back uncounted, a wake-up it had goes to another; twice is fine."""
         with self._line:
@@ -347,9 +349,8 @@ class Cursor:
             shares = batch.left_shares(batch.shown)
             if shares:
                 self._put_back(batch, shares, 0.0, repeated=False)
-                assert batch.settled is not None
-                batch.settled.update(range(batch.shown, batch.total))
-                if len(batch.settled) == len(batch):
+                batch.note_settled(range(batch.shown, batch.total))
+                if not batch.unsettled:
                     self._drop(batch, 0)
 
     def _settle_previous(self, taker: object) -> None:
@@ -357,6 +358,7 @@ class Cursor:
         for batch in [batch for batch in self._held if _root(batch.taker) == taker]:
             self._drop(batch, len(batch) - len(batch.settled or ()))
 
+    @sheltered
     def abandon(self, taker: object) -> None:
         """Another iteration begins: put back what one before it in the same thread has left."""
         with self._line:
@@ -394,6 +396,7 @@ class Cursor:
     def _fetch(self, part: Part, most: int, amount: int) -> None:
         """Read on in a part, without the lock, and keep what came unless somebody went elsewhere meanwhile."""
         claim = object()
+        most = min(most, amount // charge_for(1, 0))  # small ones are charged more than they weigh
         found: Found | None = None
         charged = 0
         try:
@@ -511,25 +514,76 @@ class Cursor:
 
     def settle_batch(self, batch: Any, wait: bool) -> None:
         """Settle what is left of a batch."""
+        logged = shelter(lambda: self._settle_batch(batch))
+        if wait and logged is not None:
+            self._log.commit(logged)
+
+    def _settle_batch(self, batch: Any) -> Request | None:
         with self._line:
             if not self._check_held(batch):
-                return
-            logged = self._log_settled(batch.left_shares())  # under the lock: a seek comes before it, or after
+                return None
+            settles = settles_of(batch.left_shares())
+            logged = self._log.settle_all(settles) if settles else None  # under the lock: a seek comes before, or after
             self._drop(batch, len(batch) - len(batch.settled or ()))
-        self._confirm(logged, wait)
+        return logged
 
     def settle_part(self, batch: Any, index: int, wait: bool) -> None:
-        """Settle one message of a batch."""
+        """Settle one message of a batch. Cost: 1 µs, as long as others of it are left."""
+        if not wait and index not in batch.taken:
+            done: tuple[tuple[Lane, Settled], ...] = ()
+            if self.owner:  # without a name nothing is logged
+                part, start, end = batch.span_at(index)
+                done = ((part.lane, Settled(start, end, 0, 0)),)
+                self._log.check_usable()
+            one = {index}
+            try:
+                with self._lock:  # straight lines; see `waiting`
+                    settled = batch.settled
+                    passes = batch.unsettled > 1 and settled is not None and index not in settled and not self._starved
+                    if passes:
+                        settled |= one
+                        batch.unsettled -= 1
+                        self._unsettled -= 1
+                        self._acked += 1
+                        self._done += done
+                if passes:
+                    if done and not self._called:
+                        self._call_log()
+                    return
+            except BaseException:
+                shelter(self._call_log)
+                raise
+        logged = shelter(lambda: self._settle_part(batch, index))
+        if wait and logged is not None:
+            self._log.commit(logged)
+
+    def _settle_part(self, batch: Any, index: int) -> Request | None:
         with self._line:
             if index in batch.taken or not self._check_held(batch, whole=False):
-                return
+                return None
             batch.check_unsettled(index)
             logged = None
-            if self.owner:  # without a name nothing is logged
+            if self.owner:
                 part, start, end = batch.span_at(index)
                 logged = self._log.settle(part.lane, [Settled(start, end, 0, 0)])
             self._settle_index(batch, index)
-        self._confirm(logged, wait)
+        return logged
+
+    def _call_log(self) -> None:
+        """Have the log come for what is settled, within milliseconds. Without the lock."""
+        if self._done:
+            self._called = True  # before: it may come at once
+            try:
+                self._log.collect(self._bring_done)
+            except BaseException:
+                self._called = False
+                raise
+
+    def _bring_done(self) -> list[tuple[Lane, Settled]]:
+        """Return what is settled. Called by the writer, as part of a batch."""
+        with self._lock:
+            done, self._done, self._called = self._done, [], False
+        return done
 
     def settle_one(self, delivery: Any, wait: bool) -> None:
         """Every delivery of a stream is of a batch."""
@@ -537,48 +591,61 @@ class Cursor:
 
     return_one = extend_one = settle_one
 
-    def join_settles(self) -> Batch | None:
+    def join_settles(self) -> Request | None:
         """Return what to wait for until every settle so far is synced; None where nothing is logged."""
         lanes = [part.lane for part in self.parts if part.lane is not None]
-        return self._log.settle_all([(lane, []) for lane in lanes]) if lanes else None
+        try:
+            return self._log.collect(self._bring_done) if lanes else None
+        except BrokerFailed as error:
+            raise in_doubt(error) from error
 
     def return_batch(self, batch: Any, requeue: bool, delay_s: float) -> None:
         """Have what is left of a batch again, in its place; with `requeue=False` settle it, for nobody wants it."""
-        if not requeue:
+        if requeue:
+            shelter(lambda: self._return_batch(batch, delay_s))
+        else:
             self.settle_batch(batch, False)
-            return
+
+    def _return_batch(self, batch: Any, delay_s: float) -> None:
         with self._line:
             if self._check_held(batch):
                 self._return(batch, delay_s, repeated=True)
 
     def return_part(self, batch: Any, index: int, requeue: bool, delay_s: float) -> None:
         """Have one message of a batch again."""
-        if not requeue:
+        if requeue:
+            shelter(lambda: self._return_part(batch, index, delay_s))
+        else:
             self.settle_part(batch, index, False)
-            return
+
+    def _return_part(self, batch: Any, index: int, delay_s: float) -> None:
         with self._line:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
             self._put_back(batch, [batch.share_at(index)], delay_s, repeated=True)
-            batch.settled.add(index)
-            if len(batch.settled) == len(batch):
+            batch.note_settled([index])
+            if not batch.unsettled:
                 self._drop(batch, 0)
             self._give_back_unshown(_root(batch.taker))  # what comes back comes before what is new
             self._line.notify_first()
 
+    @sheltered
     def extend_batch(self, batch: Any, seconds: float) -> None:
-        """Let a batch be held longer."""
+        """Let a batch be held longer, never shorter."""
         with self._line:
-            if self._check_held(batch) and self._held[batch] is not None:
-                self._lease(batch, self._monotonic() + seconds)
+            until = self._held[batch] if self._check_held(batch) else None
+            if until is not None:
+                self._lease(batch, max(until, self._monotonic() + seconds))
 
+    @sheltered
     def release(self, batch: StreamDeliveries) -> None:
         """Put back what was never shown to anybody, as it was."""
         with self._line:
             if batch in self._held:
                 self._return(batch, 0.0, repeated=False)
 
+    @sheltered
     def begin_leaving(self, held: list[Any]) -> Leaving:
         """Take deliveries, or batches, that are settled in one commit with something else."""
         leaving: list[tuple[StreamDeliveries, list[int] | None]] = []
@@ -595,6 +662,7 @@ class Cursor:
                 self._held[batch] = None  # its lease does not run out while the commit waits for room
             return Leaving(self, leaving)
 
+    @sheltered
     def check_leaving(self, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
         """Refuse what went back while its commit waited for room; from here on nobody else gets it."""
         with self._line:
@@ -606,6 +674,7 @@ class Cursor:
             for batch, _ in held:
                 batch.leaving += 1
 
+    @sheltered
     def left(self, held: list[tuple[StreamDeliveries, list[int] | None]], checked: bool) -> None:
         """Forget what was settled in a commit."""
         with self._line:
@@ -619,6 +688,7 @@ class Cursor:
                         self._settle_index(batch, position)
         self.stays(held, checked)
 
+    @sheltered
     def stays(self, held: list[tuple[StreamDeliveries, list[int] | None]], checked: bool) -> None:
         """Whoever held these holds them still, as long as from now on; nobody, if he has gone meanwhile."""
         with self._line:
@@ -659,11 +729,10 @@ class Cursor:
         raise AlreadySettled(f"this batch of stream {self.name!r} was settled, or went back, before")
 
     def _settle_index(self, batch: StreamDeliveries, index: int) -> None:
-        assert batch.settled is not None
-        batch.settled.add(index)
+        batch.note_settled([index])
         self._unsettled -= 1
         self._acked += 1
-        if len(batch.settled) == len(batch):
+        if not batch.unsettled:
             self._drop(batch, 0)
         else:
             self._feed()
@@ -683,20 +752,6 @@ class Cursor:
         if self._starved:
             self._starved = False
             self._line.notify_all()
-
-    def _log_settled(self, shares: list[Share]) -> Batch | None:
-        """Give ranges to the log, where the cursor is durable."""
-        settles = settles_of(shares)
-        return self._log.settle_all(settles) if settles else None
-
-    def _confirm(self, logged: Batch | None, wait: bool) -> None:
-        """Wait for what was given to the log, or leave it to the flusher. Without the lock."""
-        if logged is None:
-            return
-        if wait:
-            self._log.commit(logged)
-        else:
-            self._log.flush(logged)
 
     def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
         """Put what is left of a batch back in its place. Under the lock."""
@@ -742,8 +797,11 @@ class Cursor:
 
     # Where it is -----------------------------------------------------------------------------------------------------
 
+    @sheltered
     def tick(self) -> None:
         """What time does, also where nobody gets: leases run out, and what nobody wants is settled."""
+        if not self._log.failed:
+            self._call_log()  # who was interrupted has perhaps not
         with self._line:
             if self.ended is not None or not self.members:
                 return
@@ -759,8 +817,9 @@ class Cursor:
                     settles.append((part.lane, [Settled(part.covered, place, 0, 0)]))
                     part.covered = place
         if settles:
-            self._log.flush(self._log.settle_all(settles))
+            self._log.settle_all(settles)
 
+    @sheltered
     def positions(self) -> list[int]:
         """Return the next offset of each partition that is to be delivered."""
         with self._line:
@@ -777,6 +836,7 @@ class Cursor:
             waiting += [share.piece.sequences[0] for share in batch.left_shares(batch.shown or 0) if share.part is part]
         return min(waiting, default=part.partition.next - part.lag())
 
+    @sheltered
     def lag(self) -> int:
         """Return how many messages, of all topics, are confirmed and not delivered."""
         with self._line:
@@ -786,6 +846,7 @@ class Cursor:
             waiting += sum(batch.total - (batch.shown or 0) for batch in self._ahead)
             return waiting + sum(part.lag() + part.ready for part in self.parts)
 
+    @sheltered
     def stats(self) -> SubscriptionStats:
         """Return a snapshot."""
         lanes = [part.lane for part in self.parts]
@@ -805,6 +866,7 @@ class Cursor:
             gap_total=self._missed,
         )
 
+    @sheltered
     def seek(self, member: Any, positions: dict[int, int]) -> None:
         """Go on at these sequences, by partition; what is held of those is not settled any more.
 
@@ -821,6 +883,7 @@ class Cursor:
                 for part, place in moved:
                     self._leave_place(part, place)
                 moving = self._moving = True
+            self._call_log()
             lanes = [(part.lane, place) for part, place in moved if part.lane is not None]
             if lanes:
                 self._move(lanes)
@@ -844,7 +907,7 @@ class Cursor:
         for batch in list(self._held):
             taken = batch.take_part(part)
             self._unsettled -= len(taken)
-            if batch.settled is not None and len(batch.settled) == len(batch):
+            if batch.settled is not None and not batch.unsettled:
                 self._drop(batch, 0)
         part.restart(place)
         part.skips, part.doubtful = [], max(part.doubtful, part.seen)

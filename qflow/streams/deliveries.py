@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qflow.delivery import Deliveries, Delivery
@@ -99,18 +99,19 @@ class Share(NamedTuple):
     @property
     def charged(self) -> int:
         """What it takes of memory, as the ledger counts."""
-        return charge_for(len(self.piece.records), self.piece.size)
+        return charge_for(len(self.piece.records), self.piece.weight)
 
 
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
-    __slots__ = ("charged", "leaving", "member", "shares", "shown", "taken", "taker")
+    __slots__ = ("charged", "leaving", "member", "shares", "shown", "taken", "taker", "unsettled")
 
     def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
         self.shares = shares
-        self.total = sum(len(share.piece.records) for share in shares)
+        self.total = self.unsettled = sum(len(share.piece.records) for share in shares)
+        """How many there are, and how many of them are not settled; that is changed with `settled`."""
         self.member = member
         self.charged = charged
         self.taken: set[int] = set()
@@ -172,10 +173,16 @@ class StreamDeliveries(Deliveries):
             if share.part is part:
                 taken += (index for index in range(position, position + count) if index not in settled)  # type: ignore[operator]
             position += count
-        if taken and settled is not None:
-            settled.update(taken)
+        if taken:
+            self.note_settled(taken)
             self.taken.update(taken)
         return taken
+
+    def note_settled(self, positions: Iterable[int]) -> None:
+        """Note that some of them are settled, or went back."""
+        assert self.settled is not None
+        self.settled.update(positions)
+        self.unsettled = self.total - len(self.settled)
 
     def span_at(self, position: int) -> tuple[Any, int, int]:
         """Return (part, start, end) of what one message of it covers; see `Piece.part`."""
@@ -231,16 +238,17 @@ class StreamDeliveries(Deliveries):
         position = index + self.total if index < 0 else index
         for _, piece, marks in self.shares if position >= 0 else ():
             if position < len(piece.records):
-                return self._make(piece, position, marks)
+                return self.make(piece, position, marks)
             position -= len(piece.records)
         raise IndexError("no such delivery in the batch")
 
     def __iter__(self) -> Iterator[StreamDelivery]:
         for _, piece, marks in self.shares:
             for index in range(len(piece.records)):
-                yield self._make(piece, index, marks)
+                yield self.make(piece, index, marks)
 
-    def _make(self, piece: Piece, index: int, marks: int) -> StreamDelivery:
+    def make(self, piece: Piece, index: int, marks: int) -> StreamDelivery:
+        """Return a message of one of its pieces."""
         delivery = StreamDelivery()
         delivery.record = piece.records[index]
         delivery.sequence = piece.sequences[index]

@@ -71,12 +71,12 @@ class Leaving:
         return settles_of(self._shares)
 
     def committed(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
+        """Called by the writer, or by the caller where nothing is logged."""
         held, self._held = self._held, []
         self.queue.left(held, self._checked)
 
     def refused(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
+        """Called by the writer, or by the caller where nothing is logged."""
         held, self._held = self._held, []
         self.queue.stays(held, self._checked)
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from qflow.errors import MessageTooLarge, TransactionTooLarge
 from qflow.memory.line import Wake
-from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record
+from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record, text_bytes
 from qflow.storage.block_log import Row
 from qflow.storage.bodies import SHARED_BYTES
 from qflow.storage.transaction_log import Lane, Put
-from qflow.streams.room import SLAB_BYTES, Asking, Mark, Room, Slab, Tail, charge_for
+from qflow.streams.room import SLAB_BYTES, Asking, Room, Slab, Tail, charge_for
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -55,7 +55,6 @@ class Partition:
         """The sequence behind the last one that subscribers may see."""
         self.room = room
         """Of all streams of the broker."""
-        self._arrived = Mark(row.next)
         self.joining: set[object] = set()
         """Callers between the question whether it is there still and a batch of the log: who ends it waits for them."""
         self._max_transaction_bytes = max_transaction_bytes
@@ -70,7 +69,7 @@ class Partition:
         """The lowest sequence that is retained."""
         return self.lane.row.floor
 
-    # Called by the log's leader ------------------------------------------------------------------------------------
+    # Called by the writer of the log -------------------------------------------------------------------------------
 
     def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
         """A stream's messages have topics: see `publish_topics`."""
@@ -81,16 +80,13 @@ class Partition:
         raise AssertionError("a message that is not logged was put into a stream")
 
     def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
-        """Make confirmed messages visible, and tell live readers that want them; a second time is a no-op."""
-        end = first + len(records)
-        if end <= self.next:
-            return
-        self.room.arrived_to(self._arrived, end, charge_for(len(records), size))
+        """Make confirmed messages visible, and tell live readers that want them."""
+        charged = charge_for(len(records), size + text_bytes(topics))
+        self.room.arrived(charged)
         trie = self.stream.readers
         readers: dict[Reader, None] = {}
         if len(trie):
-            charged = charge_for(len(records), size) + SLAB_BYTES
-            self.room.keep(self.tail, Slab(first, records, topics, time_ms, charged))
+            self.room.keep(self.tail, Slab(first, records, topics, time_ms, charged + SLAB_BYTES))
         with self.lock:  # who becomes live does so under it, and is among the readers before
             if len(trie):
                 for topic in topics if len(topics) == 1 else dict.fromkeys(topics):
@@ -98,7 +94,7 @@ class Partition:
                         readers[cursor.parts[self.number]] = None
                 for reader in readers:
                     reader.come(first)
-            self.next = end
+            self.next = first + len(records)
             self.published += len(records)
         for reader in readers:
             reader.wake()
@@ -107,14 +103,13 @@ class Partition:
         """Streams are not purged: retention raises their floor."""
 
     def refused(self, put: Put) -> None:
-        """Give back the room of a put that was not confirmed; a second time is a no-op."""
-        if not put.refused:
-            self.room.refused(put, put_charge(put))
+        """Give back the room of a put that was not confirmed; see `Room.refused`."""
+        self.room.refused(put, put_charge(put))
 
     # Called by who publishes -----------------------------------------------------------------------------------------
 
     def prepare_together(self, drafts: list[Put]) -> None:
-        """Reserve room for all that one commit puts into partitions, waiting for it.
+        """Reserve room for all that one commit puts into partitions, waiting for it; what is interrupted has none.
 
         At once: who has a part of it, and waits for the rest, could be waited for.
         """
@@ -164,11 +159,11 @@ class Partition:
         """Begin `prepare_together` by a caller who has no thread to wait with: `try_put` until they have their room."""
         return Asking(sum(map(put_charge, drafts)))
 
-    def try_put(self, put: Put, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
-        """A step of reserving for a put; see `line`. `give_up_put` it if that raises."""
+    def try_put(self, puts: list[Put], asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+        """A step of reserving for puts; see `line`. `give_up_put` them if that raises."""
         return self.room.try_reserve(asking, wake, may_work=may_work)
 
-    def give_up_put(self, put: Put, asking: Asking) -> None:
+    def give_up_put(self, puts: list[Put], asking: Asking) -> None:
         """Give back what was reserved for a caller who was stopped."""
         self.room.give_up(asking)
 
@@ -183,7 +178,7 @@ class Partition:
 
 def put_charge(put: Put) -> int:
     """Return what a put is charged while it is on its way, in bytes."""
-    return charge_for(len(put.records), put.size)
+    return charge_for(len(put.records), put.size + text_bytes(put.topics or ()))
 
 
 def _without_topic(record: Record) -> Record:

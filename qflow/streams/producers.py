@@ -13,7 +13,7 @@ most 1,024 outstanding: else a number that is refused may lie below the window b
 
 The claim's `write` runs in the transaction of the message, so a crash takes both or none. It adds the number to what
 that transaction reads: all that is committed is in there, and what this batch has added before, and nothing that was
-refused. Windows in memory are told by the leader, after the commit, and hold the same. Those of 10,000 producers are
+refused. Windows in memory are told by the writer, after the commit, and hold the same. Those of 10,000 producers are
 kept, 5.5 MB; the others are read again.
 
 A claim that nobody ends would hold its number for good. So it is made first and taken then, and an interrupt finds it
@@ -44,6 +44,8 @@ from enum import Enum
 from typing import Any
 
 from qflow.errors import CorruptionError, InvalidArgument, ProducerBusy
+from qflow.memory.line import FOREVER
+from qflow.memory.waiting import attend, sheltered
 from qflow.storage import producers as table
 from qflow.storage.producers import WINDOW, Window, with_number
 from qflow.storage.transaction_log import Unit
@@ -101,8 +103,8 @@ class Claim:
         """Set as long as, and after, it has the number."""
         self._blocker: Claim | None = None
         """The one whose outcome it waits for."""
-        self._wake: Callable[[], None] | None = None
-        self._waiting: list[Callable[[], None]] = []
+        self._wake: Callable[[], object] | None = None
+        self._waiting: list[Callable[[], object]] = []
 
     def take(self, timeout_s: float | None = None) -> bool:
         """Take the number: True; False if it is stored. Waits while it is on its way under another claim.
@@ -118,27 +120,37 @@ class Claim:
         Cost: 2 µs; 10 µs and a page from the disk, where the producer is not in memory.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            known = threading.Event()
-            answer = self.try_take(known.set)
+        answers: list[Answer] = []
+
+        def step(wake: Callable[[], object]) -> float | None:
+            self._producers.leave(self)
+            answer = self.try_take(wake)
             if answer is not Answer.PENDING:
-                return answer is Answer.NEW
-            try:
-                in_time = known.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            finally:
-                self._producers.leave(self)
-            if not in_time:
+                answers.append(answer)
+                return None
+            left = FOREVER if deadline is None else deadline - time.monotonic()
+            if left <= 0:
                 raise ProducerBusy(
                     f"number {self.number} of producer {_quote.repr(self.producer)} is on its way already, and what "
                     f"became of it was not known within {timeout_s} s; publish it again, or wait longer"
                 )
+            return left
 
-    def try_take(self, wake: Callable[[], None] | None = None) -> Answer:
+        attend(step, self._stop)
+        return answers[0] is Answer.NEW
+
+    def _stop(self) -> None:
+        """Take it no more; what it took is given up."""
+        self._producers.leave(self)
+        if self._known is not None:
+            self._producers.end(self, _State.REFUSED)
+
+    def try_take(self, wake: Callable[[], object] | None = None) -> Answer:
         """Take the number if that can be done at once.
 
         Args:
-            wake: called where the answer is PENDING, as soon as there may be another one: ask again then. By the thread
-                that leads the commit: it must be quick and must not raise. After an interrupt it may be called twice.
+            wake: called where the answer is PENDING, as soon as there may be another one: ask again then. By the writer
+                of the log: it must be quick and must not raise. By who gives up and is interrupted, perhaps twice.
 
         Raises:
             As `take`, without ProducerBusy.
@@ -155,7 +167,7 @@ class Claim:
         self._producers.learn(self.producer)
 
     def write(self, txn: Any) -> None:
-        """Note the number as stored, in the transaction that stores the message. By the leader; again if that fails.
+        """Note the number as stored, in the transaction that stores the message. By the writer, again if that fails.
 
         Cost: 4 µs, and a page of the log's.
         """
@@ -163,15 +175,16 @@ class Claim:
         self._producers.write(txn, self._known, self.number)
 
     def committed(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
+        """Called by the writer, once."""
         self._producers.end(self, _State.COMMITTED)
 
     def refused(self, unit: Unit | None) -> None:
-        """Called by the leader; twice is fine."""
+        """Called by the writer, once."""
         self._producers.end(self, _State.REFUSED)
 
+    @sheltered
     def give_up(self) -> None:
-        """Called by who was stopped on the way: others may have the number, unless a batch has it, whose leader knows.
+        """Called by who was stopped on the way: others may have the number, unless the writer has it.
 
         Twice is fine, and so is giving up what was never taken.
         """
@@ -204,6 +217,7 @@ class Producers:
         self.duplicates_total = 0
         """Messages, or batches under one number, that were acknowledged and not stored."""
 
+    @sheltered
     def __len__(self) -> int:
         """Return how many producers are in memory."""
         with self._lock:
@@ -218,7 +232,8 @@ class Producers:
         """
         return Claim(self, check_producer(producer), check_number(number))
 
-    def answer(self, claim: Claim, wake: Callable[[], None] | None) -> Answer:
+    @sheltered
+    def answer(self, claim: Claim, wake: Callable[[], object] | None) -> Answer:
         """See `Claim.try_take`."""
         name = claim.producer
         with self._lock:
@@ -239,11 +254,13 @@ class Producers:
                 finally:
                     self._evict()
 
+    @sheltered
     def knows(self, name: str) -> bool:
         """Tell whether a producer is in memory."""
         with self._lock:
             return self._find(name) is not None
 
+    @sheltered
     def learn(self, name: str) -> None:
         """Read what is stored of a producer, unless it is in memory."""
         with self._reading:
@@ -264,7 +281,7 @@ class Producers:
                 self._idle.move_to_end(name)
         return known
 
-    def _answer(self, known: _Known, claim: Claim, wake: Callable[[], None] | None) -> Answer:
+    def _answer(self, known: _Known, claim: Claim, wake: Callable[[], object] | None) -> Answer:
         """Under the lock. An interrupt leaves a claim that `end` takes back, or none."""
         assert claim._state is _State.OPEN, "a claim that has ended is of no use: make a new one"
         assert claim._known is None, "it has taken its number already"
@@ -322,7 +339,7 @@ class Producers:
         self._lock = self._reading = lock
 
     def end(self, claim: Claim, state: _State) -> None:
-        """Tell what became of a claim, and wake who waits for that. Each step may be repeated after an interrupt."""
+        """Tell what became of a claim, and wake who waits for that. Who gives up and is interrupted may do it again."""
         with self._lock:
             known = claim._known
             if known is not None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
+from qflow.memory.waiting import shelter
 from qflow.message import Headers, Message, Record, encode_headers
-from qflow.storage.transaction_log import Batch, Put, TransactionLog, Unit
+from qflow.storage.transaction_log import Put, Request, TransactionLog, Unit
 from qflow.streams.partition import Partition, put_charge
 from qflow.streams.producers import Claim
 from qflow.streams.room import Room
@@ -38,18 +39,17 @@ def prefix_of(headers: Headers | None, key: bytes | None) -> bytes:
 
 
 class Sent:
-    """Messages that have joined a batch: look at `error` when it is done."""
+    """Messages that were handed over: look at the `error` of the request when it is done."""
 
-    __slots__ = ("batch", "puts", "unit")
+    __slots__ = ("puts", "request")
 
-    def __init__(self, batch: Batch, puts: list[Put], unit: Unit | None) -> None:
-        self.batch = batch
+    def __init__(self, request: Request, puts: list[Put]) -> None:
+        self.request = request
         self.puts = puts
-        self.unit = unit
 
     @property
     def error(self) -> BaseException | None:
-        return self.puts[0].error if self.unit is None else self.unit.error
+        return self.request.error
 
 
 class Sending:
@@ -69,37 +69,52 @@ class Sending:
     @property
     def room(self) -> Room | None:
         """Where to reserve; None where there is nothing to send."""
-        return next((partition.room for partition in self._lots), None)
+        for partition in self._lots:
+            return partition.room
+        return None
 
-    def enter(self, log: TransactionLog, future: Future[Any] | None = None) -> Sent | None:
-        """Have puts that have their room join one batch, with the claim; None for nothing.
+    def enter(self, log: TransactionLog, future: Future[Any] | None = None, *, soon: bool = True) -> Sent | None:
+        """Have puts that have their room join one batch, with the claim; None for nothing. `soon`: see the log.
 
         Raises:
             StreamDeleted, BrokerClosed: nothing was done, and the room was given back.
         """
-        puts, claim = self.puts, self._claim
         try:
-            for partition in self._lots:
-                partition.begin_joining(self)
-            if not puts:
-                if claim is not None:
-                    claim.give_up()  # nobody wants it, so it may be published under this number again
-                return None
-            if claim is None:
-                if len(puts) == 1:
-                    puts[0].future = future
-                    return Sent(log.put(puts[0]), puts, None)
-                unit = self._unit = Unit(puts)
-            else:
-                unit = self._unit = claim.unit = Unit(puts, (), [claim], [claim.write])
-            unit.future = future
-            return Sent(log.join(unit), puts, unit)
+            try:
+                return self._join(log, future, soon)
+            finally:
+                self._end_joining()
         except BaseException:
-            self.withdraw()
+            shelter(lambda: self._clear_up(log))
             raise
-        finally:
-            for partition in self._lots:
-                partition.end_joining(self)
+
+    def _join(self, log: TransactionLog, future: Future[Any] | None, soon: bool) -> Sent | None:
+        puts, claim = self.puts, self._claim
+        for partition in self._lots:
+            partition.begin_joining(self)
+        if not puts:
+            if claim is not None:
+                claim.give_up()  # nobody wants it, so it may be published under this number again
+            return None
+        if claim is None:
+            if len(puts) == 1:
+                puts[0].future = future
+                return Sent(log.put(puts[0], soon), puts)
+            unit = self._unit = Unit(puts)
+        else:
+            unit = self._unit = claim.unit = Unit(puts, (), [claim], [claim.write])
+        unit.future = future
+        return Sent(log.join(unit, soon), puts)
+
+    def _end_joining(self) -> None:
+        for partition in self._lots:
+            partition.end_joining(self)
+
+    def _clear_up(self, log: TransactionLog) -> None:
+        """After an error or an interrupt, wherever that came."""
+        self._end_joining()
+        self.withdraw()
+        log.now()  # where it was handed over, its caller will not see to that any more
 
     def withdraw(self) -> None:
         """Give back the room of what did not join a batch; twice is fine."""
@@ -129,5 +144,5 @@ def send(
     try:
         return sending.enter(log, future)
     except BaseException:
-        sending.withdraw()
+        shelter(sending.withdraw)
         raise

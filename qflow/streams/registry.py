@@ -5,11 +5,10 @@ In the log each stream, and each durable cursor, has a record and rows as a queu
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import datetime
@@ -28,14 +27,16 @@ from qflow.errors import (
     NotFound,
     SettingsConflict,
     StreamDeleted,
-    again,
 )
+from qflow.memory.waiting import sheltered
 from qflow.storage import block_log, recovery
 from qflow.storage import producers as table
 from qflow.storage.block_log import Row
 from qflow.storage.blocks import NO_PREVIOUS
+from qflow.storage.ending import Piece, of_row
+from qflow.storage.records import Records
 from qflow.storage.recovery import CURSOR, STREAM, QueueRecord
-from qflow.storage.transaction_log import Lane, TransactionLog, Unit
+from qflow.storage.transaction_log import Lane, TransactionLog
 from qflow.streams.cursor import Cursor
 from qflow.streams.producers import Producers
 from qflow.streams.room import Room
@@ -49,8 +50,6 @@ GROUP_ACK_TIMEOUT_S = 60.0
 """A member of a group holds a message so long at most, unless it says otherwise."""
 FORGET_S = 3600.0
 """How often those producers are looked for that were not seen for long."""
-ROW_BYTES = 128
-"""About what a row takes in the log, key included."""
 STARTS = ("latest", "earliest", "committed")
 
 Start = str | int | datetime
@@ -74,20 +73,6 @@ class _CursorFacts:
         self.written_s = seen_s
 
 
-class _New:
-    """A record on its way into the log: what has it known once it holds. A party of the unit it goes with."""
-
-    def __init__(self, register: Callable[[], None]) -> None:
-        self.register = register
-        """May be called twice."""
-        self.is_committed = False
-
-    def committed(self, unit: Unit) -> None:
-        self.is_committed = True
-
-    def refused(self, unit: Unit) -> None: ...
-
-
 class _NoLane:
     """The publisher of a cursor's lanes: nothing is ever put into them."""
 
@@ -101,6 +86,7 @@ class Streams:
     def __init__(
         self,
         log: TransactionLog,
+        records: Records,
         room: Room,
         *,
         max_transaction_bytes: int,
@@ -117,6 +103,7 @@ class Streams:
         self.deleted: list[int] = []
         """Numbers of what was deleted, for the broker to clear away."""
         self._log = log
+        self._records = records
         self._max_transaction_bytes = max_transaction_bytes
         self._new_owner = new_owner
         self._report = report
@@ -130,7 +117,6 @@ class Streams:
         self._streams: dict[str, Stream] = {}
         self._facts: dict[Cursor, _CursorFacts] = {}
         self._broken: dict[str, QueueRecord] = {}
-        self._unsure: list[_New] = []
         self._lock = threading.Lock()  # held while subscriptions come and go
 
     # Found again -----------------------------------------------------------------------------------------------------
@@ -215,12 +201,13 @@ class Streams:
 
     # Streams ---------------------------------------------------------------------------------------------------------
 
+    @sheltered
     def declare(self, name: str, settings: StreamSettings) -> Stream:
         """Return the stream of this name, making it if there is none."""
         check_name(name, "stream")
         for topic_filter in settings.topics:
             check_filter(topic_filter)
-        self._make_sure()
+        self._records.make_sure()
         known = self._streams.get(name)
         if known is not None and known.ended is StreamDeleted:
             self.delete(name)  # that was begun, and failed
@@ -240,38 +227,8 @@ class Streams:
         rows = {number: block_log.new_row(number) for number in range(settings.partitions)}
         value = recovery.queue_value(name, uuid4().int >> 64, settings.to_dict(), kind=STREAM)
         stream = self._build(name, settings, owner, rows)
-        self._write_new(owner, value, rows, partial(self._register, stream))
+        self._records.add(owner, value, rows, partial(self._register, stream))
         return stream
-
-    def _write_new(self, owner: int, value: bytes, rows: dict[int, Row], register: Callable[[], None]) -> None:
-        """Write the record and rows of a stream or cursor, and have it known as soon as that holds.
-
-        Raises:
-            DiskFull: there is no room beside what acks need.
-        """
-
-        def write(txn: Any) -> None:
-            recovery.write_new(txn, owner, value)
-            for number, row in rows.items():
-                block_log.write_row(txn, owner, number, row)
-
-        new = _New(register)
-        unit = Unit(parties=[new], writes=[write], size=len(value) + ROW_BYTES * len(rows))
-        self._unsure.append(new)  # before it can be committed: an interrupt may come at any moment from here on
-        self._log.wait(self._log.join(unit))
-        self._make_sure()
-        if unit.error is not None:
-            raise again(unit.error)
-
-    def _make_sure(self) -> None:
-        """Have known what was written, also where who wrote it was interrupted."""
-        if not self._unsure:
-            return
-        self._log.drain()
-        for new in list(self._unsure):
-            if new.is_committed:
-                new.register()
-            self._unsure.remove(new)
 
     def _build(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row]) -> Stream:
         return Stream(
@@ -294,6 +251,7 @@ class Streams:
         for topic_filter in stream.settings.topics:
             self.routes.add(topic_filter, stream)
 
+    @sheltered
     def alter(self, of: Stream | str, /, **changes: Any) -> Stream:
         """Change what a stream takes, or how long it keeps it."""
         stream = self.own(of)
@@ -304,17 +262,18 @@ class Streams:
         settings = attrs.evolve(stream.settings, **changes)
         for topic_filter in settings.topics:
             check_filter(topic_filter)
-        self._write_record(stream.owner, recovery.queue_value(name, 0, settings.to_dict(), kind=STREAM))
+        value = recovery.queue_value(name, 0, settings.to_dict(), kind=STREAM)
+        self._records.replace(stream.owner, value, partial(self._apply, stream, settings))
+        return stream
+
+    def _apply(self, stream: Stream, settings: StreamSettings) -> None:
+        """Have a stream follow other settings; twice is fine."""
         gone = set(stream.settings.topics) - set(settings.topics)
-        stream.settings = settings
         for topic_filter in settings.topics:  # before others go, so that what is published meanwhile finds its way
             self.routes.add(topic_filter, stream)
         for topic_filter in gone:
             self.routes.remove(topic_filter, stream)
-        return stream
-
-    def _write_record(self, owner: int, value: bytes) -> None:
-        self._log.commit(self._log.write(lambda txn: txn.put(block_log.queue_key(owner), value)))
+        stream.settings = settings
 
     def get(self, name: str) -> Stream:
         """Return a stream that exists.
@@ -344,6 +303,7 @@ class Streams:
         """Return all streams."""
         return list(self._streams.values())
 
+    @sheltered
     def delete(self, of: Stream | str) -> None:
         """Delete a stream with its messages and subscriptions. Cost: one commit."""
         if isinstance(of, Stream):
@@ -352,7 +312,7 @@ class Streams:
                 self.own(of)  # which raises
         else:
             name = of
-        self._make_sure()
+        self._records.make_sure()
         broken = self._broken.get(check_name(name, "stream"))
         if broken is not None:
             self._write_deleted([broken.owner])
@@ -373,19 +333,15 @@ class Streams:
             for cursor in cursors:
                 self._facts.pop(cursor, None)
             self._streams.pop(name, None)
+            self._log.forget(stream.lanes)
             self.deleted += owners
 
     def _write_deleted(self, owners: list[int]) -> None:
-        def write(txn: Any) -> None:
-            for owner in owners:
-                record = json.loads(block_log.unseal(txn.get(block_log.queue_key(owner)), "a record"))
-                value = recovery.queue_value(record["name"], 0, record["settings"], deleted=True, kind=record["kind"])
-                txn.put(block_log.queue_key(owner), value)
-
-        self._log.commit(self._log.write(write))
+        self._records.delete(owners)
 
     # Subscriptions ---------------------------------------------------------------------------------------------------
 
+    @sheltered
     def subscribe(
         self,
         name_of_stream: Stream | str,
@@ -480,7 +436,7 @@ class Streams:
     def _durable(
         self, stream: Stream, title: str, topic_filter: str, start: Start, expiry_s: float | None, *, group: bool
     ) -> Cursor:
-        self._make_sure()
+        self._records.make_sure()
         if title in stream.pinned:
             raise CorruptionError(
                 f"subscription {title!r} of stream {stream.name!r} is in the log, but cannot be served: nobody knows "
@@ -529,7 +485,7 @@ class Streams:
         lanes = [self._lane(owner, number, row) for number, row in rows.items()]
         cursor = self._build_cursor(stream, title, topic_filter, lanes, owner, group=group)
         know = partial(self._know, cursor, _CursorFacts(cursor, expiry_s, now))
-        self._write_new(owner, _cursor_value(stream, title, topic_filter, group, expiry_s, now), rows, know)
+        self._records.add(owner, _cursor_value(stream, title, topic_filter, group, expiry_s, now), rows, know)
         return cursor
 
     def _know(self, cursor: Cursor, facts: _CursorFacts) -> None:
@@ -565,6 +521,7 @@ class Streams:
             )
         return [position_for(stream, number, start) for number in range(len(stream.partitions))]  # type: ignore[arg-type]
 
+    @sheltered
     def _left(self, subscription: Subscription) -> None:
         """Somebody closed a subscription."""
         with self._lock:
@@ -588,19 +545,16 @@ class Streams:
         value = _cursor_value(
             cursor.stream, cursor.title or "", cursor.interest.filter, cursor.is_group, facts.expiry_s, seen_s
         )
-        key = block_log.queue_key(cursor.owner)
-        unit = Unit(writes=[lambda txn: txn.put(key, value)], size=len(value))
-        self._log.wait(self._log.join(unit))
-        if unit.error is not None:
-            raise again(unit.error)
+        self._records.renew(cursor.owner, value)
         facts.written_s = seen_s
 
+    @sheltered
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group, with where it was; who has it open gets `StreamDeleted`."""
         owner = self.own(stream)
         check_name(name, "subscription")
         with self._lock:
-            self._make_sure()
+            self._records.make_sure()
             pinned = owner.pinned.get(name)
             if pinned is not None:
                 self._write_deleted([pinned])
@@ -628,6 +582,7 @@ class Streams:
 
     # Upkeep ----------------------------------------------------------------------------------------------------------
 
+    @sheltered
     def tick(self, attempt: Attempt = at_once) -> bool:
         """Apply retention, take back leases, let sessions expire; return whether there is more to do at once.
 
@@ -688,6 +643,7 @@ class Streams:
         found = [lane for stream in self.all() for lane in stream.lanes]
         return found + [part.lane for cursor in list(self._facts) for part in cursor.parts if part.lane is not None]
 
+    @sheltered
     def problems(self) -> list[str]:
         """Return what does not agree, in words."""
         found = [f"stream {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
@@ -703,14 +659,16 @@ class Streams:
             found += stream.problems()
         return found
 
+    @sheltered
     def end(self, error: Any) -> None:
         """Serve nobody any more; wake who waits."""
         self.room.close()
         with self._lock:
-            self._make_sure()
+            self._records.make_sure()
             for stream in self.all():
                 stream.end(error)
 
+    @sheltered
     def settle_down(self) -> None:
         """After `end`: return when nothing is on its way any more."""
         deadline = time.monotonic() + QUIET_S
@@ -728,19 +686,23 @@ class Streams:
             for cursor in {*stream.cursors.values(), *(cursor for _, cursor in stream.readers)}:
                 cursor.die(lock)
 
-    def write_ending(self, txn: Any) -> None:
-        """Write what a clean end leaves: when subscriptions were last open, and how far they were delivered."""
+    def endings(self) -> Iterator[Piece]:
+        """Yield what a clean end leaves: when subscriptions were last open, and how far they were delivered."""
         for facts in self._facts.values():
             cursor = facts.cursor
             for part in cursor.parts:
                 lane = part.lane
                 if lane is not None:
                     shown = max(lane.row.next, part.seen, part.doubtful)
-                    block_log.write_row(txn, lane.owner, lane.lane, lane.row._replace(next=shown))
+                    yield of_row(lane.owner, lane.lane, lane.row._replace(next=shown))
             value = _cursor_value(
                 cursor.stream, cursor.title or "", cursor.interest.filter, cursor.is_group, facts.expiry_s, facts.seen_s
             )
-            txn.put(block_log.queue_key(cursor.owner), value)
+            yield Piece(1, 0, partial(_put_record, owner=cursor.owner, value=value))
+
+
+def _put_record(txn: Any, *, owner: int, value: bytes) -> None:
+    txn.put(block_log.queue_key(owner), value)
 
 
 def _settings_of(record: QueueRecord) -> StreamSettings:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from itertools import islice
 
 from xxhash import xxh3_64_intdigest
@@ -25,6 +26,7 @@ from qflow.errors import (
     StreamDeleted,
     again,
 )
+from qflow.memory.waiting import shelter, sheltered
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
 from qflow.storage import partitions
@@ -153,6 +155,7 @@ class Stream:
             self._report(f"stream {self.name!r}: {hole.problem}", 1)
         return found
 
+    @sheltered
     def sequence_at(self, number: int, bound: Bound, *, default: int) -> int:
         """Return the sequence in a partition that an offset or a moment stands for."""
         partition = self.partitions[number]
@@ -239,7 +242,7 @@ class Stream:
         """Yield messages of a partition; `most` is how many of them anybody wants."""
         while position < end:
             self.check_open()
-            found = self.read(number, position, end, QUERY_BYTES, interest, most)
+            found = shelter(partial(self.read, number, position, end, QUERY_BYTES, interest, most))
             for piece in found.pieces:
                 yield from self._of_piece(piece)
             position = found.position
@@ -266,6 +269,7 @@ class Stream:
 
     # Retention -------------------------------------------------------------------------------------------------------
 
+    @sheltered
     def retain(self) -> bool:
         """Raise floors as far as the settings say, by a bounded part; return whether there is more to do at once."""
         settings = self.settings
@@ -413,6 +417,7 @@ class Stream:
 
     # Looking ---------------------------------------------------------------------------------------------------------
 
+    @sheltered
     def stats(self) -> StreamStats:
         """Return a snapshot of the stream. Cost: O(partitions x subscriptions)."""
         rows = [partition.lane.row for partition in self.partitions]

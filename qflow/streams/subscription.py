@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qflow.config import parse_count, parse_timeout
 from qflow.errors import InvalidArgument, QueueEmpty
+from qflow.memory.waiting import sheltered
 from qflow.stats import SubscriptionStats
 from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
@@ -75,8 +76,12 @@ class Subscription:
         batch = self._get(1, timeout_s)
         if batch is None:
             raise QueueEmpty(f"no message of stream {self.stream.name!r} for {self.filter!r} came in time")
-        delivery: StreamDelivery = batch[0]
-        return delivery
+        try:
+            delivery: StreamDelivery = batch[0]
+            return delivery
+        except BaseException:
+            self._cursor.release(batch)
+            raise
 
     def get_nowait(self) -> StreamDelivery:
         """`get` that does not wait."""
@@ -104,10 +109,14 @@ class Subscription:
     def _get(self, most: int, timeout_s: float | None) -> StreamDeliveries | None:
         return self._cursor.get(self, most, parse_timeout(timeout_s), follow=self._follow, skip_gaps=self._skip_gaps)
 
+    @property
+    def ahead_at_once(self) -> int:
+        """How many messages an iteration takes at once: one where others share them, or the lease of a batch ends."""
+        return 1 if self._cursor.is_group or self._cursor.ack_timeout_s is not None else READ_AHEAD
+
     def get_ahead(self, taker: object) -> StreamDeliveries | None:
         """Return a batch for an iteration, which shows one after the other; None at the end."""
-        cursor = self._cursor
-        most = 1 if cursor.is_group or cursor.ack_timeout_s is not None else READ_AHEAD
+        most, cursor = self.ahead_at_once, self._cursor
         return cursor.get(self, most, None, follow=self._follow, skip_gaps=self._skip_gaps, taker=taker, ahead=True)
 
     def __iter__(self) -> Iteration:
@@ -176,6 +185,7 @@ class Subscription:
         """Return a snapshot; of a group, all of it."""
         return self._cursor.stats()
 
+    @sheltered
     def close(self) -> None:
         """Give back what is held. A durable subscription can be opened again, any other is gone. Twice is fine."""
         if not self._closed:
@@ -210,32 +220,46 @@ def position_for(stream: Stream, number: int, to: int | datetime) -> int:
 
 
 class Iteration(Iterator[StreamDelivery]):
-    """A loop over a subscription; see `Subscription.__iter__`. Of one thread."""
+    """A loop over a subscription; see `Subscription.__iter__`. Of one thread.
+
+    An interrupt comes before a message is shown, or finds that noted: then the next call shows the one behind it.
+    """
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._cursor = subscription.cursor
         self._taker = (threading.get_ident(), object())
         self._batch: StreamDeliveries | None = None
-        self._left: Iterator[StreamDelivery] = iter(())
         self._index = -1
+        """Of the message of the batch that was shown last."""
+        self._share = self._passed = 0
+        """In which share of the batch that is, and how many messages are in those before."""
         self._cursor.abandon(self._taker[0])
 
     def __next__(self) -> StreamDelivery:
-        batch = self._batch
-        if batch is not None and batch.settled is not None and self._index not in batch.settled:
-            self._cursor.settle_part(batch, self._index, False)
         while True:
+            batch = self._batch
             if batch is not None:
-                for delivery in self._left:
-                    self._index += 1
+                index = self._index
+                settled = batch.settled
+                if settled is not None and index >= 0 and index not in settled:
+                    self._cursor.settle_part(batch, index, False)
+                index += 1
+                share, passed = self._share, self._passed
+                while index < batch.total and (settled := batch.settled) is not None:
+                    _, piece, marks = batch.shares[share]
+                    if index - passed >= len(piece.records):
+                        share, passed = share + 1, passed + len(piece.records)
+                        continue
+                    delivery = batch.make(piece, index - passed, marks)
                     if batch.settled is None:
                         break  # it went back, or was left behind by a seek, and what is to come is another one
-                    if self._index not in batch.settled:  # what went back, or was left behind
-                        batch.shown = self._index + 1
+                    if index not in settled:  # what went back, or was left behind
+                        self._index, self._share, self._passed = index, share, passed
+                        batch.shown = index + 1
                         return delivery
-            self._batch = None
+                    index += 1
             batch = self._subscription.get_ahead(self._taker)
+            self._batch, self._index, self._share, self._passed = batch, -1, 0, 0
             if batch is None:
                 raise StopIteration
-            self._batch, self._left, self._index = batch, iter(batch), -1

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from crash import transform_worker
+from crash.beside import reader_beside
 from crash.test_kill_rounds import alarm
 from qflow import inspect
 
@@ -54,10 +55,11 @@ def test_each_message_is_transformed_exactly_once(number: int, tmp_path: Path) -
     broker.close()
     everything = {str(number) for number in range(MESSAGES)}
     told: set[str] = set()
-    for life in range(LIVES):
-        told |= set(live_and_die(spool, seed, life, chance))
-        assert inspect.check_spool(spool) == []
-    broker, source = transform_worker.open_spool(str(spool))
+    with reader_beside(spool, bool(number % 2)):
+        for life in range(LIVES):
+            told |= set(live_and_die(spool, seed, life, chance))
+            assert inspect.check_spool(spool) == []
+        broker, source = transform_worker.open_spool(str(spool))
     assert broker.recovery.problems == ()
     assert not broker.recovery.clean
     assert len(source) + len(broker.queue("all")) == MESSAGES

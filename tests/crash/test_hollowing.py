@@ -14,10 +14,11 @@ import pytest
 import qflow
 from crash.seams import Steps, open_stepped
 from crash.test_kill_steps import kills
-from faults.seams import Faults, in_thread, open_faulty
+from faults.seams import PATIENCE_S, Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import Broker
-from qflow.storage import block_log, transaction_log
+from qflow.inspect import log_check
+from qflow.storage import batch, batch_writing, block_log, writer
 from qflow.storage.block_log import Row, key_of
 from qflow.storage.recovery import QueueRecord
 
@@ -110,6 +111,8 @@ def test_every_fiftieth_message_is_there_after_a_reopen(how, tmp_path, spool, op
         queue.put(body(start + 1_999), headers=headers[start])
     expected = {number: body(number) for number in range(10_000) if number % 50 == 49}
     before = blocks_of(broker)
+    broker._stop.set()  # no pass begins before everything is acked
+    broker._maintenance.join()
     batch = queue.get_many(10_000)
     for index in range(10_000):
         if index % 50 != 49:
@@ -145,12 +148,13 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_log, "HOLLOWING_STEPS", 10)
     monkeypatch.setattr(block_log, "TAIL_BYTES", 1_000)
     monkeypatch.setattr(block_log, "LEAST_GIVEN_BACK", 1)
-    monkeypatch.setattr(transaction_log, "HOLLOW_BYTES", 1)
+    monkeypatch.setattr(batch, "HOLLOW_BYTES", 1)
 
 
 def test_a_pass_can_be_killed_at_any_step_and_resumes(tmp_path, monkeypatch):
     """Edges 20, 24: killed at any step of a pass, nothing that waits is lost, and the next open finishes the pass."""
     small_steps(monkeypatch)
+    monkeypatch.setattr(writer, "FLUSH_S", PATIENCE_S)  # the acks are one commit, however slow they come
     start, spool = tmp_path / "start", tmp_path / "spool"
     with qflow.open(start) as broker:
         queue = broker.declare_queue("q")
@@ -271,7 +275,7 @@ def test_a_full_disk_puts_a_pass_off(spool, monkeypatch):
     for number in range(60):
         queue.put(body(number) * 3)
     before = blocks_of(broker)
-    monkeypatch.setattr(transaction_log, "HOLLOWING_BYTES", 2**30)
+    monkeypatch.setattr(batch_writing, "HOLLOWING_BYTES", 2**30)
     faults.fail("allocate", errno.ENOSPC)
     first, *rest = queue.get_many(60)
     queue.ack_many(rest, wait=True)
@@ -279,7 +283,7 @@ def test_a_full_disk_puts_a_pass_off(spool, monkeypatch):
     assert not broker._hollow()
     assert blocks_of(broker) == before
     faults.heal()
-    monkeypatch.setattr(transaction_log, "HOLLOWING_BYTES", 2**20)
+    monkeypatch.setattr(batch_writing, "HOLLOWING_BYTES", 2**20)
     settle_down(broker)
     assert len(blocks_of(broker)) == 2
     first.ack(wait=True)
@@ -347,7 +351,7 @@ def test_a_pass_whose_commit_fails_changes_nothing_for_anybody(error, late, spoo
 def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monkeypatch):
     """I10: each transaction of a check in another process may find the blocks one step further."""
     small_steps(monkeypatch)
-    monkeypatch.setattr(inspect, "_READ_AT_ONCE", 1)
+    monkeypatch.setattr(log_check, "READ_AT_ONCE", 1)
     broker = open_spool()
     broker._stop.set()
     broker._maintenance.join()
@@ -359,11 +363,11 @@ def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monk
     before = blocks_of(broker)
 
     class Meanwhile:
-        def begin(self) -> Any:
+        def reading(self) -> Any:
             assert broker._hollow() or not queue.lanes[0].hollow_due
-            return broker._log._env.begin()
+            return broker._log._env.reading()
 
     record = QueueRecord(OWNER, "q", 0, {}, {0: Row()}, False)
-    assert list(inspect._check_lane(Meanwhile(), record, 0, Row())) == []  # type: ignore[arg-type]
+    assert list(log_check.check_lane(Meanwhile(), record, 0, Row())) == []  # type: ignore[arg-type]
     assert len(blocks_of(broker)) < 0.8 * len(before)
     batch.nack()

@@ -14,13 +14,14 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 import qflow
 from crash import worker
+from crash.beside import reader_beside
 
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 LIVES = 3
@@ -173,9 +174,17 @@ def test_what_was_confirmed_survives_three_kills(number, tmp_path):
     chance = random.Random(seed)
     spool = tmp_path / "spool"
     oracles = {name: Oracle() for name in (*worker.DURABLE, "loose")}
-    for life in range(LIVES):
-        oracles["loose"] = Oracle()  # not remembered across open
-        listen(live_and_die(spool, seed, life, chance), oracles, life)
+    with ExitStack() as beside:  # every other round has a process that reads, from the first kill on
+        for life in range(LIVES):
+            oracles["loose"] = Oracle()  # not remembered across open
+            listen(live_and_die(spool, seed, life, chance), oracles, life)
+            if not life:
+                beside.enter_context(reader_beside(spool, bool(number % 2)))
+        check_what_is_left(spool, oracles)
+
+
+def check_what_is_left(spool: Path, oracles: dict[str, Oracle]) -> None:
+    """Open what the last kill left, and drain it."""
     with qflow.open(spool, capacity_bytes=worker.BROKER_CAPACITY) as broker:
         assert os.listdir(spool / "spill") == []
         assert not broker.recovery.clean

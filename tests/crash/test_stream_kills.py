@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import qflow
 from crash import stream_worker
+from crash.beside import reader_beside
 from crash.stream_worker import PRODUCERS
 from crash.test_kill_rounds import alarm
 from qflow import inspect
@@ -134,9 +136,17 @@ def test_a_stream_and_its_group_survive_kills(number: int, tmp_path: Path) -> No
     chance = random.Random(seed)
     spool = tmp_path / "spool"
     oracle = Oracle()
-    for life in range(LIVES):
-        oracle.hear(live_and_die(spool, seed, life, oracle.next_numbers(), chance))
-        assert inspect.check_spool(spool) == []
+    with ExitStack() as beside:  # every other round has a process that reads, from the first kill on
+        for life in range(LIVES):
+            oracle.hear(live_and_die(spool, seed, life, oracle.next_numbers(), chance))
+            if not life:
+                beside.enter_context(reader_beside(spool, bool(number % 2)))
+            assert inspect.check_spool(spool) == []
+        check_what_is_left(spool, oracle)
+
+
+def check_what_is_left(spool: Path, oracle: Oracle) -> None:
+    """Open what the last kill left, and read it."""
     with stream_worker.open_spool(str(spool)) as broker:
         assert broker.recovery.problems == ()
         assert not broker.recovery.clean

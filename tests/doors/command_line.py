@@ -120,6 +120,10 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-u", "-c", program]
 
 
+NOT_READING = python("import select\nprint('ready', flush=True)\nend = select.poll()\nend.register(0, 0)\nend.poll()")
+"""A command that reads nothing of its input, and ends with who writes it."""
+
+
 def error_line(done: subprocess.CompletedProcess[bytes]) -> str:
     """Return the one line on stderr that says what went wrong."""
     lines = done.stderr.decode().splitlines()

@@ -403,6 +403,63 @@ def test_a_consumer_that_is_closed_at_once_or_by_its_callback_leaves_nothing(spo
     on(spool, scenario)
 
 
+def test_a_consumer_whose_get_fails_tells_it_once_and_tries_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the consumer of a thread does: told once, and it goes on when there are descriptors again."""
+    monkeypatch.setattr("qflow.queues.consumer.AGAIN_S", 0.001)
+
+    async def scenario() -> None:
+        faults = Faults()
+        async with qflow.aio.AsyncBroker(open_faulty(spool, faults, capacity_bytes=0)) as broker:
+            queue = await broker.declare_queue("q", durable=False)
+            queue.queue.put_many([b"1", b"2"])  # all of it is on disk when this returns
+            events: list[Any] = []
+            received: list[tuple[bytes, int]] = []
+            broker.broker.on_event(events.append)
+
+            async def callback(delivery: qflow.aio.AsyncDelivery) -> None:
+                received.append((delivery.body, delivery.delivery_count))
+
+            faults.fail("open", errno.EMFILE)
+            async with queue.consume(callback, concurrency=2) as consumer:
+                await until(lambda: faults.calls.get("open", 0) > 20 and events)
+                assert consumer.running
+                assert not received
+                faults.heal()
+                await until(lambda: len(queue) == 0)
+            assert sorted(received) == [(b"1", 1), (b"2", 1)]
+            assert [event.kind.value for event in events] == ["consumer_failed"]
+            assert await leave_nothing_behind(broker) == []
+
+    run(scenario())
+
+
+def test_a_consumer_that_rests_ends_with_its_queue(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a get that failed, it does not look before an hour is over; it is closed, or the queue deleted, before."""
+    monkeypatch.setattr("qflow.queues.consumer.AGAIN_S", 3600)
+
+    async def scenario() -> None:
+        faults = Faults()
+        async with qflow.aio.AsyncBroker(open_faulty(spool, faults, capacity_bytes=0)) as broker:
+            queue = await broker.declare_queue("q", durable=False)
+            queue.queue.put_many([b"1", b"2"])  # all of it is on disk when this returns
+            events: list[Any] = []
+            broker.broker.on_event(events.append)
+
+            async def callback(_: qflow.aio.AsyncDelivery) -> None: ...
+
+            faults.fail("open", errno.EMFILE)
+            first, second = queue.consume(callback), queue.consume(callback)
+            inner: Any = queue.queue
+            await until(lambda: len(events) == 2)
+            await first.close()
+            assert list(inner._consumers) == [second]
+            faults.heal()
+            await broker.delete_queue("q")
+            await until(lambda: not inner._consumers)
+
+    run(scenario())
+
+
 def test_a_callback_that_cancels_something_of_its_own_has_failed(spool: Path) -> None:
     """The consumer goes on; a queue's slow-consumer policy can stop it from a thread."""
 

@@ -160,6 +160,25 @@ def test_a_loop_acks_what_came_before_and_ends_where_the_stream_does(spool: Path
     on(spool, scenario)
 
 
+@pytest.mark.parametrize("lease", [{"name": "r", "ack_timeout_s": 60}, {"group": "g"}], ids=["named", "group"])
+def test_a_loop_leases_one_message_at_a_time(spool: Path, lease: dict[str, Any]) -> None:
+    """A message that is read ahead would be held by the lease of the one before; the loop of a thread does the same."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        await broker.publish_many([("t/1", b"%d" % number) for number in range(300)])
+        reader = await broker.subscribe("s", start="earliest", **lease)
+        async with reader, aclosing(reader.iterate()) as deliveries:
+            first = await anext(deliveries)
+            assert (first.offset, (await reader.stats()).unsettled_messages) == (0, 1)
+            await first.ack()
+        with broker.broker.subscribe("s", start="earliest", **lease) as plain:
+            second = next(iter(plain))
+            assert (second.offset, plain.stats().unsettled_messages) == (1, 1)
+            second.ack()
+
+    on(spool, scenario)
+
+
 def test_a_transaction_publishes_and_acks(spool: Path) -> None:
     """Deliveries of streams and what follows from them are one commit; an exception undoes both."""
 

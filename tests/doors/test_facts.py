@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import qflow
-from doors.command_line import CommandLine, error_line, numbers, python, text
-
-SLEEPING = python("import signal\nprint('ready', flush=True)\nsignal.pause()")
+from doors.command_line import NOT_READING, CommandLine, error_line, numbers, text
 
 
 def test_stats_tell_what_waits(cli: CommandLine) -> None:
@@ -41,7 +39,7 @@ def test_a_spool_without_queues(cli: CommandLine) -> None:
 
 def test_everything_can_be_read_beside_a_live_owner(cli: CommandLine) -> None:
     """Facts come from log, stats.json and spill directory while another process owns the spool."""
-    process = cli.start("pipe", cli.spool, "q", "--capacity", "16KiB", "--", *SLEEPING)
+    process = cli.start("pipe", cli.spool, "q", "--capacity", "16KiB", "--", *NOT_READING)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -66,7 +64,7 @@ def test_everything_can_be_read_beside_a_live_owner(cli: CommandLine) -> None:
 
 def test_a_spool_has_one_owner(cli: CommandLine) -> None:
     """Commands that need the spool for themselves say so, in one line, and change nothing."""
-    process = cli.start("pipe", cli.spool, "q", "--", *SLEEPING)
+    process = cli.start("pipe", cli.spool, "q", "--", *NOT_READING)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     for command in ("put", "get", "pipe"):

@@ -10,11 +10,9 @@ import pytest
 
 import qflow
 import qflow.aio
-from doors.command_line import CommandLine, error_line, numbers, python, text
+from doors.command_line import NOT_READING, CommandLine, error_line, numbers, python, text
 from doors.event_loop import run
 from qflow import inspect
-
-SLEEPING = python("import signal\nprint('ready', flush=True)\nsignal.pause()")
 
 
 def test_a_snapshot_of_a_spool_that_nobody_owns(cli: CommandLine) -> None:
@@ -37,7 +35,7 @@ def test_a_snapshot_of_a_spool_that_nobody_owns(cli: CommandLine) -> None:
 
 def test_a_snapshot_beside_a_live_owner(cli: CommandLine) -> None:
     """The owner goes on; the copy holds what was stored, and opens as after a crash."""
-    process = cli.start("pipe", cli.spool, "q", "--", *SLEEPING)
+    process = cli.start("pipe", cli.spool, "q", "--", *NOT_READING)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"

@@ -21,7 +21,7 @@ ALL = 2**62
 
 
 class Line:
-    """A queue of one lane that notes what it is told, as a queue would: whatever is told twice counts once."""
+    """A queue of one lane that notes what it is told, as a queue would; it is told of everything once."""
 
     def __init__(self, owner: int, row: Row | None, lane: int = 0) -> None:
         self.lane = Lane(owner, lane, row, self)
@@ -31,15 +31,15 @@ class Line:
         self.purged_to: int | None = None
 
     def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
-        if first >= self.next:
-            assert size == sum(map(len, records))
-            self.visible.update(enumerate(records, first))
-            self.next = first + len(records)
+        assert first >= self.next
+        assert size == sum(map(len, records))
+        self.visible.update(enumerate(records, first))
+        self.next = first + len(records)
 
     def publish_transient(self, put: Put) -> None:
-        if put.first < 0:
-            self.visible.update(enumerate(put.records, self.next))
-            put.first, self.next = self.next, self.next + len(put.records)
+        assert put.first < 0
+        self.visible.update(enumerate(put.records, self.next))
+        put.first, self.next = self.next, self.next + len(put.records)
 
     def purged(self, ends: dict[int, int]) -> None:
         self.purged_to = ends[self.lane.lane]
@@ -48,9 +48,9 @@ class Line:
         }
 
     def refused(self, put: Put) -> None:
-        if not put.refused:
-            put.refused = True
-            self.refusals.append(put)
+        assert not put.refused
+        put.refused = True
+        self.refusals.append(put)
 
     def put(self, *records: Record) -> Put:
         """Return a put of some records that has not joined a batch."""
@@ -80,8 +80,7 @@ class Told:
         self._note("refused")
 
     def _note(self, outcome: str) -> None:
-        if outcome not in self.outcomes:
-            self.outcomes.append(outcome)
+        self.outcomes.append(outcome)
 
 
 def create_log(spool: Path) -> Path:

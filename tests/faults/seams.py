@@ -90,14 +90,14 @@ class FaultyFiles(Files):
 
 
 class FaultyEnvironment(Environment):
-    """A log with faults: `begin` (of writes), `commit`, `make_room`, `last_transaction`, `grow_map`, `copy_to`."""
+    """A log with faults: `begin` (of writes), `commit`, `make_room`, `grow_map`, `copy_to`."""
 
     def __init__(self, path: str, files: Files, faults: Faults) -> None:
         super().__init__(path, files)
         self._plain_begin = super().begin
         self._faulty_begin = faults.wrap("begin", super().begin)
         self._faulty_commit = faults.wrap("commit", super().commit)
-        for name in ("make_room", "grow_map", "last_transaction", "copy_to"):
+        for name in ("make_room", "grow_map", "copy_to"):
             setattr(self, name, faults.wrap(name, getattr(super(), name)))
 
     def begin(self, *, write: bool = False) -> Any:

@@ -21,9 +21,10 @@ from faults.test_full_disk import fill, small_disk  # noqa: F401  (a fixture)
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
 from qflow.storage import environment, snapshots
+from qflow.storage.batch import Order
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.transaction_log import Batch
+from unit.clocks import until
 
 BODY = b"x" * 33_000
 KEPT = [b"%d" % number for number in range(3)]
@@ -267,8 +268,9 @@ def test_nobody_waits_for_a_snapshot_but_who_must(spool, tmp_path):
         for number in range(20):
             in_thread(lambda body=b"%d" % number: queue.put(body))
         in_thread(lambda: queue.get(0).ack(wait=True))
-        late = Batch(None)  # one that was about to begin when the snapshot did
-        broker.log._work_alone(late, lambda env, still: taken.append("never"))
+        late = Order(lambda batch: None, lambda env, still: taken.append("never"))
+        broker.log._writer.hand_over(late)  # as one that was about to be when the snapshot began
+        broker.log.wait(late)
         assert "try again" in str(late.error)
         assert taken == []
         go_on.set()
@@ -308,8 +310,7 @@ def test_close_waits_for_a_snapshot(spool, tmp_path):
 
     def pause() -> None:
         copying.set()
-        while not broker.log._closing:
-            pass
+        until(lambda: broker.log._writer._ended)
 
     faults.before["copy_to"] = pause
     make_spool(spool)
@@ -344,25 +345,6 @@ def test_a_failed_log_is_not_copied(spool, tmp_path):
         broker.compact()
     assert not (tmp_path / "copy").exists()
     broker.close()
-
-
-def test_commits_in_doubt_are_told_apart_by_numbers_that_begin_anew_in_a_compacted_log(spool):
-    """An interrupt right after a commit of the new log is found committed, one right before it is not: nothing doubles."""
-    faults = Faults()
-    make_spool(spool)
-    with faulty_broker(spool, faults) as broker:
-        queue = broker.queue("q")
-        before = broker.log._env.last_transaction()
-        broker.compact()
-        assert broker.log._env.last_transaction() < before
-        for late in (False, True):
-            faults.fail("commit", KeyboardInterrupt(), times=1, late=late)
-            with pytest.raises(KeyboardInterrupt):
-                queue.put(b"late" if late else b"early")
-            faults.heal()
-            queue.put(b"next")
-        assert drained(queue) == [*KEPT, b"early", b"next", b"late", b"next"]
-        assert broker.check() == []
 
 
 def test_what_a_killed_reader_pinned_is_let_go_while_the_broker_runs(spool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,36 @@ def test_numbers_that_were_never_logged_are_not_counted_behind_a_backlog(tmp_pat
         batch = again.queue("q").get_many(1, timeout_s=0)
         assert (len(batch), len(again.queue("q"))) == (1, 1)
         assert again.check() == []
+
+
+def test_the_last_commit_of_a_log_that_was_not_closed_is_read_when_it_is_opened(tmp_path, open_spool):
+    """It may be one that failed, of which the disk has a part: what is wrong with it is told before anything is read."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", priorities=2)
+    queue.put_many([body(number) for number in range(9)])
+    queue.put_many([body(number) for number in range(9)])
+    queue.put(b"high", priority=1)
+    broker.declare_stream("s", topics=["a"])
+    broker.publish("a", b"x")
+    after = tmp_path / "after"
+    (after / "log").mkdir(parents=True)
+    broker._log._env.copy_to(str(after / "log"))
+    keys: list[bytes] = []
+    edit(after, lambda txn: keys.extend(key for key, _ in txn.cursor()))
+    keys = [key for key in keys if key[0] == block_log.BLOCKS and key[-8:] != b"\xff" * 8]
+    assert len(keys) == 8
+    for index, expected in (
+        (2, None),
+        (3, "'q', lane 0: block 9"),
+        (6, "'q', lane 1: block"),
+        (7, "'s', lane 0: block 0"),
+    ):
+        damaged = tmp_path / f"damaged {index}"
+        shutil.copytree(after, damaged)
+        flip(damaged, keys[index], 60)
+        with qflow.open(damaged) as again:
+            problems = again.recovery.problems
+        assert [expected is not None and expected in problem for problem in problems] == [True] * (index != 2), problems
 
 
 def test_a_log_whose_data_file_is_gone_is_refused_and_left_alone(written):

@@ -1,32 +1,50 @@
-"""A disk that is really full: a tmpfs of 4 MiB."""
+"""A disk that is really full: a tmpfs of some MiB."""
 
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import qflow
-from faults.seams import PATIENCE_S, drained, in_thread
+from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
+from qflow.storage.block_log import Row, read_row
+from qflow.storage.parts import PAGES_A_PART, cut, joined
+from unit.clocks import until
+
+
+@contextmanager
+def disk_of(size: str, disk: Path) -> Iterator[Path]:
+    """A file system of this size, in a directory that is made for it."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "qflow-test", disk], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "qflow-test", disk], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with disk_of("4m", tmp_path / "disk") as disk:
+        yield disk
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
 
 
 def fill(disk: Path) -> Path:
@@ -131,3 +149,133 @@ def test_a_spool_with_messages_opens_on_a_full_disk(small_disk):
     fill(small_disk)
     with qflow.open(small_disk / "spool") as broker:
         assert drained(broker.queue("q")) == [b"a", b"b"]
+
+
+def filled(queue: qflow.Queue, size: int) -> int:
+    """Put messages of this size until there is no room for one more; return how many there are."""
+    count = 0
+    for at_once in (50, 1):
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put_many([b"%08d" % number + bytes(size) for number in range(count, count + at_once)])
+                count += at_once
+    return count
+
+
+def hold(queue: qflow.Queue) -> list[qflow.Delivery]:
+    """Get all messages, one by one."""
+    return [queue.get(0) for _ in range(len(queue))]
+
+
+def comes_in(queue: qflow.Queue, bodies: list[bytes]) -> bool:
+    """Put all of them, if there is room."""
+    try:
+        queue.put_many(bodies)
+    except qflow.DiskFull:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("disk_bytes", "size", "at_once"), [("8m", 1_000, 50), ("16m", 10_000, 1), ("4m", 200, 300)])
+def test_scattered_acks_on_a_full_disk_hold_and_give_room_back(disk_bytes, size, at_once, tmp_path):
+    """I12, edge 37: messages are acked out of order, many in one commit; all of that holds, and puts come back."""
+    with disk_of(disk_bytes, tmp_path / "disk") as disk:
+        with qflow.open(disk / "spool") as broker:
+            queue = broker.declare_queue("q")
+            count = filled(queue, size)
+            held = hold(queue)
+            random.Random(size).shuffle(held)
+            for start in range(0, count // 2, at_once):
+                for delivery in held[start : start + at_once - 1]:
+                    delivery.ack()
+                held[start + at_once - 1].ack(wait=True)
+            acked = start + at_once
+            assert broker.check() == []
+        with qflow.open(disk / "spool") as broker:
+            assert broker.recovery.problems == ()
+            queue = broker.queue("q")
+            assert {delivery.body for delivery in hold(queue)} == {delivery.body for delivery in held[acked:]}
+        with qflow.open(disk / "spool") as broker:
+            queue = broker.queue("q")
+            for delivery in random.Random(1).sample(hold(queue), count - acked):
+                delivery.ack()
+            until(lambda: comes_in(queue, [bytes(size)] * 50))
+            assert len(queue) == 50
+            assert broker.check() == []
+
+
+def test_many_queues_are_acked_in_one_commit_and_closed_on_a_full_disk(small_disk):
+    """Edge 37: what one batch settles touches more pages than there are; it is settled in parts."""
+    spool = small_disk / "spool"
+    with qflow.open(spool) as broker:
+        queues = [broker.declare_queue(f"q{number}") for number in range(300)]
+        for queue in queues:
+            queue.put_many([bytes(1_000)] * 2)
+        filled(broker.declare_queue("all"), 1_000)
+        held = [queue.get(0) for queue in queues]
+        for delivery in held:
+            delivery.ack()
+        broker.queue("all").get(0).ack(wait=True)
+        for queue in queues:
+            queue.get(0).nack()
+        assert broker.check() == []
+    with qflow.open(spool) as broker:
+        assert broker.recovery.problems == ()
+        assert [len(broker.queue(f"q{number}")) for number in range(300)] == [1] * 300
+
+
+def test_an_ack_that_found_no_room_is_tried_again_by_itself(spool, faults, monkeypatch):
+    """Fault 2, edge 37: nobody calls, and it is in the log as soon as there is room for it."""
+    with faulty_broker(spool, faults) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"0", b"1", b"2"])
+        held = hold(queue)
+        faults.fail("make_room", qflow.DiskFull("no room"))
+        held[1].ack()
+        broker.log.drain()
+        with pytest.raises(qflow.DiskFull):
+            held[0].ack(wait=True)
+        faults.heal()
+
+        def row() -> Row:
+            with broker.log.read() as txn:
+                return read_row(txn, queue.owner, 0)
+
+        until(lambda: row().messages == 1)
+        assert row().floor == 2
+
+
+@pytest.mark.parametrize("free", [0, 30, 200])
+def test_parts_hold_all_of_a_batch_once_and_are_small(free):
+    """Every range and count is in one part, in order; a part takes half of what is free, or is a single range."""
+    chance = random.Random(free)
+    settled = {
+        lane: [[at, at + 1, 1, 5] for at in chance.sample(range(5_000), chance.choice([0, 1, 70]))]
+        for lane in range(40)
+    }
+    attempts = {lane: [(at, at + 1, 3) for at in chance.sample(range(90), 9)] for lane in range(3)}
+    found = cut(settled, attempts, free)
+    whole = joined(found)
+    assert whole.settled == {lane: sorted(ranges) for lane, ranges in settled.items()}
+    assert whole.attempts == attempts
+    for part in found:
+        ranges = sum(map(len, part.settled.values())) + sum(map(len, part.attempts.values()))
+        lanes = len(part.settled) + len(part.attempts)
+        assert lanes <= 1 >= ranges or 4 * lanes < min(PAGES_A_PART, free // 2)
+    assert sum(len(part.attempts) for part in found[:-1]) == 0 or not found[-1].settled
+
+
+def test_what_the_last_commit_freed_takes_the_next_put(tmp_path):
+    """Edge 37: with nobody committing in between, for LMDB uses pages again from the next commit but one on."""
+    with disk_of("4m", tmp_path / "disk") as disk, qflow.open(disk / "spool") as broker:
+        queue = broker.declare_queue("q")
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(bytes(300_000))
+        filled(queue, 500)
+        with broker._upkeep:
+            queue.purge()
+            while broker._remove_settled():
+                pass
+            queue.put_many([bytes(1_000)] * 200)
+        assert len(queue) == 200

@@ -92,6 +92,30 @@ def test_an_open_finds_every_lane_that_was_used_and_no_other(written):
     assert list(other.rows or ()) == [0]
 
 
+def test_lanes_and_their_blocks_are_read_in_order(spool):
+    """Each lane from its first block to its last, more than a byte counts; lanes by their numbers, of no other queue."""
+    with bare_log(spool, Faults()) as log:
+        declare(log, OWNER, "q")
+        owners = {owner: {number: Line(owner, new_row(number), number) for number in LANES} for owner in (OWNER, 256)}
+        for place in range(300):  # two queues and all lanes take turns, large enough for a block each
+            puts = [line.put(b"%03d" % place * 100) for lines in owners.values() for line in lines.values()]
+            log.wait(log.join(Unit(puts)))
+        for owner, lines in owners.items():
+            with log.read() as txn:
+                rows = block_log.read_rows(txn, owner)
+                assert list(rows) == list(LANES)
+                for number, row in rows.items():
+                    read = block_log.read(txn, owner, number, row, row.floor, row.next, 2**40)
+                    found = [
+                        (sequence, record)
+                        for first, records in read.pieces
+                        for sequence, record in enumerate(records, first)
+                    ]
+                    assert found == [(at(number, place), b"%03d" % place * 100) for place in range(300)]
+                    assert found == list(lines[number].visible.items())
+                    assert read.problems == []
+
+
 def test_a_new_lane_begins_at_its_number(spool):
     """I13: lanes share no sequence, so a sequence tells its lane."""
     assert (new_row(0).next, new_row(25).floor) == (0, 25 << 56)
@@ -172,7 +196,7 @@ def test_a_damaged_block_of_any_lane_is_found(written):
 @pytest.mark.parametrize("limit", [1, 3, 256])
 def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch):
     """Edge 16, I14: the records of all lanes go, a bounded number at a time, and those of no other queue."""
-    monkeypatch.setattr(block_log.delete_lanes, "__defaults__", (limit, None))
+    monkeypatch.setattr(block_log, "REMOVED_AT_ONCE", limit)
     steps = 0
     with qflow.open(written) as broker:
         broker._stop.set()

@@ -350,3 +350,27 @@ def test_settling_while_a_run_is_spilled_or_restored_leaves_no_orphan_and_no_dou
                     drained(queue)
                     assert queue.stats().resident_bytes == 0
                 assert broker.check() == []
+
+
+@pytest.mark.parametrize("most", [1, None], ids=["max_deliveries", "as often as it takes"])
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_get_that_fails_has_delivered_nothing(durable, most, spool, faults, spill):
+    """What it had taken when the disk failed goes back uncounted: nobody has seen it, and none is one too many."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
+        queue = broker.declare_queue("q", durable=durable, max_deliveries=most)
+        for body in BODIES:
+            queue.put(body)
+        assert queue.stats().resident_messages > 1
+        faults.fail("open", errno.EMFILE)
+        faults.fail("read", errno.EMFILE)
+        for _ in range(3):
+            with pytest.raises(qflow.StorageError):
+                queue.get_many(len(BODIES))
+        faults.heal()
+        assert queue.stats().redelivered_total == 0
+        found = []
+        while len(queue):
+            with queue.get(0) as delivery:
+                found.append(delivery.body)
+                assert (delivery.delivery_count, delivery.redelivered) == (1, False)
+        assert found == BODIES

@@ -12,58 +12,35 @@ import pytest
 import qflow
 from faults.seams import PATIENCE_S
 from qflow.storage.block_log import BLOCKS
-from qflow.streams import partition
 from unit.clocks import until
 
 Open = Callable[..., qflow.Broker]
 
 
-@pytest.mark.parametrize("where", ["the charge", "the room"])
-def test_a_leader_interrupted_while_it_publishes_leaks_no_room(
-    open_spool: Open, monkeypatch: pytest.MonkeyPatch, where: str
+@pytest.mark.parametrize(("step", "late"), [("put", False), ("put", True), ("wait", False), ("wait", True)])
+def test_a_publish_that_is_interrupted_leaks_no_room(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, step: str, late: bool
 ) -> None:
-    """It is told again, and what is on its way is given back once."""
+    """Before it is handed over nothing is done; after that all is, whatever becomes of the caller."""
     broker = open_spool(capacity_bytes="1MiB")
     broker.declare_stream("s", topics=["t"])
     room = broker._streams.room
-    interrupts = [KeyboardInterrupt()]
+    real = getattr(broker.log, step)
 
-    def interrupting(work: Callable[..., Any]) -> Callable[..., Any]:
-        def do(*given: Any) -> Any:
-            if interrupts and broker.log.busy:
-                raise interrupts.pop()
-            return work(*given)
-
-        return do
+    def interrupted(*given: Any) -> Any:
+        if late:
+            real(*given)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        if where == "the charge":
-            leader = partition.Partition.publish_topics
-            inside = threading.local()
-
-            def publish_topics(self: Any, *given: Any) -> None:
-                inside.here = True
-                leader(self, *given)
-                inside.here = False
-
-            charge = partition.charge_for
-
-            def charge_for(*given: Any) -> int:
-                if interrupts and getattr(inside, "here", False):
-                    raise interrupts.pop()
-                return charge(*given)
-
-            patch.setattr(partition.Partition, "publish_topics", publish_topics)
-            patch.setattr(partition, "charge_for", charge_for)
-        else:
-            patch.setattr(room, "_settle_slack", interrupting(room._settle_slack))
+        patch.setattr(broker.log, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             broker.publish("t", b"x")
-    assert broker.publish("t", b"y").offsets == {"s": 1}
-    assert not interrupts
-    assert not room.busy
+    until(lambda: not room.busy)
+    done = 0 if (step, late) == ("put", False) else 1
+    assert broker.publish("t", b"y").offsets == {"s": done}
     large = broker.submit_publish("t", bytes(2**20))  # which passes alone
-    assert large.result(PATIENCE_S).offsets == {"s": 2}
+    assert large.result(PATIENCE_S).offsets == {"s": done + 1}
 
 
 @pytest.mark.parametrize("way", ["publish", "transaction"])
@@ -76,11 +53,11 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
     join = broker.log.join
     about, go = threading.Event(), threading.Event()
 
-    def late(unit: Any) -> Any:
+    def late(unit: Any, soon: bool = True) -> Any:
         if any(put.topics for put in unit.puts):
             about.set()
             assert go.wait(PATIENCE_S)
-        return join(unit)
+        return join(unit, soon)
 
     def work() -> None:
         if way == "publish":

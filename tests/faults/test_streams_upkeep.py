@@ -327,7 +327,7 @@ def test_a_durable_subscription_begins_while_nothing_is_dropped(
     broker.alter_stream("a", retain_until_consumed=True, retention_messages=10)
     stream = broker.stream("a")
     seen: list[bool] = []
-    starts, write = broker._streams._starts, broker._streams._write_new
+    starts, write = broker._streams._starts, broker._records.add
 
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -337,7 +337,7 @@ def test_a_durable_subscription_begins_while_nothing_is_dropped(
         return call
 
     monkeypatch.setattr(broker._streams, "_starts", noting(starts))
-    monkeypatch.setattr(broker._streams, "_write_new", noting(write))
+    monkeypatch.setattr(broker._records, "add", noting(write))
     with broker.subscribe("a", name="panel", start="earliest") as panel:
         assert seen == [True, True]
         maintain(broker)

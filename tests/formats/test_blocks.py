@@ -315,3 +315,31 @@ def test_topics_that_are_damaged_are_never_taken_for_others(position, change):
     damaged = whole[:at] + bytes((whole[at] ^ change,)) + whole[at + 1 :]
     with suppress(CorruptionError):
         assert blocks.read_names(damaged, where=WHERE) == ["a/b", "é"]
+
+
+class Name(bytes):
+    """A topic's name that counts how often one is compared with another."""
+
+    compared = 0
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other):
+        Name.compared += 1
+        return bytes.__eq__(self, other)
+
+
+class Topic(str):
+    def encode(self):
+        return Name(str.encode(self))
+
+
+def test_new_names_are_not_compared_with_each_other(monkeypatch):
+    """1,000 of them in one call: each is looked for once, and not held against every name before it."""
+    monkeypatch.setattr(Name, "compared", 0)
+    old = blocks.encode(KEY, [b""], topics=["t"])
+    topics = [Topic(f"t/{number}") for number in range(1000)]
+    grown = blocks.grow(
+        old, KEY, KEY.first + 1, [b""] * 1000, [0] * 1000, plain=True, settled=0, time_ms=0, topics=topics
+    )
+    assert blocks.decode(grown, KEY, where=WHERE).names == ["t", *topics]
+    assert Name.compared < 2 * 1000

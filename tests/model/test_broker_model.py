@@ -102,14 +102,14 @@ class BrokerMachine(SpoolMachine):
 
     def never_stuck(self) -> None:
         """There is one thread here that could make room: who waits for more than a commit is stuck."""
-        wait = Admission._wait_for_room
+        patience = Admission._patience_s
 
-        def checked(queue: Admission, wait_s: float) -> None:
+        def checked(queue: Admission, *arguments: Any) -> float:
             self.waits += 1
             assert self.waits < 4, f"a put waits for ever: {vars(queue)}"
-            wait(queue, wait_s)
+            return patience(queue, *arguments)
 
-        self.patch.setattr(Admission, "_wait_for_room", checked)
+        self.patch.setattr(Admission, "_patience_s", checked)
         self.patch.setattr(admission, "RETRY_S", 0.005)
 
     def open(self) -> None:

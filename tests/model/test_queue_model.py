@@ -13,7 +13,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 import qflow
 from model.spool_machine import SpoolMachine
 from qflow.delivery import Delivery
-from qflow.message import OVERHEAD_BYTES
+from qflow.memory import run_list
+from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.storage import block_log
 
 CAPACITIES = [0, 1, 200, 1_000, 5_000]
@@ -51,8 +52,13 @@ class QueueMachine(SpoolMachine):
         durable=st.booleans(),
         limit=st.sampled_from([None, None, 20]),
         spill=st.sampled_from(["files", "segments", "mapped segments"]),
+        scatters=st.booleans(),
     )
-    def begin(self, capacity: int, broker_capacity: int, durable: bool, limit: int | None, spill: str) -> None:
+    def begin(
+        self, capacity: int, broker_capacity: int, durable: bool, limit: int | None, spill: str, scatters: bool
+    ) -> None:
+        if scatters:
+            self.patch.setattr(run_list, "SMALL_RUNS", 2)  # what comes back singly goes to a schedule soon
         self.capacity, self.broker_capacity, self.durable, self.limit = capacity, broker_capacity, durable, limit
         self.spill = {"spill": spill.rsplit(maxsplit=1)[-1], "segment_bytes": "4KiB"}
         self.spill["max_mapped_segments"] = 2 if spill.startswith("mapped") else 0
@@ -194,7 +200,7 @@ class QueueMachine(SpoolMachine):
     def resize(self, capacity: int) -> None:
         self.capacity = capacity
         self.broker.declare_queue("q", durable=self.durable, capacity_bytes=capacity, limit_messages=self.limit)
-        in_flight = sum(len(delivery.body) + OVERHEAD_BYTES for delivery in self.held.values())
+        in_flight = sum(len(delivery.body) + OVERHEAD_BYTES + SINGLE_BYTES for delivery in self.held.values())
         assert self.queue.stats().resident_bytes <= max(capacity, in_flight) + LARGEST + OVERHEAD_BYTES
 
     @rule()

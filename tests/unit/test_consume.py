@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import qflow
+from faults.seams import Faults, faulty_broker
 from qflow.config import SlowConsumer
 from qflow.events import EventKind
 from unit.clocks import LONG_S, Clock, until
@@ -100,6 +103,46 @@ def test_an_exception_gives_the_message_back_and_is_told(open_spool: Open, caplo
     assert {event.kind for event in events} == {EventKind.CONSUMER_FAILED}
     assert "ValueError" in events[0].detail
     assert "ValueError" in caplog.text
+
+
+def test_a_get_that_fails_is_told_once_and_tried_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left for what lies on disk: the consumer says so, and goes on when there are some again."""
+    monkeypatch.setattr("qflow.queues.consumer.AGAIN_S", 0.001)
+    faults = Faults()
+    with faulty_broker(spool, faults, capacity_bytes=0) as broker:
+        queue = broker.declare_queue("q", durable=False, max_deliveries=1)
+        queue.put_many([b"1", b"2"])
+        events: list[Any] = []
+        broker.on_event(events.append)
+        received: list[tuple[bytes, int]] = []
+        faults.fail("open", errno.EMFILE)
+        with queue.consume(lambda delivery: received.append((delivery.body, delivery.delivery_count))) as consumer:
+            until(lambda: faults.calls.get("open", 0) > 20 and events)
+            assert consumer.running
+            assert not received
+            faults.heal()
+            until(lambda: len(queue) == 0)
+        assert received == [(b"1", 1), (b"2", 1)]
+        assert [event.kind for event in events] == [EventKind.CONSUMER_FAILED]
+        assert "tries again" in events[0].detail
+
+
+def test_a_consumer_that_rests_is_closed_at_once(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a get that failed, it does not look before an hour is over; closing it, or the broker, ends that."""
+    monkeypatch.setattr("qflow.queues.consumer.AGAIN_S", 3600)
+    faults = Faults()
+    with faulty_broker(spool, faults, capacity_bytes=0) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        queue.put_many([b"1", b"2"])
+        events: list[Any] = []
+        broker.on_event(events.append)
+        faults.fail("open", errno.EMFILE)
+        first, second = queue.consume(print), queue.consume(print)
+        until(lambda: len(events) == 2)
+        assert first.close(LONG_S)
+        faults.heal()
+        broker.close()
+        assert second.close(LONG_S)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

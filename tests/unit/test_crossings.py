@@ -29,14 +29,14 @@ def test_a_purge_takes_nothing_that_comes_with_its_commit(open_spool: Open) -> N
         assert go_on.wait(LONG_S)
 
     held = broker.log.write(hold)
-    leader = threading.Thread(target=broker.log.wait, args=(held,))
-    leader.start()
+    waiting = threading.Thread(target=broker.log.wait, args=(held,))
+    waiting.start()
     assert began.wait(LONG_S)
     purged = broker.log.purge(queue.lanes)  # joins the next batch
     later = queue.submit(b"new", delay_s=1)
     go_on.set()
     broker.log.wait(purged)
-    leader.join()
+    waiting.join()
     later.result(LONG_S)
     assert len(queue) == 1
     assert broker.check() == []

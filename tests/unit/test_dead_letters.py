@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qflow
-from faults.seams import Faults, faulty_broker
+from faults.seams import Faults, faulty_broker, in_thread
 from qflow import Overflow, inspect
 from qflow.delivery import Segment
 from qflow.message import Message, encode_headers
@@ -385,9 +385,9 @@ def test_a_target_deleted_under_it_is_made_again(open_at: Open, clock: Clock) ->
     real = broker._dead_letter_queue
 
     def find(source: qflow.Queue) -> qflow.Queue:
-        found = real(source)
+        found = in_thread(lambda: real(source))
         broker._together._dead_letter_queue = broker._dead_letter_queue = real  # type: ignore[method-assign]
-        broker.delete_queue("dead")
+        in_thread(lambda: broker.delete_queue("dead"))
         return found
 
     broker._dead_letter_queue = find  # type: ignore[method-assign]
@@ -473,7 +473,7 @@ def test_an_end_while_a_letter_is_carried_away_is_no_trouble(
     real = queue._undertaker
 
     def end_first(*arguments: Any) -> bool:
-        broker.close() if end == "close" else broker.delete_queue("q")
+        in_thread(broker.close if end == "close" else lambda: broker.delete_queue("q"))
         return real(*arguments)
 
     queue._undertaker = end_first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from qflow import Overflow
 from qflow.config import SlowConsumer
 from qflow.events import Event, EventKind
 from qflow.message import OVERHEAD_BYTES
-from unit.clocks import Clock, open_still, until
+from unit.clocks import LONG_S, Clock, open_still, until
 
 Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
@@ -167,6 +168,56 @@ def test_a_callback_that_fails_stops_nobody(open_at: Open, caplog: pytest.LogCap
     assert "ZeroDivisionError" in caplog.text
     with pytest.raises(qflow.InvalidArgument, match="callable"):
         broker.on_event("not callable")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_callback_that_ends_its_thread_does_not_end_maintenance(
+    open_spool: Open, caplog: pytest.LogCaptureFixture, end: type[BaseException]
+) -> None:
+    """`sys.exit()` in it is written to the log of the process; the others are called, and messages still expire."""
+    broker = open_spool()
+
+    def leave(_: Event) -> None:
+        raise end("enough")
+
+    broker.on_event(leave)
+    events = listen(broker)
+    queue = broker.declare_queue("q", limit_messages=1, on_overflow=Overflow.REJECT)
+    queue.put(b"1")
+    with pytest.raises(qflow.QueueFull):
+        queue.put(b"2")
+    until(lambda: events)
+    late = broker.declare_queue("late", durable=False)
+    late.put(b"1", ttl_s=0.001)
+    until(lambda: not len(late))
+    assert "enough" in caplog.text
+
+
+def test_a_callback_that_closes_the_broker_ends_the_round_of_maintenance(
+    open_spool: Open, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spool is free then, and may be somebody else's: nothing more is done to it."""
+    broker = open_spool()
+    done: list[str] = []
+    ended = threading.Event()
+
+    def close(_: Event) -> None:
+        broker.close()
+        for name in ("_tick", "_sweep", "_remove_settled", "_remove_deleted", "_hollow", "_write_stats"):
+            monkeypatch.setattr(broker, name, lambda *_, name=name: done.append(name))
+        monkeypatch.setattr(broker._adoption, "look", lambda: done.append("look"))
+        qflow.open(spool).close()
+        ended.set()
+
+    broker.on_event(close)
+    queue = broker.declare_queue("q", limit_messages=1, on_overflow=Overflow.REJECT)
+    queue.put(b"1")
+    with pytest.raises(qflow.QueueFull):
+        queue.put(b"2")
+    assert ended.wait(LONG_S)
+    broker._maintenance.join(LONG_S)
+    assert not broker._maintenance.is_alive()
+    assert done == []
 
 
 def test_a_callback_may_use_the_broker(open_spool: Open) -> None:

@@ -231,6 +231,46 @@ def test_a_stage_for_another_log_is_set_aside(broker, spool):
     assert "made anew" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
 
 
+@pytest.mark.parametrize("taken", ["", "~"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file"])
+def test_what_is_planted_in_the_place_of_a_stage_is_set_aside_and_not_followed(kind, taken, broker, spool, tmp_path):
+    """Nothing is read, written or removed where a link leads; the batches of others go on, and so does that one."""
+    elsewhere = tmp_path / "elsewhere"
+    hand(spool, broker.uuid, ROWS)
+    os.rename(spool / "inbox" / "q-0", elsewhere)
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    planted = spool / "inbox" / f"q-0{taken}"
+    if kind == "file":
+        planted.write_bytes(b"x")
+    else:
+        planted.symlink_to(elsewhere if kind == "link" else tmp_path / "nowhere")
+    hand(spool, broker.uuid, [("plant/7", b"z")], query="healthy")
+    broker.adoption.run()
+    assert bodies(broker) == [b"z"]
+    assert any("q-0" in problem and "not a directory" in problem for problem in broker.recovery.problems)
+    assert names(spool) == []
+    broker.adoption.run()
+    hand(spool, broker.uuid, ROWS)
+    broker.adoption.run()
+    assert bodies(broker) == [b"z", *(body for _, body in ROWS)]
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["inbox", "inbox/staging"])
+def test_a_link_in_the_place_of_the_inbox_is_not_followed(name, broker, spool, tmp_path):
+    """Neither by who hands in, nor by who adopts."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    hand(spool, broker.uuid, ROWS)
+    os.rename(spool / name, tmp_path / "moved")
+    (spool / name).symlink_to(elsewhere)
+    with pytest.raises(OSError, match="Not a directory"):
+        hand(spool, broker.uuid, ROWS, number=1)
+    broker.adoption.look()
+    assert bodies(broker) == []
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_what_lies_in_the_inbox_and_is_none_of_ours_stays(broker, spool):
     """Names that no stage has are passed over."""
     hand(spool, broker.uuid, ROWS)

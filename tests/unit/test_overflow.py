@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -429,18 +430,20 @@ def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open) -> No
     """I15: whoever is interrupted at a limit holds nothing back afterwards."""
     queue = open_spool().declare_queue("q", limit_messages=1)
     queue.put(b"1")
-    real = queue._room.wait
-    calls = []
+    real = queue._room.watch
+    struck = threading.Event()
 
-    def interrupted(timeout: float | None = None) -> bool:
-        calls.append(timeout)
-        raise KeyboardInterrupt
+    def watch(*arguments: Any) -> Any:
+        watcher = real(*arguments)
+        struck.set()
+        signal.raise_signal(signal.SIGINT)  # its handler runs in the main thread, which waits
+        return watcher
 
-    queue._room.wait = interrupted  # type: ignore[method-assign]
+    queue._room.watch = watch  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         queue.put(b"2")
-    queue._room.wait = real  # type: ignore[method-assign]
-    assert calls
+    queue._room.watch = real  # type: ignore[method-assign]
+    assert struck.is_set()
     assert not queue._line
     assert queue._putters == 0
     queue.get().ack()

@@ -180,6 +180,22 @@ def test_spilling_takes_the_lowest_priority_first(open_spool: Open, durable: boo
     assert bodies_of(queue) == [b"h" * 1000] * 5 + [b"l" * 1000] * 20
 
 
+def test_what_comes_back_from_disk_begins_with_the_highest_priority(open_at: Open, durable: bool) -> None:
+    """After the capacity was raised: lanes are read in the order in which they are delivered, each from its head."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, priorities=3, capacity_bytes=0)
+    for priority in (0, 2, 1):
+        queue.put_many([b"%d" % priority * 1000] * 4, priority=priority)
+    broker.alter_queue("q", capacity_bytes=13 * COST)  # as much comes back as half of it holds
+    while queue.fit():
+        pass
+    states = [entry.state for entry in queue.browse()]
+    back = states.count("resident")
+    assert 4 < back < 12
+    assert states == ["resident"] * back + ["spilled"] * (12 - back)
+    assert bodies_of(queue) == [b"2" * 1000] * 4 + [b"1" * 1000] * 4 + [b"0" * 1000] * 4
+
+
 @pytest.mark.parametrize("priority", [-1, 3, 10, 2**40, 1.0, "1", True])
 def test_a_bad_priority_is_refused_and_nothing_is_put(open_spool: Open, durable: bool, priority: Any) -> None:
     """Of every way in; the message says which there are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 import qflow
+import qflow.aio
 from faults.seams import Faults, faulty_broker
 from qflow import Overflow
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.intake import MOST_AT_ONCE
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -195,6 +198,96 @@ def test_one_queue_that_blocks_holds_all_back(open_spool: Open, durable: bool) -
     publisher.join(LONG_S)
     assert results == [{"one": 1, "two": 1}]
     assert (bodies_of(one), bodies_of(two)) == ([b"2"], [b"2"])
+
+
+def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhile(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have room when they are looked at, and then one has not: the time-out counts, and it is all or none."""
+    broker = open_spool()
+    first, last = bound(broker, "first", "last", durable=False, capacity_bytes=200 + OVERHEAD_BYTES)
+    last.put(b"")  # borrows its memory
+    first.put(b"")
+    filled: list[int] = []
+    lock = last._lock
+
+    class Filling:
+        """The lock of a queue that another thread fills before the publisher gets it for the first time."""
+
+        def __enter__(self) -> None:
+            if not filled:
+                filled.append(1)
+                monkeypatch.setattr(last, "_lock", lock)
+                thread = threading.Thread(target=lambda: broker.alter_queue("last", limit_messages=1))
+                thread.start()
+                thread.join(LONG_S)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    monkeypatch.setattr(last, "_lock", Filling())
+    with pytest.raises(qflow.QueueFull):
+        broker.publish("t", b"x", timeout_s=0.01)
+    assert filled
+    assert (bodies_of(first), bodies_of(last)) == ([b""], [b""])
+
+
+def test_topics_that_reach_the_same_queues_in_another_order_do_not_wait_for_each_other(open_spool: Open) -> None:
+    """Queues are locked in the order of their numbers, not of their bindings."""
+    broker = open_spool()
+    queues = [broker.declare_queue(name, durable=False) for name in ("one", "two", "three")]
+    for queue in queues:
+        broker.bind(queue, "up")
+    for queue in reversed(queues):
+        broker.bind(queue, "down")
+    threads = [
+        threading.Thread(target=lambda topic=topic: [broker.publish(topic, b"x") for _ in range(2000)], daemon=True)
+        for topic in ("up", "down")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    assert [len(queue) for queue in queues] == [4000] * 3
+
+
+def test_a_message_for_very_many_queues_reaches_all(open_spool: Open) -> None:
+    """More than are locked together: one commit of the ordinary kind."""
+    broker = open_spool()
+    queues = bound(broker, *map(str, range(MOST_AT_ONCE + 1)), durable=False)
+    assert len(broker.publish("t", b"x").sequences) == len(queues)
+    assert {len(queue) for queue in queues} == {1}
+
+
+@pytest.mark.parametrize("driver", ["thread", "task", "future"])
+@pytest.mark.parametrize("takers", ["a stream", "a queue", "both"])
+def test_a_number_is_stored_once_whoever_takes_the_message(
+    spool: Path, tmp_path: Path, takers: str, driver: str
+) -> None:
+    """The producer's number is in the commit of the message: sent again after a crash, it is a duplicate."""
+
+    def publish(broker: qflow.Broker) -> bool:
+        message = {"topic": "t", "body": b"x", "producer": "p", "number": 7}
+        if driver == "task":
+            return asyncio.run(qflow.aio.AsyncBroker(broker).publish(**message)).duplicate  # type: ignore[arg-type]
+        if driver == "future":
+            return broker.submit_publish(**message).result(LONG_S).duplicate  # type: ignore[arg-type]
+        return broker.publish(**message).duplicate  # type: ignore[arg-type]
+
+    with qflow.open(spool) as broker:
+        if takers != "a queue":
+            broker.declare_stream("s", topics=["t"])
+        if takers != "a stream":
+            bound(broker, "q")
+        assert not publish(broker)
+        broker.snapshot(tmp_path / "crashed")
+    for path in (spool, tmp_path / "crashed"):
+        with qflow.open(path) as broker:
+            assert publish(broker)
+            assert [len(broker.queue(name)) for name in broker.queues()] == [1] * (takers != "a stream")
+            assert [broker.stream(name).stats().messages for name in broker.streams()] == [1] * (takers != "a queue")
 
 
 @pytest.mark.parametrize("end", ["delete", "close", "unbind"])

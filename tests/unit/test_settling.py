@@ -145,6 +145,32 @@ def test_ack_many_settles_all_others_before_it_complains(queue: qflow.Queue) -> 
     assert len(queue) == 6
 
 
+def test_ack_many_of_another_queue(open_spool: Open) -> None:
+    """Deliveries know where they are from."""
+    broker = open_spool()
+    one, other = broker.declare_queue("one"), broker.declare_queue("other", durable=False)
+    one.put(b"1")
+    other.put(b"2")
+    one.ack_many([one.get(), other.get()], wait=True)
+    assert (len(one), len(other)) == (0, 0)
+
+
+def test_ack_many_takes_deliveries_of_any_kind(queue: qflow.Queue) -> None:
+    """Single ones, some of a batch, one that is there twice: each is settled once."""
+    single, batch = queue.get(), queue.get_many(5)
+    first, third = batch[0], batch[2]
+    with pytest.raises(qflow.AlreadySettled):
+        queue.ack_many([single, first, third, third, batch[2]], wait=True)
+    assert len(queue) == 7
+    batch.ack()
+    assert len(queue) == 4
+    queue.ack_many([], wait=True)
+    assert queue.stats().acked_total == 6
+    with pytest.raises(qflow.InvalidArgument, match="str"):
+        queue.ack_many([queue.get(), "no"])  # type: ignore[list-item]
+    assert len(queue) == 4  # none of them was
+
+
 def test_counts_of_deliveries_are_exact_after_a_clean_stop(open_spool: Open) -> None:
     """Edge 18: what was held at close has been delivered once more than what was not."""
     broker = open_spool()

@@ -152,7 +152,7 @@ def test_get_waits_and_gives_up(open_spool: Open) -> None:
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(subscription.get(LONG_S).offset))
     thread.start()
-    until(lambda: subscription.cursor._waiting)
+    until(lambda: subscription.cursor._line.watchers)
     broker.publish("b", b"")  # not wanted
     broker.publish("a", b"")
     thread.join(LONG_S)
@@ -217,6 +217,21 @@ def test_what_is_returned_comes_again_in_its_place(broker: qflow.Broker, clock: 
     clock.advance(10)
     assert subscription.get(0).offset == 3
     assert subscription.stats().redelivered_total == 4
+
+
+def test_extending_never_shortens_a_lease(broker: qflow.Broker, clock: Clock) -> None:
+    """Of a message, of a batch, and of what was extended before."""
+    subscription = broker.subscribe("s", start="earliest", group="g", ack_timeout_s=60)
+    subscription.get().extend(1)
+    subscription.get_many(1).extend(1)
+    longer = subscription.get_many(1)
+    longer.extend(100)
+    longer.extend(1)
+    clock.advance(59)
+    assert subscription.get_many(1, 0).offsets == [3]
+    clock.advance(2)
+    assert subscription.get_many(3, 0).offsets == [0, 1, 4]
+    longer.ack()
 
 
 def test_a_lease_ends(broker: qflow.Broker, clock: Clock) -> None:
@@ -398,7 +413,7 @@ def test_what_a_silent_member_holds_goes_to_another(broker: qflow.Broker, clock:
     found: list[list[int]] = []
     thread = threading.Thread(target=lambda: found.append(other.get_many(10, LONG_S).offsets))
     thread.start()
-    until(lambda: other.cursor._waiting)
+    until(lambda: other.cursor._line.watchers)
     clock.advance(60)
     broker._streams.tick()
     thread.join(LONG_S)
@@ -463,7 +478,7 @@ def test_deleting_a_subscription_ends_it(broker: qflow.Broker) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: subscription.cursor._waiting)
+    until(lambda: subscription.cursor._line.watchers)
     broker.delete_subscription("s", "d")
     thread.join(LONG_S)
     assert len(errors) == 1
@@ -513,7 +528,7 @@ def test_who_waits_is_told_of_the_end(open_spool: Open, what: str) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: subscription.cursor._waiting)
+    until(lambda: subscription.cursor._line.watchers)
     {"subscription": subscription.close, "broker": broker.close, "stream": lambda: broker.delete_stream("s")}[what]()
     thread.join(LONG_S)
     expected = {"subscription": qflow.InvalidArgument, "broker": qflow.BrokerClosed, "stream": qflow.StreamDeleted}

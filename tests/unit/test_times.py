@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import random
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 import qflow
-from qflow.message import OVERHEAD_BYTES
+import qflow.aio
+from faults.seams import in_thread
+from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -233,7 +236,7 @@ def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Ope
 
     def purge_first(*arguments: Any) -> bool:
         if not purged:
-            purged.append(queue.purge())
+            purged.append(in_thread(queue.purge))
         return real(*arguments)
 
     queue._undertaker = purge_first
@@ -271,6 +274,7 @@ def test_a_lease_is_extended(open_at: Open, clock: Clock, durable: bool) -> None
     kept, lost, batch = queue.get(0), queue.get(0), queue.get_many(3, timeout_s=0)
     clock.advance(8)
     kept.extend(30)
+    kept.extend(5)
     batch[0].extend(30)
     lost.extend(0)
     clock.advance(5)
@@ -413,6 +417,91 @@ def test_delayed_messages_survive_reopening(open_at: Open, clock: Clock, capacit
     queue = open_at().queue("q")
     clock.advance(100)
     assert numbers_of(queue) == [0, 3]
+
+
+@pytest.fixture
+def reopened(open_at: Open, clock: Clock) -> qflow.Broker:
+    """A queue `q` that was just opened again: messages of two priorities, with one that became due meanwhile in each."""
+    broker = open_at()
+    queue = broker.declare_queue("q", priorities=2)
+    queue.put(b"high", priority=1)
+    queue.put_many([b"low", b"low"])
+    queue.put(b"due low", delay_s=10)
+    queue.put(b"due high", delay_s=10, priority=1)
+    queue.put(b"later", delay_s=1000, priority=1)
+    broker.close()
+    clock.advance(20)
+    return open_at()
+
+
+IN_ORDER = [b"due high", b"high", b"due low", b"low", b"low"]
+
+
+def test_what_is_due_comes_in_its_place_right_after_a_restart(reopened: qflow.Broker) -> None:
+    """The log does not know which delayed message is due: it is read before anything that may come after it."""
+    found = []
+    while batch := reopened.queue("q").get_many(1, timeout_s=0):
+        found += batch.bodies
+        batch.ack()
+    assert found == IN_ORDER
+
+
+def test_what_is_due_comes_in_its_place_for_tasks_too(reopened: qflow.Broker) -> None:
+    """The same steps; what takes the disk is done by a thread."""
+
+    async def scenario() -> list[bytes]:
+        queue = qflow.aio.AsyncBroker(reopened).queue("q")
+        return [(await queue.get(timeout_s=0)).body for _ in range(5)]
+
+    assert asyncio.run(scenario()) == IN_ORDER
+
+
+def test_a_get_waits_for_maintenance_that_reads_what_may_be_due(
+    reopened: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the delayed messages right after opening, too; a get meanwhile does not take what comes after them."""
+    queue = reopened.queue("q")
+    entered, go_on = threading.Event(), threading.Event()
+    read_head = queue._read_head
+
+    def slowly(run: Any, *arguments: Any) -> Any:
+        if threading.current_thread() is maintenance and lane_of(run.first) == DELAYED + 1:
+            entered.set()
+            assert go_on.wait(LONG_S)
+        return read_head(run, *arguments)
+
+    def maintain() -> None:
+        while queue.fit():
+            pass
+
+    monkeypatch.setattr(queue, "_read_head", slowly)
+    maintenance = threading.Thread(target=maintain)
+    maintenance.start()
+    assert entered.wait(LONG_S)
+    found: list[bytes] = []
+    getter = threading.Thread(target=lambda: found.append(queue.get(LONG_S).body))
+    getter.start()
+    until(lambda: queue._starved)
+    go_on.set()
+    getter.join(LONG_S)
+    maintenance.join(LONG_S)
+    assert found == [b"due high"]
+
+
+def test_delayed_messages_that_memory_does_not_hold_keep_nobody_waiting(open_at: Open, clock: Clock) -> None:
+    """What would take more than half of the capacity is read by maintenance: a get does not wait for all of it."""
+    broker = open_at()
+    queue = broker.declare_queue("q")
+    for number in range(100):
+        queue.put(body(number), delay_s=1000)
+    queue.put(b"now")
+    broker.alter_queue("q", capacity_bytes=30 * COST)
+    broker.close()
+    queue = open_at().queue("q")
+    assert queue.get(0).body == b"now"
+    stats = queue.stats()
+    assert 0 < stats.delayed_messages < 30
+    assert stats.spilled_messages == 0
 
 
 def test_many_delayed_messages_are_replayed_and_spilled(open_at: Open, clock: Clock) -> None:

@@ -13,7 +13,7 @@ import pytest
 import qflow
 from faults.seams import Faults, FaultyFiles, faulty_broker, in_thread
 from qflow import Overflow
-from qflow.message import OVERHEAD_BYTES
+from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 from unit.clocks import LONG_S, Clock, open_still, until
 
 Open = Callable[..., qflow.Broker]
@@ -73,7 +73,7 @@ def test_an_exception_undoes_all_of_it(open_spool: Open, durable: bool) -> None:
             tx.ack(delivery)
         raise RuntimeError
     assert (len(queue), queue.stats().acquired_messages) == (6, 6)
-    assert broker.stats().resident_bytes == 6 * (1 + OVERHEAD_BYTES)
+    assert broker.stats().resident_bytes == 6 * (1 + OVERHEAD_BYTES) + SINGLE_BYTES
     assert broker.check() == []
     single.ack()
     batch.nack()
@@ -610,38 +610,68 @@ def test_a_full_disk_refuses_a_transaction_that_puts(spool: Path) -> None:
         assert broker.check() == []
 
 
-def test_an_interrupt_at_each_step_is_all_or_nothing(spool: Path) -> None:
-    """Ctrl-C before and after the commit: memory agrees with the log, and so it is after reopening."""
-    for number, (step, late) in enumerate(
-        [("begin", False), ("begin", True), ("commit", False), ("commit", True), ("make_room", False)]
-    ):
-        faults = Faults()
-        path = spool / str(number)
-        with faulty_broker(path, faults) as broker:
-            source, queue = broker.declare_queue("source"), broker.declare_queue("q")
-            source.put_many([b"1", b"2"])
-            held = source.get()
-            faults.fail(step, KeyboardInterrupt, times=1, late=late)
-            tx = broker.transaction()
-            tx.put(queue, b"x")
-            tx.ack(held)
-            with pytest.raises(KeyboardInterrupt):
-                tx.commit()
-            broker._log.drain()
-            done = len(queue) == 1
-            assert len(source) == (1 if done else 2)
-            with pytest.raises(qflow.InvalidArgument, match="interrupted"):
-                tx.commit()
-            if not done:
-                held.ack()
-            broker._log.drain()
+@pytest.mark.parametrize("step", ["begin", "commit", "make_room"])
+def test_an_error_at_each_step_is_all_or_nothing(spool: Path, step: str) -> None:
+    """Whatever is raised in the writer, before the commit and in it: what is in memory is what is told."""
+    faults = Faults()
+    with faulty_broker(spool, faults) as broker:
+        source, queue = broker.declare_queue("source"), broker.declare_queue("q")
+        source.put_many([b"1", b"2"])
+        held = source.get()
+        faults.fail(step, KeyboardInterrupt, times=1)
+        tx = broker.transaction()
+        tx.put(queue, b"x")
+        tx.ack(held)
+        with pytest.raises(qflow.InDoubt if step == "commit" else KeyboardInterrupt):
+            tx.commit()
+        assert (len(queue), len(source)) == (0, 2)
+        with pytest.raises(qflow.InvalidArgument, match="transaction is"):
+            tx.commit()
+        if step != "commit":
+            held.ack(wait=True)
             assert broker.check() == []
-        with qflow.open(path) as broker:
-            assert (len(broker.queue("q")), bodies_of(broker.queue("source"))) == (int(done), [b"2"])
+    with qflow.open(spool) as broker:
+        left = [b"1", b"2"] if step == "commit" else [b"2"]
+        assert (len(broker.queue("q")), bodies_of(broker.queue("source"))) == (0, left)
 
 
-def test_an_interrupted_follower_learns_nothing_and_breaks_nothing(open_spool: Open) -> None:
-    """The wait for somebody else's commit is interrupted, and that commit holds: its messages stay settled."""
+@pytest.mark.parametrize(("step", "late"), [("join", False), ("join", True), ("wait", False), ("wait", True)])
+def test_an_interrupt_at_each_step_is_all_or_nothing(spool: Path, step: str, late: bool) -> None:
+    """Ctrl-C before and after the unit is handed over: memory agrees with the log, and so it is after reopening."""
+    with qflow.open(spool) as broker:
+        source, queue = broker.declare_queue("source"), broker.declare_queue("q")
+        source.put_many([b"1", b"2"])
+        held = source.get()
+        real = getattr(broker.log, step)
+
+        def interrupted(*given: Any) -> Any:
+            setattr(broker.log, step, real)
+            if late:
+                real(*given)
+            raise KeyboardInterrupt
+
+        tx = broker.transaction()
+        tx.put(queue, b"x")
+        tx.ack(held)
+        setattr(broker.log, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tx.commit()
+        broker.log.drain()
+        done = len(queue) == 1
+        assert done is ((step, late) != ("join", False))
+        assert len(source) == (1 if done else 2)
+        with pytest.raises(qflow.InvalidArgument, match="interrupted"):
+            tx.commit()
+        if not done:
+            held.ack()
+        broker.log.drain()
+        assert broker.check() == []
+    with qflow.open(spool) as broker:
+        assert (len(broker.queue("q")), bodies_of(broker.queue("source"))) == (int(done), [b"2"])
+
+
+def test_an_interrupted_wait_learns_nothing_and_breaks_nothing(open_spool: Open) -> None:
+    """The wait for the commit is interrupted, and that commit holds: its messages stay settled."""
     broker = open_spool()
     source, queue = broker.declare_queue("source"), broker.declare_queue("q")
     source.put_many([b"1", b"2"])
@@ -699,3 +729,32 @@ def test_what_is_delayed_and_what_expires_in_a_transaction(open_at: Open, clock:
     assert bodies_of(queue) == [b"now", b"too"]
     clock.advance(4)
     assert bodies_of(queue) == [b"later"]
+
+
+@pytest.mark.parametrize("capacity", ["1MiB", "48KiB"], ids=["in memory", "spilled"])
+def test_bodies_are_charged_while_a_commit_waits_for_room(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, capacity: str
+) -> None:
+    """At a limit that may be for long: they are in memory, whether they were spilled before or not."""
+    broker = open_spool(capacity_bytes=capacity)
+    queue = broker.declare_queue("q", durable=False, limit_messages=20)
+    queue.put(b"")
+    charged: list[int] = []
+    watch = queue._room.watch
+
+    def watched(*arguments: Any) -> Any:
+        charged.append(broker._desk._account.borrowed)
+        return watch(*arguments)
+
+    monkeypatch.setattr(queue._room, "watch", watched)
+    other = broker.declare_queue("other", durable=False)
+    with pytest.raises(qflow.QueueFull), broker.transaction(timeout_s=0.01) as tx:
+        for _ in range(2):
+            tx.put_many(queue, [bytes(2_000)] * 10)
+        if capacity == "48KiB":
+            tx.put_many(other, [bytes(8_000)])
+            assert tx.is_spilled
+    assert charged
+    assert min(charged) >= (40_000 if capacity == "1MiB" else 20_000)
+    assert broker.stats().resident_bytes == OVERHEAD_BYTES
+    assert broker.check() == []

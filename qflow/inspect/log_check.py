@@ -1,0 +1,108 @@
+"""Every record of a log compared with the others, in short transactions beside a live owner or without one.
+
+Pages that cannot be read cost the part that lies on them, which is named; the rest is looked at all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from qflow.inspect.stream_check import as_problems, check_streams
+from qflow.storage import block_log, bodies, producers, sink_batches
+from qflow.storage.block_log import Row
+from qflow.storage.environment import Environment
+from qflow.storage.recovery import QueueRecord, Recovery
+
+READ_AT_ONCE = 16 * 2**20
+BLOCKS_AT_ONCE = 1024
+KEYS_AT_ONCE = 65_536
+
+
+def check_log(env: Environment, found: Recovery) -> Iterator[str]:
+    """Yield what does not agree, in words. Cost: reads the whole log once."""
+    yield from found.problems
+    for record in found.queues:
+        for lane, row in (record.rows or {}).items():
+            yield from as_problems(check_lane(env, record, lane, row), f"queue {record.name!r}: ")
+    for record in (*found.queues, *found.streams):
+        name = f"{record.kind} {record.name!r}"
+        looked = _in_transaction(env, partial(_set_aside, name=name, owner=record.owner))
+        yield from as_problems(looked, f"{name}: ")
+    yield from as_problems(_in_transaction(env, _set_aside_bodies), "shared bodies: ")
+    yield from as_problems(_in_transaction(env, producers.problems), "producers: ")
+    yield from as_problems(_in_transaction(env, sink_batches.problems), "batches from outside: ")
+    yield from check_streams(env, found)
+    yield from as_problems(check_bodies(env), "shared bodies: ")
+    yield from as_problems(_walk(env))
+
+
+def _in_transaction(env: Environment, look: Callable[[Any], Iterable[str]]) -> Iterator[str]:
+    with env.reading() as txn:
+        yield from look(txn)
+
+
+def _walk(env: Environment) -> Iterator[str]:
+    """Come by every key, those of tables included that nothing is compared with. Cost: 0.2 µs a record."""
+    start: bytes | None = b""
+    while start is not None:
+        with env.reading() as txn, txn.cursor() as cursor:
+            found = cursor.set_range(start)
+            keys: Iterator[bytes] = islice(cursor.iternext(values=False), KEYS_AT_ONCE) if found else iter(())
+            start = None
+            for count, key in enumerate(keys, 1):
+                start = key + b"\0" if count == KEYS_AT_ONCE else None
+    yield from ()
+
+
+def _set_aside(txn: Any, name: str, owner: int) -> Iterator[str]:
+    for first, size in block_log.kept_damaged(txn, owner):
+        yield f"{name}: damaged block {first} was set aside ({size} bytes)"
+
+
+def _set_aside_bodies(txn: Any) -> Iterator[str]:
+    for number, size in block_log.kept_damaged(txn, bodies.NOBODY):
+        yield f"damaged shared body {number} was set aside ({size} bytes)"
+
+
+def check_bodies(env: Environment) -> Iterator[str]:
+    """Compare shared bodies with the references to them, in short transactions; not if a live owner moves on."""
+    moment = env.last_transaction()
+    counted: Counter[int] = Counter()
+    start: bytes | None = b""
+    while start is not None:
+        with env.reading() as txn:
+            part, start = block_log.count_references(txn, start, BLOCKS_AT_ONCE)
+            counted.update(part)
+            problems = [] if start is not None else list(bodies.problems(txn, counted))
+    if env.last_transaction() == moment:
+        yield from problems
+
+
+def check_lane(env: Environment, record: QueueRecord, lane: int, row: Row) -> Iterator[str]:
+    """Check one lane in transactions of a bounded number of blocks; stop early if a live owner moves on meanwhile."""
+    position, messages, size = -1, 0, 0
+    expected: int | None = None
+    while True:
+        with env.reading() as txn:
+            now = block_log.read_row(txn, record.owner, lane)
+            moved = now != row
+            if position < 0:
+                row, position, moved = now, now.floor, False
+            if moved:
+                return  # counts cannot be compared across two moments; what was read was sound
+            replayed = block_log.read(txn, record.owner, lane, row, position, row.next, READ_AT_ONCE, expected)
+        yield from (f"queue {record.name!r}: {text}" for _, text, _ in replayed.problems)
+        messages += sum(len(records) for _, records in replayed.pieces)
+        size += sum(sum(map(len, records)) for _, records in replayed.pieces)
+        position, expected = replayed.position, replayed.last_block
+        if position >= row.next:
+            break
+    if (messages, size) != (row.messages, row.bytes):
+        yield (
+            f"queue {record.name!r}: the row says {row.messages} messages of {row.bytes} bytes, "
+            f"the blocks hold {messages} of {size}"
+        )

@@ -1,0 +1,117 @@
+"""A broker that is used where the interpreter ends, or in a fork: the process ends, by itself and soon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qflow
+
+PATIENCE_S = 20
+OPEN = """
+import atexit, os, sys, threading
+import qflow
+broker = qflow.open(sys.argv[1])
+queue = broker.declare_queue("q")
+stream = broker.declare_stream("s", topics=["t/#"])
+queue.put(b"kept")
+"""
+DAEMON = """
+from contextlib import suppress
+begun = threading.Event()
+def work():
+    with suppress(qflow.BrokerClosed):
+        work_on()
+def work_on():
+    while True:
+        queue.put(b"more")
+        broker.publish("t/a", b"more")
+        queue.get().ack()
+        begun.set()
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+WAITING = """
+queue.get().ack(wait=True)
+queue.put(b"kept")
+queue.get()
+threading.Thread(target=queue.get, daemon=True).start()
+sub = broker.subscribe("s")
+threading.Thread(target=sub.get, daemon=True).start()
+queue.consume(print)
+"""
+AT_EXIT = """
+def end():
+    queue.put(b"more")
+    broker.publish("t/a", b"more")
+    assert queue.get_many(9, 0).sequences
+    broker.close()
+    print("closed")
+atexit.register(end)
+"""
+FINALIZER = """
+class Last:
+    def __init__(self, queue):
+        self.queue = queue
+        self.error = qflow.QflowError
+    def __del__(self):
+        try:
+            self.queue.put(b"more", headers={"a": 1})
+            print("done")
+        except self.error as error:
+            print("refused:", error)
+sys.modules["somewhere"] = last = Last(queue)
+"""
+FORK = """
+pid = os.fork()
+if not pid:
+    for call in (lambda: queue.put(b"more"), lambda: queue.get(0), lambda: broker.publish("t/a", b"b"), broker.stats):
+        try:
+            call()
+        except qflow.QflowError as error:
+            os.write(1, b"refused: %s\\n" % str(error).encode())
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+queue.put(b"more")
+broker.close()
+print("closed")
+"""
+CASES = {
+    "daemon threads work": (DAEMON, ""),
+    "daemon threads wait": (WAITING, ""),
+    "atexit closes it": (AT_EXIT, "closed"),
+    "atexit, daemon threads work": (DAEMON + "atexit.register(lambda: (broker.close(), print('closed')))", "closed"),
+    "a finalizer at the very end uses it": (FINALIZER, "done|refused:"),
+    "a finalizer, daemon threads work": (
+        # With other globals, which those threads keep.
+        f"exec({DAEMON!r}, dict(globals())){FINALIZER}",
+        "done|refused:",
+    ),
+    "a fork": (FORK, "closed"),
+    "a fork, daemon threads work": (DAEMON + FORK, "closed"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_process_ends(name: str, tmp_path: Path) -> None:
+    """Whatever still uses the broker: no process hangs or dies of a signal, and the spool opens."""
+    program, told = CASES[name]
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", OPEN + program, str(tmp_path / "spool")],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert any(word in done.stdout for word in told.split("|")), done.stdout
+    if "fork" in name:
+        assert done.stdout.count("refused:") == 4
+    with qflow.open(tmp_path / "spool") as broker:
+        assert broker.recovery.problems == ()
+        assert broker.check() == []
+        if "threads work" not in name:
+            assert broker.queue("q").get(0).body == b"kept"

@@ -1,0 +1,114 @@
+"""Transactions of tasks: several lanes of a queue at its limit, and what a cancelled one leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+import qflow.aio
+from doors.event_loop import cancelled_at, leave_nothing_behind, run, turns
+
+MOST_AWAITS = 60
+
+
+async def put_both(broker: qflow.aio.AsyncBroker, body: bytes) -> None:
+    """Put a message into each of two lanes of a queue, in one transaction."""
+    async with broker.transaction() as tx:
+        await tx.put("q", body, priority=0)
+        await tx.put("q", body, priority=1)
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "transient"])
+def test_a_transaction_with_two_lanes_never_waits_for_itself(spool: Path, durable: bool) -> None:
+    """At the limit, puts go on when the queue is empty: what one lane of it has reserved must not hold the other up."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            queue = await broker.declare_queue("q", priorities=2, durable=durable, limit_messages=2, resume_ratio=0.1)
+            await queue.put_many([b"old", b"old"])
+            tasks = [asyncio.create_task(put_both(broker, body)) for body in (b"1", b"2")]
+            await turns()
+            assert not any(task.done() for task in tasks)
+            found = []
+            for _ in range(6):
+                async with await queue.get() as delivery:
+                    found.append(delivery.body)
+            await asyncio.gather(*tasks)
+            assert found == [b"old", b"old", b"1", b"1", b"2", b"2"]
+            assert await leave_nothing_behind(broker) == []
+
+    run(scenario())
+
+
+def test_lanes_that_can_never_fit_together_are_refused(spool: Path) -> None:
+    """As for a thread: each alone would fit, both never do; nothing is put."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            await broker.declare_queue("q", priorities=2, limit_messages=1)
+            with pytest.raises(qflow.InvalidArgument, match="limit_messages"):
+                await put_both(broker, b"1")
+            assert await leave_nothing_behind(broker) == []
+
+    run(scenario())
+
+
+def test_lanes_that_the_limit_turns_away_become_dead_letters_together(spool: Path) -> None:
+    """All lanes of a queue share one fate, as for a thread."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            settings: dict[str, Any] = {"on_overflow": qflow.Overflow.DEAD_LETTER, "dead_letter": "dead"}
+            queue = await broker.declare_queue("q", priorities=2, limit_messages=2, **settings)
+            await queue.put(b"old")
+            await put_both(broker, b"new")
+            assert (await queue.stats()).dead_lettered_total == 2
+            found = await leave_nothing_behind(broker)
+            assert sorted(found) == [("dead", b"new", 1), ("dead", b"new", 1), ("q", b"old", 1)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
+def test_a_spilled_transaction_that_is_cancelled_holds_no_delivery(spool: Path, late: bool) -> None:
+    """Its bodies wait on disk, so a thread begins its commit: what it was to ack is held as before, or acked."""
+
+    async def attempt(at: int) -> bool:
+        async with qflow.aio.open(spool / str(at), capacity_bytes=100_000) as broker:
+            await broker.declare_queue("to")
+            queue = await broker.declare_queue("from")
+            await queue.put(b"old")
+            held = await queue.get()
+
+            async def act() -> None:
+                async with broker.transaction() as tx:
+                    for _ in range(3):
+                        await tx.put("to", bytes(40_000))
+                    await tx.ack(held)
+
+            task = asyncio.ensure_future(cancelled_at(act(), at, late))  # type: ignore[arg-type]
+            await asyncio.wait([task])
+            await broker.check()  # what threads have begun is done
+            broker.broker.log.drain()
+            inner: Any = queue.queue
+            assert not inner._leaving
+            committed = len(broker.queue("to")) == 3
+            if committed:
+                with pytest.raises(qflow.AlreadySettled):
+                    await held.nack()
+            else:
+                await held.nack()
+            found = await leave_nothing_behind(broker)
+            assert found == ([("to", bytes(40_000), 1)] * 3 if committed else [("from", b"old", 2)])
+            return task.cancelled()
+
+    spool.mkdir()
+    for at in range(MOST_AWAITS):
+        if not run(attempt(at)):
+            assert at > 0
+            return
+    raise AssertionError("it never came to its end")

@@ -1,0 +1,122 @@
+"""Signal handlers at every place where CPython 3.11 runs them: at the n-th one in the broker's code, something happens.
+
+Handlers run in the main thread: where a function begins or a generator goes on, when a C function has returned, and at
+a jump backwards. A *place* is such a moment in a function of qflow, or in one that qflow calls, of the calling thread.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import qflow
+
+ROOT = str(Path(qflow.__file__).parent) + os.sep
+BACK = {code for name, code in dis.opmap.items() if name == "JUMP_BACKWARD" or name.startswith("POP_JUMP_BACKWARD")}
+TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
+"""Strike everywhere, and tell how often."""
+PATIENCE_S = 30
+
+
+class Struck(BaseException):
+    """What a handler raises."""
+
+
+class Strike:
+    """Has a handler run at one place of some work: it raises, or calls something and returns."""
+
+    def __init__(self, at: int, handler: Callable[[], object] | None = None) -> None:
+        self._at = at
+        self._handler = handler
+        self._jumps: dict[CodeType, set[int]] = {}
+        self.seen = 0
+        """Places that were passed."""
+        self.where: str | None = None
+        """The place, once it was reached."""
+
+    def run(self, work: Callable[[], object]) -> bool:
+        """Do some work; return whether it ended by the strike."""
+        self._top = sys._getframe()
+        sys.settrace(self._trace)
+        sys.setprofile(self._profile)
+        try:
+            work()
+        except Struck:
+            return True
+        finally:
+            sys.setprofile(None)
+            sys.settrace(None)
+        return False
+
+    def _is_inside(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame is not self._top:
+            if frame.f_code.co_filename.startswith(ROOT):
+                return True
+            frame = frame.f_back
+        return False
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and self._is_inside(frame):
+            self._pass(frame)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "call":
+            if not self._is_inside(frame):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            jumps = self._jumps.get(frame.f_code)
+            if jumps is None:
+                jumps = {at.offset for at in dis.get_instructions(frame.f_code) if at.opcode in BACK}
+                self._jumps[frame.f_code] = jumps
+            if frame.f_lasti in jumps:
+                self._pass(frame)
+        return self._trace
+
+    def _pass(self, frame: FrameType) -> None:
+        self.seen += 1
+        if self.seen <= self._at or self.where is not None:
+            return
+        self.where = f"{frame.f_code.co_filename.removeprefix(ROOT)}:{frame.f_lineno} {frame.f_code.co_name}"
+        sys.setprofile(None)
+        sys.settrace(None)
+        above: FrameType | None = frame
+        while above is not None:
+            above.f_trace = None
+            above = above.f_back
+        if self._handler is None:
+            raise Struck
+        self._handler()
+
+
+def places(count: int, most: int, seed: int) -> Iterable[int]:
+    """Return which of so many places to strike: all of them, or a sample of `most`."""
+    if TORTURE or count <= most:
+        return range(count)
+    return sorted(random.Random(seed).sample(range(count), most))
+
+
+def aside(work: Callable[[], Any]) -> Any:
+    """Return what another thread returns for some work; it must not hang."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert outcome, "another thread hangs"
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

@@ -1,0 +1,207 @@
+"""Pages of LMDB that are not what it wrote: they have no checksum, and it may say so, say nothing, or crash."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+import qflow
+from doors.command_line import CommandLine, error_line
+from qflow import inspect
+from qflow.inspect.child import in_child
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+PAGE = 4096
+BRANCH, LEAF = 1, 2
+QUEUES = [f"queue {number}" for number in range(10)]
+BODIES = [b"%03d" % number * 40 for number in range(60)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A spool whose queues fill some pages each, with acked messages between others; and a stream."""
+    spool = tmp_path_factory.mktemp("source") / "spool"
+    with qflow.open(spool) as broker:
+        for name in QUEUES:
+            broker.bind(broker.declare_queue(name), "all")
+        for body in BODIES:  # into so many queues at once, in blocks that lie in pages of the tree
+            broker.publish("all", body)
+        for name in QUEUES:
+            queue = broker.queue(name)
+            batch = queue.get_many(len(BODIES))
+            queue.ack_many([batch[index] for index in range(0, len(BODIES), 2)], wait=True)
+            batch.nack()
+        stream = broker.declare_stream("stream", topics=["t/#"])
+        for number in range(40):
+            broker.publish(f"t/{number % 3}", b"x" * 300)
+        assert stream.stats().messages == 40
+    env = lmdb.open(str(spool / "log"), readonly=True, lib_version=0)
+    os.truncate(spool / "log" / "data.mdb", (env.info()["last_pgno"] + 1) * PAGE)  # without what is reserved
+    env.close()
+    return spool
+
+
+def pages_in_use(spool: Path) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of tree pages the log uses, with their flags: those that LMDB comes by from the root."""
+    data = (spool / "log" / "data.mdb").read_bytes()
+    env = lmdb.open(str(spool / "log"), readonly=True, lib_version=0)
+    newest = env.info()["last_txnid"] % 2
+    env.close()
+    (root,) = struct.unpack_from("<Q", data, newest * PAGE + 16 + 24 + 48 + 40)
+    waiting = [root]
+    while waiting:
+        number = waiting.pop()
+        flags, lower = struct.unpack_from("<HH", data, number * PAGE + 10)
+        yield number, flags
+        if flags & BRANCH:
+            for index in range((lower - 16) // 2):
+                (at,) = struct.unpack_from("<H", data, number * PAGE + 16 + 2 * index)
+                low, high, top = struct.unpack_from("<HHH", data, number * PAGE + at)
+                waiting.append(low | high << 16 | top << 32)
+
+
+def damaged(source: Path, target: Path, page: int, change: Any) -> Path:
+    """Return a copy of a spool with a page of its log changed."""
+    shutil.copytree(source, target)
+    data = bytearray((target / "log" / "data.mdb").read_bytes())
+    part = bytearray(data[page * PAGE : (page + 1) * PAGE])
+    change(part)
+    data[page * PAGE : (page + 1) * PAGE] = part
+    (target / "log" / "data.mdb").write_bytes(data)
+    return target
+
+
+def another_kind(page: bytearray) -> None:
+    """Make a leaf a branch, or a branch a leaf."""
+    page[10] ^= BRANCH | LEAF
+
+
+def of_no_kind(page: bytearray) -> None:
+    """Take from a page that it is a leaf, or a branch: LMDB asserts that it is one."""
+    page[10] &= ~(BRANCH | LEAF)
+
+
+def emptied(page: bytearray) -> None:
+    """What a block device that loses a write, or a sector, leaves."""
+    page[:] = bytes(PAGE)
+
+
+def pointing_away(page: bytearray) -> None:
+    """Set the children of a branch far behind the end of the file; leaves get nodes outside the page."""
+    for at in range(16, 40, 2):
+        page[at : at + 2] = b"\xf0\xff"
+
+
+CHANGES = [another_kind, of_no_kind, emptied, pointing_away]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whoever_looks_gets_problems_or_an_error_of_ours_and_survives(change, source, tmp_path):
+    """The check goes on with what it can read, for no part is named twice or stops the others."""
+    named = 0
+    pages = [page for page, _ in pages_in_use(source)][::3]
+    for page in pages:
+        spool = damaged(source, tmp_path / str(page), page, change)
+        for look in (inspect.read_spool, inspect.check_spool, lambda path: inspect.read_message(path, QUEUES[3], 31)):
+            try:
+                found = look(spool)
+            except (qflow.CorruptionError, qflow.NotFound):
+                named += look is inspect.check_spool
+            else:
+                named += look is inspect.check_spool and bool(found)
+    assert named == len(pages)
+
+
+def use(spool: Path) -> dict[str, bool]:
+    """Use every queue of a spool; return which were served whole. Any error but `CorruptionError` is a failure."""
+    served = {}
+    broker = qflow.open(spool)
+    for name in QUEUES:
+        served[name] = False
+        with suppress(qflow.CorruptionError):
+            queue = broker.queue(name)
+            batch = queue.get_many(len(BODIES), timeout_s=0)
+            bodies = [message.body for message in batch]
+            queue.ack_many([batch[index] for index in range(0, len(batch), 2)], wait=True)
+            queue.ack_many([batch[index] for index in range(1, len(batch), 2)], wait=True)
+            queue.put(b"new")
+            with queue.get(timeout_s=0) as delivery:
+                bodies.append(delivery.body)
+            served[name] = bodies == [*BODIES[1::2], b"new"]
+    with suppress(qflow.CorruptionError):
+        broker.publish("t/1", b"y")
+    with suppress(qflow.CorruptionError):
+        broker.close()
+    return served
+
+
+@pytest.mark.parametrize("change", [emptied, pointing_away])
+def test_a_broken_page_stops_the_queues_on_it_and_no_other(change, source, tmp_path):
+    """Each call says so, and nothing raw is raised; where the registry is broken, the spool is left as it is.
+
+    In a child, for LMDB may crash where it notices nothing; that is one error, too, but of none of these.
+    """
+    costs = []
+    for page, flags in list(pages_in_use(source))[::2]:
+        spool = damaged(source, tmp_path / str(page), page, change)
+        before = (spool / "log" / "data.mdb").read_bytes()
+        try:
+            served = in_child(str(spool), lambda spool=spool: use(spool))
+        except qflow.CorruptionError as error:
+            if "SIG" not in str(error):
+                assert (spool / "log" / "data.mdb").read_bytes() == before
+            continue
+        except qflow.InDoubt:  # a commit itself came by the page: nobody knows what holds
+            continue
+        if flags & LEAF:
+            costs.append(len(QUEUES) - sum(served.values()))
+    assert costs
+    assert set(costs) <= set(range(5))  # a page holds so many neighbours, of ten
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV])
+def test_a_log_that_kills_who_reads_it_is_damaged(number):
+    """The sentence says how the process ended."""
+    with pytest.raises(qflow.CorruptionError, match=f"/here is damaged.*{number.name}"):
+        in_child("/here", lambda: os.kill(os.getpid(), number))
+
+
+def test_a_reader_killed_by_somebody_is_no_damage():
+    """A lack of memory, or a person, ends processes, too."""
+    with pytest.raises(qflow.StorageError, match="SIGKILL"):
+        in_child("/here", lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_what_a_child_finds_or_raises_comes_back():
+    """As if it had been done here; a child that cannot say anything is an error, too."""
+    assert in_child("/here", lambda: [1, {"a": b"b"}]) == [1, {"a": b"b"}]
+    with pytest.raises(qflow.NotFound, match="nothing"):
+        in_child("/here", lambda: (_ for _ in ()).throw(qflow.NotFound("nothing")))
+    with pytest.raises(qflow.StorageError, match="exit code 3"):
+        in_child("/here", lambda: os._exit(3))
+
+
+def test_the_command_line_says_it_in_a_sentence(source, tmp_path):
+    """Exit code 1, for it is damage; no trace of Python, no core."""
+    said = []
+    for page, flags in pages_in_use(source):
+        if flags & LEAF:
+            spool = damaged(source, tmp_path / str(page), page, of_no_kind)
+            try:
+                inspect.check_spool(spool)
+            except qflow.CorruptionError as error:
+                if "SIG" in str(error):
+                    said.append(CommandLine(tmp_path).run("check", spool))
+                    break
+    (result,) = said
+    assert result.returncode == 1
+    assert "SIGABRT" in error_line(result)

@@ -1,0 +1,104 @@
+"""An ack that was interrupted and repeated settles one message, and a count that is wrong drops none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import qflow
+from faults.seams import drained
+from faults.test_damage import edit
+from qflow import inspect
+from qflow.storage import block_log
+from qflow.storage.block_log import Row, Settled
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, log: Any, name: str) -> None:
+    """Have the next call of a method raise KeyboardInterrupt when it is done."""
+    real = getattr(log, name)
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(log, name, real)
+        real(*arguments, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, name, interrupted)
+
+
+@pytest.mark.parametrize("acked", [0, 1, 2])
+def test_an_ack_that_was_interrupted_and_repeated_settles_one_message(acked, spool, monkeypatch):
+    """I19: the range enters a batch twice; nothing else is gone when the spool is opened again."""
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"0", b"11", b"222"])
+        held = [queue.get(0) for _ in range(3)]
+        interrupt_after(monkeypatch, broker.log, "handed_over")
+        with pytest.raises(KeyboardInterrupt):
+            held[acked].ack()
+        with pytest.raises(qflow.AlreadySettled):  # it is done, though its caller does not know
+            held[acked].ack(wait=True)
+        (lane,) = queue.lanes
+        broker.log.commit(broker.log.settle(lane, [Settled(acked, acked + 1, 1, acked + 1)]))  # all the same
+        with broker.log.read() as txn:
+            row = block_log.read_row(txn, queue.owner, 0)
+        assert (row.messages, row.bytes) == (2, 5 - acked)
+    assert inspect.check_spool(spool) == []
+    left = [body for at, body in enumerate([b"0", b"11", b"222"]) if at != acked]
+    with qflow.open(spool) as broker:
+        assert broker.recovery.problems == ()
+        assert drained(broker.queue("q")) == left
+
+
+def test_a_batch_whose_ack_was_interrupted_and_repeated_in_parts(spool, monkeypatch):
+    """I19: of a batch that was acked as a whole, and interrupted, one message is acked again, alone."""
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"%d" % number for number in range(6)])
+        batch = queue.get_many(4)
+        interrupt_after(monkeypatch, broker.log, "settle_all")
+        with pytest.raises(KeyboardInterrupt):
+            batch.ack()
+        batch[1].ack()
+        batch.ack(wait=True)
+    with qflow.open(spool) as broker:
+        assert drained(broker.queue("q")) == [b"4", b"5"]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_row_that_says_empty_drops_nothing_that_lies_in_blocks(count, spool):
+    """I19: a queue is empty when no block holds anything above the floor, never because a count says so."""
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"%03d" % number * 1_000 for number in range(count + 2)])
+        queue.get_many(2).ack(wait=True)
+
+    def empty(txn: Any) -> None:
+        row = block_log.read_row(txn, 1, 0)
+        block_log.write_row(txn, 1, 0, row._replace(messages=0, bytes=0))
+
+    edit(spool, empty)
+    for _ in range(2):  # what was served is in the log as before
+        with qflow.open(spool) as broker:
+            queue = broker.queue("q")
+            assert any("says that it is empty" in problem for problem in broker.recovery.problems)
+            assert [delivery.body for delivery in queue.get_many(100)] == [
+                b"%03d" % number * 1_000 for number in range(2, count + 2)
+            ]
+        edit(spool, empty)
+    with qflow.open(spool) as broker:
+        assert len(drained(broker.queue("q"))) == count
+        assert len(broker.queue("q")) == 0
+    with qflow.open(spool) as broker:
+        assert broker.recovery.problems == ()
+
+
+def test_numbers_that_were_reserved_are_no_messages(spool):
+    """A row that runs ahead of what is not logged, with nothing behind it, is empty."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q").put(b"x")
+        broker.queue("q").get(0).ack(wait=True)
+    edit(spool, lambda txn: block_log.write_row(txn, 1, 0, Row(next=70_000, floor=1, tail=0)))
+    with qflow.open(spool) as broker:
+        assert broker.recovery.problems == ()
+        assert broker.queue("q").put(b"y") == 70_000

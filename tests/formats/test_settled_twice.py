@@ -1,0 +1,111 @@
+"""Settling twice is settling once: ranges that come again, whole or in part, and what was settled before, count once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from formats.test_hollow import ALL, OWNER, Log, env, play, records, small  # noqa: F401
+from qflow.errors import CorruptionError
+from qflow.message import is_logged
+from qflow.storage import block_log, blocks
+from qflow.storage.block_log import BLOCKS, Settled
+from qflow.storage.blocks import BlockKey
+
+ranges = st.tuples(st.integers(0, 40), st.integers(1, 12))
+rounds = st.lists(
+    st.tuples(
+        st.lists(ranges, max_size=6),  # what is settled
+        st.lists(st.tuples(st.integers(0, 200), st.integers(0, 12), st.integers(1, 12)), max_size=4),  # and once more
+        st.booleans(),  # whether blocks are hollowed then
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def counted(log: Log, first: int, end: int) -> Settled:
+    """Return the settling of a range, with the counts of all of it."""
+    found = [record for at in range(first, end) if is_logged(record := log.sent[at])]
+    return Settled(first, end, len(found), sum(map(len, found)))
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=st.lists(records, min_size=12, max_size=50), history=rounds, lane=st.sampled_from([0, 25]))
+def test_what_is_settled_again_counts_once(batch, history, lane, env, small):  # noqa: F811
+    """I19: after any history the row counts what the blocks hold and nobody settled, and reads give exactly that."""
+    with env.begin(write=True) as txn:
+        log = Log(txn, lane)
+        play(log, [("append", batch)])
+        start, end = log.row.floor, log.row.next
+        done: list[tuple[int, int]] = []
+        for news, repeated, hollows in history:
+            parts: list[Settled] = []
+            fresh = set(log.unsettled)
+            for at, width in news:
+                first, stop = start + at, min(start + at + width, end)
+                if first < stop and set(range(first, stop)) <= fresh:  # nobody but who repeats settles anything twice
+                    fresh -= set(range(first, stop))
+                    parts.append(counted(log, first, stop))
+                    done.append((first, stop))
+            for which, skip, width in repeated:
+                if done:
+                    first, stop = done[which % len(done)]
+                    first = min(first + skip, stop - 1)
+                    parts.append(counted(log, first, min(first + width, stop)))
+            log.row = block_log.settle(txn, OWNER, lane, log.row, parts)
+            log.unsettled = fresh
+            if hollows:
+                log.hollow()
+            left = log.expected()
+            assert (log.row.messages, log.row.bytes) == (len(left), sum(map(len, left.values())))
+            assert log.row.marks == len(list(block_log.settled_ranges(txn, OWNER, lane, log.row.floor, ALL)))
+            assert block_log.is_empty(txn, OWNER, lane, log.row) == (not left)
+            log.check()
+        txn.abort()
+
+
+def test_a_range_that_was_joined_with_its_repetition_counts_once(env):  # noqa: F811
+    """I19: a repeated ack touches the next one: the two ranges overlap, and neither counts are those of what is new."""
+    with env.begin(write=True) as txn:
+        log = Log(txn)
+        play(log, [("append", [b"a", b"bb", b"ccc", b"dddd"])])
+        row = block_log.settle(txn, OWNER, 0, log.row, [Settled(1, 3, 2, 5), Settled(2, 4, 2, 7)])
+        assert (row.messages, row.bytes) == (1, 1)
+        row = block_log.settle(txn, OWNER, 0, row, [Settled(0, 2, 2, 3)])
+        assert (row.floor, row.messages, row.bytes, row.marks) == (4, 0, 0, 0)
+        txn.abort()
+
+
+def test_counts_are_corrected_apart_from_ranges(env):  # noqa: F811
+    """A correction has no range, and holds whatever it stands beside."""
+    with env.begin(write=True) as txn:
+        log = Log(txn)
+        play(log, [("append", [b"a", b"bb", b"ccc"])])
+        row = block_log.settle(
+            txn, OWNER, 0, log.row, [Settled(0, 2, 2, 3), Settled(1, 1, -4, -40), Settled(1, 2, 1, 2)]
+        )
+        assert (row.floor, row.messages, row.bytes) == (2, 5, 43)
+        txn.abort()
+
+
+@pytest.mark.parametrize("offsets", [[0, 0], [0, 2, 1], [3, 2]])
+def test_a_block_with_two_messages_in_one_place_is_not_written(offsets):
+    """I18 in depth: what was recovered wrongly would write over what is there."""
+    with pytest.raises(CorruptionError, match="the same place"):
+        blocks.encode(BlockKey(BLOCKS, OWNER, 0, 5), [b"x"] * len(offsets), offsets=offsets)
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_message_is_not_written_over_another(behind, env: Any):  # noqa: F811
+    """I18 in depth: a row that is behind its blocks is refused, in the tail block and where a new one would begin."""
+    with env.begin(write=True) as txn:
+        log = Log(txn)
+        play(log, [("append", [b"a" * block_log.TAIL_BYTES if behind == 0 else b"a", b"b"])])
+        with pytest.raises(CorruptionError, match=r"message \d of queue 7, lane 0, was not written"):
+            block_log.append(txn, OWNER, 0, log.row, behind, [b"c"], [1], True, 1000)
+        assert log.read() == ({0: log.sent[0], 1: b"b"}, [])
+        txn.abort()

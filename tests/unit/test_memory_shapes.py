@@ -1,0 +1,240 @@
+"""Shapes that once took far more memory than they were charged: each stays near its capacity, and is all there after.
+
+What the interpreter is asked for is counted, not what the allocator takes for it; `bench.memory_shapes` has the whole
+processes.
+"""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import qflow
+from qflow.memory import run_list
+from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
+
+Open = Callable[..., qflow.Broker]
+MIB = 2**20
+
+
+class Traced:
+    """How much more was allocated at most, in bytes."""
+
+    peak = 0
+
+
+@contextmanager
+def traced() -> Iterator[Traced]:
+    found = Traced()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        yield found
+        found.peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_range_that_was_settled_takes_no_memory_however_wide_it_is(open_spool: Open) -> None:
+    """A block from an unacked message over 100,000 that were not logged: each of those once was a number in a set."""
+    with open_spool() as broker:
+        queue = broker.declare_queue("q")
+        queue.put(b"first")
+        held = queue.get()
+        for _ in range(10):
+            queue.put_many([b""] * 10_000, durable=False)
+            queue.get_many(10_000).ack()
+        queue.put(b"last")
+        assert held.body == b"first"
+    queue = open_spool().declare_queue("q")
+    with traced() as found:
+        assert queue.get(0).body == b"first"
+        assert queue.get(0).body == b"last"
+    assert found.peak < MIB
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(0)
+
+
+def numbers(batch: qflow.Deliveries) -> list[int]:
+    return [int(body) for body in batch.bodies]
+
+
+def all_numbers(queue: qflow.Queue) -> list[int]:
+    found: list[int] = []
+    while batch := queue.get_many(1000, timeout_s=0):
+        found += numbers(batch)
+        batch.ack()
+    return found
+
+
+def test_single_messages_that_come_back_are_charged_for_what_they_take(open_spool: Open) -> None:
+    """Every other one of 10,000 small messages; they come again in order, and what exceeds the capacity is spilled."""
+    broker = open_spool(capacity_bytes=MIB)
+    queue = broker.declare_queue("q", durable=False)
+    with traced() as found:
+        for first in range(0, 10_000, 1_000):
+            queue.put_many([b"%020d" % number for number in range(first, first + 1_000)])
+        batches = [queue.get_many(1_000, timeout_s=0) for _ in range(10)]
+        while batches:
+            for delivery in batches.pop(0):
+                if int(delivery.body) % 2:
+                    delivery.nack()
+                else:
+                    delivery.ack()
+    assert found.peak < 3 * MIB
+    assert broker.check() == []
+    assert queue.stats().spilled_messages > 0
+    assert all_numbers(queue) == list(range(1, 10_000, 2))
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "transient"])
+def test_scattered_messages_keep_their_place(open_spool: Open, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given back in any order, as singles and in batches, with others that wait and others that are delayed."""
+    monkeypatch.setattr(run_list, "SMALL_RUNS", 8)
+    broker = open_spool(capacity_bytes="256KiB")
+    queue = broker.declare_queue("q", durable=durable)
+    generator = random.Random(1)
+    queue.put_many([b"%d" % number for number in range(1_500)])
+    queue.put(b"9999", delay_s=3600)
+    held = list(queue.get_many(1_000))
+    generator.shuffle(held)
+    acked = {int(delivery.body) for delivery in held[:300]}
+    kept = held[300:400]
+    for delivery in held[:300]:
+        delivery.ack()
+    for delivery in held[400:]:
+        delivery.nack()
+    left = sorted(set(range(1_500)) - acked - {int(delivery.body) for delivery in kept})
+    stats = queue.stats()
+    assert (stats.delayed_messages, stats.acquired_messages, stats.messages) == (1, 100, 1_201)
+    entries = list(queue.browse())
+    assert [entry.sequence for entry in entries[:-1]] == left
+    for entry in entries[:-1:50]:
+        entry.spill()
+        entry.restore()
+        assert entry.state in ("resident", "spilled")
+    assert broker.check() == []
+
+    first, rest = queue.get_many(50), queue.get_many(50)
+    assert numbers(first) + numbers(rest) == left[:100]
+    assert all(delivery.delivery_count == 2 for delivery in first)
+    for delivery in kept:
+        delivery.nack()
+    rest.nack()
+    first.ack()
+    again = sorted([*left[50:], *(int(delivery.body) for delivery in kept)])
+    assert [int(queue.get(0).body) for _ in range(20)] == again[:20]
+    assert queue.purge() == len(again) + 1
+    assert broker.check() == []
+
+
+def test_scattered_messages_are_found_again_with_their_counts(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some were spilled: what they were delivered before is in the log, and they are there after a reopen."""
+    monkeypatch.setattr(run_list, "SMALL_RUNS", 8)
+    broker = open_spool(capacity_bytes="64KiB")
+    queue = broker.declare_queue("q")
+    queue.put_many([b"%0100d" % number for number in range(900)])
+    held: list[qflow.Delivery] = []
+    while len(held) < 350 and (batch := queue.get_many(350 - len(held), timeout_s=0)):
+        held += batch
+    count = len(held)
+    for delivery in held[::-1]:
+        if int(delivery.body) % 2:
+            delivery.nack()
+    for delivery in held:
+        if not int(delivery.body) % 2:
+            delivery.ack()
+    found: list[tuple[int, int]] = []
+    assert queue.hides_attempts
+    broker.close()
+    queue = open_spool(capacity_bytes="64KiB").declare_queue("q")
+    while batch := queue.get_many(100, timeout_s=0):
+        found += [(int(delivery.body), delivery.delivery_count) for delivery in batch]
+        batch.ack()
+    odd = [(number, 2) for number in range(count) if number % 2]
+    assert found == [*odd, *((number, 1) for number in range(count, 900))]
+
+
+def test_deliveries_that_were_taken_one_by_one_are_charged_for_what_they_take(open_spool: Open) -> None:
+    """Held until memory is full: charges are what was allocated, or more; what does not fit was spilled meanwhile."""
+    broker = open_spool(capacity_bytes=MIB)
+    queue = broker.declare_queue("q", durable=False)
+    held: list[qflow.Delivery] = []
+    with traced() as found:
+        for first in range(0, 5_000, 1_000):
+            queue.put_many([b"%0100d" % number for number in range(first, first + 1_000)])
+        with pytest.raises(qflow.QueueEmpty):
+            while True:
+                held.append(queue.get(0))
+    assert 3_000 < len(held) < 5_000
+    assert found.peak < 1.3 * MIB
+    assert broker.check() == []
+    size = sum(len(delivery.body) for delivery in held)
+    stats = queue.stats()
+    assert (stats.acquired_bytes, stats.bytes) == (size, 5_000 * 100)
+    assert stats.resident_bytes == size + len(held) * (OVERHEAD_BYTES + SINGLE_BYTES)
+    held[0].nack()
+    for delivery in held[1:]:
+        delivery.ack()
+    assert all_numbers(queue) == [0, *range(len(held), 5_000)]
+    assert queue.stats().resident_bytes == 0
+
+
+def test_one_of_a_batch_is_charged_as_a_single_one_only_while_it_is_one(open_spool: Open) -> None:
+    """Settled or returned on its own, or in a commit that is refused, or dropped by a purge: nothing stays."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many([b""] * 8)
+    queue.get(0).nack()
+    batch = queue.get_many(6)
+    single = queue.get(0)
+    assert queue.stats().resident_bytes == 8 * OVERHEAD_BYTES + SINGLE_BYTES
+    batch[0].ack()
+    batch[1].nack()
+    leaving = queue.begin_leaving([batch[2], single])
+    assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES
+    leaving.give_up()
+    assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES + SINGLE_BYTES
+    assert broker.check() == []
+    with broker.transaction() as tx:
+        tx.ack(batch[2])
+        tx.ack(single)
+    assert queue.stats().resident_bytes == 5 * OVERHEAD_BYTES
+    held = queue.get(0)
+    assert queue.stats().resident_bytes == 5 * OVERHEAD_BYTES + SINGLE_BYTES
+    queue.purge()
+    held.ack()
+    assert queue.stats().resident_bytes == 0
+    assert broker.check() == []
+
+
+@pytest.mark.parametrize("letter", ["t", "\N{GREEK SMALL LETTER TAU}"], ids=["ASCII", "Greek"])
+def test_long_topics_are_charged_for_what_they_take(open_spool: Open, letter: str) -> None:
+    """1,500 topics of 2,000 letters, published and then held by a subscriber as far as memory has room."""
+    broker = open_spool(capacity_bytes=MIB)
+    broker.declare_stream("s", topics=["#"])
+    subscription = broker.subscribe("s", name="d")
+    held: list[qflow.StreamDeliveries] = []
+    with traced() as found:
+        for first in range(0, 1_500, 50):
+            broker.publish_many([(f"{number}/".ljust(2_000, letter), b"") for number in range(first, first + 50)])
+        with pytest.raises(qflow.TooManyUnsettled):
+            while batch := subscription.get_many(1_000, timeout_s=0):
+                held.append(batch)
+    assert found.peak < 2 * MIB
+    assert 100 < sum(map(len, held)) < 600
+    for batch in held:
+        batch.ack()
+    left = 1_500 - sum(map(len, held))
+    while batch := subscription.get_many(1_000, timeout_s=0):
+        left -= len(batch)
+        batch.ack()
+    assert left == 0
+    assert broker.check() == []
+    assert broker.stats().resident_bytes <= MIB // 4
