@@ -407,8 +407,15 @@ class Batch:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is to be written, and nobody is to be told."""
-        return not (self.requests or self.settled or self.attempts)
+        """Nothing is to be written, and no unit to be published."""
+        return not (self.is_settling or self.puts or self.units or self.writes or self.purges or self.deletes) and not (
+            self.hollows or self.damaged
+        )
+
+    @property
+    def is_settling(self) -> bool:
+        """It holds what is tried again where it failed."""
+        return bool(self.settled or self.attempts)
 
     @property
     def is_writing(self) -> bool:
@@ -438,7 +445,7 @@ class Batch:
         """Return a batch of what is to be tried again where this one failed: who did not wait must not lose it."""
         again = Batch()
         again.try_again(self)
-        return None if again.is_empty else again
+        return again if again.is_settling else None
 
     def try_again(self, failed: Batch) -> None:
         """Have in it what nobody waits for of one that failed."""

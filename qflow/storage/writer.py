@@ -221,7 +221,9 @@ class Writer:
                 batch.error = self._refusal()
             elif (work := _alone(batch.requests)) is not None:
                 self._work_alone(batch, work)
-            elif not batch.is_empty:
+            elif batch.is_empty:
+                batch.committed = True
+            else:
                 self._commit(batch)
         except BaseException as error:
             self._fail(batch, error)
@@ -265,6 +267,7 @@ class Writer:
                 if not self._goes_on(batch, error):
                     raise
             else:
+                self.commits += 1
                 return
 
     def _goes_on(self, batch: Batch, error: DiskFull) -> bool:
@@ -402,7 +405,6 @@ class Writer:
             _note_hollowed(lane, hollowed)
         for unit in batch.units:
             unit.publish(call)
-        self.commits += 1
 
     def _tell(self, batch: Batch) -> None:
         """Let go of everybody whose request a batch held; none of them is in the way of another."""
