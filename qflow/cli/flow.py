@@ -1,25 +1,24 @@
-"""What the two ways of `qflow pipe` share: stdin on its way into the queue, and lines on their way out."""
+"""What the ways of `qflow pipe` share: stdin on its way into the queue, and lines on their way out."""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-import click
+import attrs
 
-from qflow.cli.exits import Exit
 from qflow.cli.lines import Lines
+from qflow.cli.outlet import Window
 from qflow.cli.stop import Stop
+from qflow.config import LONGEST_S
 from qflow.delivery import Deliveries
-from qflow.errors import DiskFull, QueueFull
+from qflow.errors import DiskFull, InvalidArgument, QueueFull
 
 if TYPE_CHECKING:
     from qflow.queues.queue import Queue
 
 STDIN = 0
+_MANY = 2**63
 
 
 class Flow:
@@ -27,21 +26,55 @@ class Flow:
 
     Args:
         queue: keeps the lines.
+        capacity: bytes of memory of its broker.
         delimiter: what ends a line, on both sides.
+        skip: how many lines at the beginning of stdin are left out, for they were stored before.
         stop: ends both sides.
     """
 
-    def __init__(self, queue: Queue, delimiter: bytes, stop: Stop) -> None:
+    def __init__(self, queue: Queue, capacity: int, delimiter: bytes, skip: int, stop: Stop) -> None:
         self.queue = queue
         self.delimiter = delimiter
         self.stop = stop
         self.found = len(queue)
         """Lines an earlier run left."""
+        self.skipped = 0
+        """Lines of stdin that were left out."""
         self.stored = 0
         """Lines of stdin confirmed in the queue."""
+        self.handed_out = 0
+        """Lines taken out of the queue, without those that came back."""
         self.delivered = 0
         """Lines acked."""
+        self.restarts = 0
+        """How often the command was started again."""
+        self._skip = skip
+        self._must_fit = False
+        self._full = False
         self._filling: Future[None] | None = None
+        settings = queue.settings
+        self._capacity = min(capacity, settings.capacity_bytes or capacity)
+        # So a batch fits beside a window of half of the limit.
+        settings = attrs.evolve(
+            settings, limit_messages=_half(settings.limit_messages), limit_bytes=_half(settings.limit_bytes)
+        )
+        self._lines = Lines(STDIN, "stdin", delimiter, settings, stop)
+
+    @property
+    def input_ended(self) -> bool:
+        """Whether nothing more comes from stdin: it has ended, cannot be read, or was left."""
+        return self._filling is None or self._filling.done()
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether stdin waits for room in the queue or on the disk."""
+        return self._full
+
+    def window(self, size: int) -> Window | None:
+        """Return what may be kept of the lines that were taken: no more than half of what memory and limits allow."""
+        settings = self.queue.settings
+        size = min(size, _half(settings.limit_bytes) or size)
+        return Window(size, self._capacity // 2, _half(settings.limit_messages) or _MANY) if size else None
 
     def start(self, threads: ThreadPoolExecutor) -> None:
         """Start to read stdin."""
@@ -54,11 +87,35 @@ class Flow:
             Stopped: asked to stop.
         """
         self.stop.check()
-        ended = (
-            self._filling is None or self._filling.done()
-        )  # before the look into the queue, for it may end meanwhile
+        ended = self.input_ended  # before the look into the queue, for it may end meanwhile
         batch = self.queue.get_many(most, timeout_s=timeout_s)
+        if self.queue.settings.ack_timeout_s is not None:
+            batch.extend(LONGEST_S)  # they come back when the command fails, and not while it works
+        self.handed_out += len(batch)
         return None if ended and not batch else batch
+
+    def is_empty(self, taken: int = 0) -> bool:
+        """Tell whether nothing is in the queue but so many lines that were taken."""
+        return len(self.queue) == taken
+
+    def is_drained(self, taken: int = 0) -> bool:
+        """Tell whether stdin has ended, too."""
+        return self.input_ended and self.is_empty(taken)
+
+    def is_last(self, taken: int) -> bool:
+        """Tell whether these are the last lines of all, as far as it is known yet."""
+        return self.is_empty(taken) and self._lines.is_near_end()
+
+    def store_rest(self) -> None:
+        """Store what still comes from stdin, though nothing leaves the queue any more: until it ends, or nothing fits.
+
+        Raises:
+            Stopped: asked to stop.
+        """
+        self._must_fit = True
+        while not self.input_ended:
+            self.stop.check()
+            wait([self._filling] if self._filling else [], timeout=Stop.PATIENCE_S)
 
     def finish(self) -> None:
         """Raise what went wrong with stdin, after all threads ended."""
@@ -66,46 +123,33 @@ class Flow:
             self._filling.result()
 
     def _fill(self) -> None:
-        lines = Lines(STDIN, "stdin", self.delimiter, self.queue.settings, self.stop)
-        for batch in lines:
-            self._store(batch)
-            self.stored += len(batch)
-        lines.warn_of_unfinished()
+        for batch in self._lines:
+            if self.skipped < self._skip:
+                left_out = min(len(batch), self._skip - self.skipped)
+                self.skipped += left_out
+                del batch[:left_out]
+            if batch:
+                self._store(batch)
+                self.stored += len(batch)
+        self._lines.warn_of_unfinished()
+        if self.skipped < self._skip and not self.stop.requested:
+            raise InvalidArgument(
+                f"stdin has {self.skipped:,} lines, fewer than the {self._skip:,} of --resume-from: is it the same "
+                "input? To send what is left in the queue, leave --resume-from out and give no input"
+            )
 
     def _store(self, batch: list[bytes]) -> None:
         """Put lines, waiting for room as long as nobody asks to stop: stdin waits then, too."""
         while True:
             try:
                 self.queue.put_many(batch, timeout_s=Stop.PATIENCE_S)
+                self._full = False
                 return
             except (QueueFull, DiskFull):
-                if self.stop.requested:
+                self._full = True
+                if self.stop.requested or self._must_fit:
                     raise
 
 
-class CommandFailed(click.ClickException):
-    """The command of a pipe did not do its part."""
-
-    exit_code = Exit.COMMAND
-
-    def show(self, file: object = None) -> None:
-        click.echo(f"qflow: {self.message}", err=True)
-
-
-@contextmanager
-def started(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command that reads what is written to its stdin; an interrupt, the second signal, ends it.
-
-    It runs in a process group of its own, so that Ctrl-C reaches it through this process only.
-    """
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0)
-    try:
-        yield process
-    except KeyboardInterrupt:
-        process.terminate()
-        raise
-
-
-def how_it_ended(status: int) -> str:
-    """Return the end of a process in words."""
-    return f"exited with {status}" if status >= 0 else f"was ended by signal {-status}"
+def _half(limit: int | None) -> int | None:
+    return None if limit is None else max(1, limit // 2)

@@ -67,7 +67,7 @@ def _write(queue: Queue, outlet: Outlet, left: int | None) -> int | None:
         if batch:
             outlet.send(batch)
             left = None if left is None else left - len(batch)
-        elif outlet.pending:  # what the reader has not taken may be all that fits into the capacity
+        elif outlet.unread:  # what the reader has not taken may be all that fits into the capacity
             outlet.wait()
         else:
             break

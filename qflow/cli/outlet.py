@@ -1,8 +1,11 @@
-"""Writes lines to a descriptor and acks a line once its reader has it.
+"""Writes lines to a descriptor and acks a line once its reader has it, or has taken so much more.
 
 What is written to a pipe lies in the pipe until its reader takes it, and is gone with the reader. So a line written to
 a pipe is acked only when the pipe holds it no more; FIONREAD tells how much the pipe holds (Linux). Anywhere else a
-line is acked once it is written.
+line counts as taken once it is written.
+
+What a reader has taken and not worked off yet is gone with it, too, and nobody can see how much that is. With a
+*window*, a line is acked only when so many bytes behind it were taken: readers work in order.
 """
 
 from __future__ import annotations
@@ -11,32 +14,107 @@ import array
 import fcntl
 import termios
 from collections import deque
+from collections.abc import Callable
+
+import attrs
 
 from qflow.cli.stop import Stop
 from qflow.cli.writer import Writer
 from qflow.delivery import Deliveries
+from qflow.message import OVERHEAD_BYTES
 
 _READ_CHECK_MS = 5
+_BATCH_LINES = 1000
+_BATCH_BYTES = 256 * 1024
+
+
+class _Part:
+    """A batch that is not acked as a whole.
+
+    Args:
+        batch: the lines.
+        start, end: where the first line that is not acked begins, and the last one ends, in all bytes written.
+        charge: what memory is charged for it, in bytes.
+    """
+
+    __slots__ = ("acked", "batch", "charge", "end", "start")
+
+    def __init__(self, batch: Deliveries, start: int, end: int, charge: int) -> None:
+        self.batch = batch
+        self.start = start
+        self.end = end
+        self.charge = charge
+        self.acked = 0
+        """Lines of it that were acked one by one."""
+
+
+@attrs.frozen
+class Window:
+    """What is kept of the lines that the reader took last; a batch more is possible."""
+
+    size: int
+    """Bytes that the reader must have taken behind a line before the line is acked."""
+    most_charged: int
+    """The most that memory may be charged for it, in bytes."""
+    most_lines: int
+    """The most lines."""
 
 
 class Outlet(Writer):
-    """Where lines leave; `wait`, too, raises `Stopped` when it is asked to stop."""
+    """Where lines leave; `wait`, too, raises `Stopped` when it is asked to stop.
 
-    def __init__(self, descriptor: int, delimiter: bytes, stop: Stop) -> None:
-        super().__init__(descriptor, delimiter, stop)
+    Args:
+        window: None = a line is acked once it was taken.
+        watch: see `Writer`.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        delimiter: bytes,
+        stop: Stop,
+        window: Window | None = None,
+        watch: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(descriptor, delimiter, stop, watch)
         self.acked = 0
         """Lines acked so far."""
+        self.lines = 0
+        """Lines written, in part at least, and not acked."""
+        self.most = _BATCH_LINES if window is None else 1
+        """How many lines the next batch may have, so that it is small beside the window."""
+        self._window = window
+        self._behind = 0 if window is None else window.size
         self._read = 0  # bytes
-        self._pending: deque[tuple[int, int, Deliveries]] = deque()
-        """Batches not acked yet, each with where it starts and ends in the bytes written."""
+        self._held = 0  # bytes charged for `_pending`
+        self._pending: deque[_Part] = deque()
 
     @property
-    def pending(self) -> bool:
-        """Whether lines are not acked yet."""
-        return bool(self._pending)
+    def has_window(self) -> bool:
+        """Whether lines are kept when they were taken."""
+        return self._window is not None
 
-    def send(self, batch: Deliveries) -> None:
-        """Write a batch, then ack what was read so far.
+    @property
+    def unread(self) -> int:
+        """Bytes that the reader had not taken at the last `settle`."""
+        return self._written - self._read
+
+    @property
+    def taken(self) -> int:
+        """Bytes that the reader had taken at the last `settle`."""
+        return self._read
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the reader had each line whole at the last `settle`."""
+        return not self._pending or self._pending[-1].end <= self._read
+
+    def send(self, batch: Deliveries, *, last_apart: bool = False) -> None:
+        """Write a batch, then ack what may be acked.
+
+        Args:
+            last_apart: write its last line when all others were taken. A reader that leaves with what it has taken,
+                and not because there is no more, leaves that line, and is known by it.
 
         Raises:
             BrokenPipeError: the reader is gone.
@@ -44,49 +122,106 @@ class Outlet(Writer):
             Stopped: asked to stop.
         """
         bodies = batch.bodies
-        size = sum(map(len, bodies)) + len(bodies) * len(self._delimiter)
-        self._pending.append((self._written, self._written + size, batch))
+        count = len(bodies)
+        size = sum(map(len, bodies))
+        charge = size + count * OVERHEAD_BYTES
+        end = self._written + size + count * len(self._delimiter)
+        self._pending.append(_Part(batch, self._written, end, charge))
+        self._held += charge
+        self.lines += count
+        if self._window is not None:
+            room = min(_BATCH_BYTES, self._window.most_charged // 4)
+            self.most = max(1, min(_BATCH_LINES, 2 * self.most, room * count // charge, self._window.most_lines // 4))
+        if last_apart:
+            self.write(bodies[:-1])
+            self.wait()
+            del bodies[:-1]
         self.write(bodies)
         self.settle()
 
     def settle(self) -> None:
-        """Ack the batches that their reader has."""
-        self._read = self._written - self._unread()
-        while self._pending and self._pending[0][1] <= self._read:
-            batch = self._pending.popleft()[2]
-            batch.ack()
-            self.acked += len(batch)
+        """Ack the batches that may be acked."""
+        self._read = self._written - self._in_pipe()
+        done = self._read - self._behind
+        while self._pending and (self._pending[0].end <= done or self._must_go(self._pending[0])):
+            self._pending[0].batch.ack()
+            self._drop_first()
+
+    def shed(self) -> None:
+        """Ack each line that its reader had at the last `settle`, whatever the window."""
+        self._ack_lines(self._read)
 
     def settle_lines(self, *, everything_was_read: bool = False) -> None:
-        """Ack each line its reader had at the last `settle`; the last thing done, also after the descriptor is closed.
+        """Ack each line that might have been at the last `settle`; the last thing done, also once it is closed.
 
         Args:
             everything_was_read: the reader said so, so each line written is acked.
         """
-        read = self._written if everything_was_read else self._read
-        for start, _, batch in self._pending:
-            end = start
-            for delivery in batch:
-                end += len(delivery.body) + len(self._delimiter)
-                if end > read:
-                    return
-                delivery.ack()
-                self.acked += 1
+        self._ack_lines(self._written if everything_was_read else self._read - self._behind)
+
+    def ack_first(self) -> None:
+        """Ack the first line, if its reader had it at the last `settle` and none was acked yet."""
+        if not self.acked and self._pending:
+            self._ack_lines(self._read, most=1)
+
+    def take_back(self) -> int:
+        """Give what is not acked back to the queue; return how many lines."""
+        count = self.lines
+        while self._pending:
+            self._pending.popleft().batch.nack()
+        self._held = self.lines = 0
+        return count
 
     def wait(self) -> None:
-        """Wait until the reader has everything, and ack it.
+        """Wait until the reader has taken everything.
 
         Raises:
             BrokenPipeError: the reader is gone.
             Stopped: asked to stop.
         """
         self.settle()
-        while self._pending:
+        while self.unread:
             self._stop.check()
             self.check(_READ_CHECK_MS)
             self.settle()
 
-    def _unread(self) -> int:
+    def _ack_lines(self, end: int, most: int | None = None) -> None:
+        """Ack the lines that end at or before a byte of what was written, at most so many."""
+        while self._pending and most != 0:
+            part = self._pending[0]
+            if part.end <= end and most is None:
+                part.batch.ack()
+                self._drop_first()
+                continue
+            delivery = part.batch[part.acked]
+            after = part.start + len(delivery.body) + len(self._delimiter)
+            if after > end:
+                return
+            delivery.ack()
+            part.start = after
+            part.acked += 1
+            self.acked += 1
+            self.lines -= 1
+            most = None if most is None else most - 1
+            if part.acked == len(part.batch):
+                self._drop_first()
+
+    def _must_go(self, part: _Part) -> bool:
+        """Tell whether a part has no place in the window because of those behind it; the reader has to have it."""
+        window = self._window
+        if window is None or part.end > self._read:
+            return False
+        lines = self.lines - len(part.batch) + part.acked
+        return self._held - part.charge >= window.most_charged or lines >= window.most_lines
+
+    def _drop_first(self) -> None:
+        part = self._pending.popleft()
+        left = len(part.batch) - part.acked
+        self.acked += left
+        self.lines -= left
+        self._held -= part.charge
+
+    def _in_pipe(self) -> int:
         if not self._is_pipe:
             return 0
         held = array.array("i", [0])

@@ -8,14 +8,62 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import attrs
 import click
 
 from qflow.cli import options
+from qflow.cli.command import Command, CommandFailed, Restarts, say
+from qflow.cli.exits import Exit
 from qflow.cli.flow import Flow
 from qflow.cli.pipe_batch import to_runs
+from qflow.cli.pipe_progress import shown
 from qflow.cli.pipe_stream import to_command, to_stdout
 from qflow.cli.spool import queue_to_fill
 from qflow.cli.stop import Stop, Stopped
+from qflow.config import LONGEST_S
+from qflow.errors import QflowError
+
+_FIRST_PAUSE_S = 0.2
+_WINDOW_BYTES = 1024 * 1024
+_STORED = "stored"
+
+
+def _parse_window(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else options.parse_capacity(context, parameter, value)
+
+
+def _parse_resume(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | str:
+    if value is None:
+        return 0
+    if value == _STORED:
+        return value
+    digits = value.replace(",", "")
+    if not (digits.isascii() and digits.isdecimal()):
+        raise click.BadParameter(f"it is a number of lines, or `{_STORED}`, not {value!r}")
+    return int(digits[:40])  # longer ones are past the end of everything, too
+
+
+@attrs.frozen(kw_only=True)
+class _Settings:
+    """What the options say of the command; None = nothing was said."""
+
+    batch: int | None
+    retries: int | None
+    backoff: float | None
+    timeout: float | None
+    window: int | None
+
+    def check(self, words: tuple[str, ...]) -> None:
+        """Refuse what says nothing to this pipe, and a command that is not there."""
+        given = [name for name, value in attrs.asdict(self).items() if value is not None]
+        if given and not words:
+            raise click.UsageError(f"--{given[0]} needs a COMMAND to run")
+        if self.batch is not None and self.window is not None:
+            raise click.UsageError("--window says nothing to --batch, which gives a run that fails all its lines again")
+        if words and shutil.which(words[0]) is None:
+            raise click.UsageError(
+                f"there is no command {words[0]!r}, or it may not be executed; give its path, or see PATH and chmod +x"
+            )
 
 
 @click.command(short_help="Buffer stdin durably on its way to a command.")
@@ -26,9 +74,35 @@ from qflow.cli.stop import Stop, Stopped
 @click.option(
     "--retries",
     type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="With --batch: how often a run that failed is repeated before giving up.",
+    metavar="N",
+    help="How many failures of COMMAND in a row are followed by another try.  [default: any number while stdin is "
+    "open, then 2]",
+)
+@click.option(
+    "--backoff",
+    type=click.FloatRange(min=0, max=LONGEST_S),
+    metavar="SECONDS",
+    help="The pause before COMMAND is started again; each next one of a row is twice as long, up to 30 s.  "
+    "[default: 0.2]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True, max=LONGEST_S),
+    metavar="SECONDS",
+    help="End COMMAND, as if it failed, when it takes nothing of its input, or does not end after it, for so long; "
+    "with --batch, when a run takes longer.  [default: wait]",
+)
+@click.option(
+    "--window",
+    metavar="SIZE",
+    callback=_parse_window,
+    help="What COMMAND took last, so many bytes of lines, goes to it again when it dies; 0: nothing.  [default: 1MiB]",
+)
+@click.option(
+    "--resume-from",
+    metavar="N",
+    callback=_parse_resume,
+    help=f"Leave out the first N lines of stdin; `{_STORED}`: as many as QUEUE was ever given.",
 )
 @options.delimiter
 @options.capacity
@@ -38,12 +112,12 @@ def pipe(
     spool: Path,
     queue_name: str,
     command: tuple[str, ...],
-    batch: int | None,
-    retries: int,
+    resume_from: int | str,
     delimiter: bytes,
     capacity: int,
     spill: str,
     as_json: bool,
+    **settings: int | float | None,
 ) -> int | None:
     """Buffer stdin durably in QUEUE on its way to COMMAND's stdin, or to stdout.
 
@@ -53,65 +127,121 @@ def pipe(
         producer | qflow pipe SPOOL QUEUE --batch 500 -- load-into-database
 
     The producer waits for the consumer only at a limit of the queue or on a full disk. What an earlier run left in the
-    queue goes out first. It ends when stdin has ended and the queue is empty; a summary goes to stderr.
+    queue goes out first. It ends when stdin has ended and the queue is empty; a summary goes to stderr, and so does
+    progress if that is a terminal.
 
     A line is safe once it is synced in QUEUE, which happens as fast as lines arrive, for all that are there at once.
 
-    When a line is acked, and so never goes out again:
+    When COMMAND fails, it is started again, and stdin is stored meanwhile. A line is acked, and so never goes out
+    again:
 
     \b
-    - without --batch: once it is written; if that is to a pipe (COMMAND's stdin
-      always is), once the other end has taken it out of the pipe (Linux). What
-      lay in the pipe when the other end died stays in the queue.
     - with --batch N: when the run of COMMAND that got it on stdin has exited
       with 0. A run gets N lines, fewer at the end of stdin, or as many as fit
-      into --capacity. A run that fails is repeated with the same lines,
-      --retries times, after 0.2 s, 0.4 s, 0.8 s and so on; if the last one
-      fails, they go back to their place in the queue.
+      into --capacity. A run that fails is repeated with the same lines.
+    - else: when COMMAND has exited with 0 after the end of its input, or has
+      taken --window more bytes behind the line. If it dies, what it took last
+      goes to it again, so nothing is lost of a COMMAND that works in order
+      and keeps less than --window to itself: what it took last may be worked
+      off twice, never more than --window (and half of --capacity in memory)
+      and what lay in the pipe. It must take more than --window before it
+      dies, or it gets nowhere: use --batch. With --window 0, a line is acked
+      once it was taken, and what COMMAND kept to itself dies with it.
+    - else, if COMMAND exits with 0 before the end of its input: the first
+      line it was given, and what lies more than --window back. It is started
+      again at once. One that works off N lines and leaves needs --batch N.
+    - to stdout: once it is written; if that is to a pipe, once the other end
+      has taken it out of the pipe (Linux).
 
-    When COMMAND fails for good, or leaves before it was given everything, the lines read from stdin so far are stored
-    and qflow exits with 5; the next run continues with the first line not acked. The first SIGINT, SIGTERM or SIGHUP
-    stores what was read and lets COMMAND finish with what it has: it runs in a process group of its own, so Ctrl-C does
-    not reach it. A second signal ends COMMAND. After SIGKILL or a power cut, lines that were synced and not acked go
-    out again: at least once, in order.
+    After --retries failures in a row, none of which got a line acked, COMMAND is given up: the rest of stdin is stored
+    until it ends or the queue takes no more, and qflow exits with 5. The next run continues with the first line not
+    acked. The summary says where to go on if the same input is given again: with --resume-from. After SIGKILL there is
+    no summary; if QUEUE was given this input alone, `--resume-from stored` knows.
+
+    The first SIGINT, SIGTERM or SIGHUP stores what was read and lets COMMAND finish with what it has: it runs in a
+    process group of its own, so Ctrl-C does not reach it. A second signal ends COMMAND. After SIGKILL or a power cut,
+    lines that were synced and not acked go out again: at least once, in order.
     """
     import qflow
 
-    if batch and not command:
-        raise click.UsageError("--batch needs a COMMAND to run")
-    if command and shutil.which(command[0]) is None:
-        raise click.UsageError(f"there is no command {command[0]!r}")
+    wanted = _Settings(**settings)  # type: ignore[arg-type]
+    wanted.check(command)
+    skip = _count_stored(spool, queue_name) if isinstance(resume_from, str) else resume_from
     with Stop() as stop, qflow.open(spool, capacity_bytes=capacity, spill=spill) as broker:
-        flow = Flow(queue_to_fill(broker, queue_name), delimiter, stop)
+        flow = Flow(queue_to_fill(broker, queue_name), capacity, delimiter, skip, stop)
         try:
-            with suppress(Stopped), ThreadPoolExecutor(1) as threads:
-                flow.start(threads)
-                try:
-                    _send(flow, command, batch, retries)
-                finally:
-                    stop.request()
-            flow.finish()
+            code = _run(flow, command, wanted)
         finally:
             _print(flow, as_json)
-        return stop.exit_code
+        return stop.exit_code if code is None else code
 
 
-def _send(flow: Flow, command: tuple[str, ...], batch: int | None, retries: int) -> None:
-    if batch:
-        to_runs(flow, command, batch, retries)
-    elif command:
-        to_command(flow, command)
-    else:
+def _count_stored(spool: Path, queue_name: str) -> int:
+    """Return how many lines a queue was ever given, nothing but lines."""
+    from qflow import inspect
+
+    if not spool.exists():
+        return 0
+    return next((queue.next_sequence for queue in inspect.read_spool(spool).queues if queue.name == queue_name), 0)
+
+
+def _run(flow: Flow, words: tuple[str, ...], wanted: _Settings) -> Exit | None:
+    """Move lines; return 5 if the command was given up.
+
+    Raises:
+        BrokenPipeError: the reader of stdout is gone.
+        QflowError: stdin cannot be read or stored.
+    """
+    code = None
+    with suppress(Stopped), ThreadPoolExecutor(1) as threads, shown(flow):
+        flow.start(threads)
+        try:
+            _send(flow, words, wanted)
+        except CommandFailed as failure:
+            code = Exit.COMMAND
+            say(str(failure))
+            if not flow.input_ended:
+                say("the command is given up; what comes from stdin is stored until it ends")
+                flow.store_rest()
+        finally:
+            flow.stop.request()
+    try:
+        flow.finish()
+    except QflowError as error:
+        if code is None:
+            raise
+        say(str(error))
+    return code
+
+
+def _send(flow: Flow, words: tuple[str, ...], wanted: _Settings) -> None:
+    if not words:
         to_stdout(flow)
+        return
+    command = Command(words, wanted.timeout)
+    restarts = Restarts(wanted.retries, _FIRST_PAUSE_S if wanted.backoff is None else wanted.backoff, flow)
+    if wanted.batch:
+        to_runs(flow, command, restarts, wanted.batch)
+    else:
+        to_command(flow, command, restarts, _WINDOW_BYTES if wanted.window is None else wanted.window)
 
 
 def _print(flow: Flow, as_json: bool) -> None:
     left = len(flow.queue)
+    resume_from = flow.skipped + flow.stored
     if as_json:
-        summary = {"queue": flow.queue.name, "found": flow.found, "stored": flow.stored}
-        click.echo(json.dumps({**summary, "delivered": flow.delivered, "left": left}), err=True)
-    else:
-        click.echo(
-            f"qflow: {flow.found:,} lines found, {flow.stored:,} stored, {flow.delivered:,} delivered, {left:,} left",
-            err=True,
-        )
+        summary = {
+            "queue": flow.queue.name,
+            "found": flow.found,
+            "stored": flow.stored,
+            "delivered": flow.delivered,
+            "left": left,
+            "restarts": flow.restarts,
+            "resume_from": resume_from,
+        }
+        click.echo(json.dumps(summary), err=True)
+        return
+    restarts = f", {flow.restarts:,} restart{'s' * (flow.restarts > 1)}" if flow.restarts else ""
+    say(f"{flow.found:,} lines found, {flow.stored:,} stored, {flow.delivered:,} delivered, {left:,} left{restarts}")
+    if left and resume_from:
+        say(f"to go on with the same input, say --resume-from {resume_from}")

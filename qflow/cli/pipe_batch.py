@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import subprocess
 
-from qflow.cli.flow import CommandFailed, Flow, how_it_ended, started
+from qflow.cli.command import Command, Restarts, RunFailed
+from qflow.cli.flow import Flow
 from qflow.cli.stop import Stop
 from qflow.delivery import Deliveries
 
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 30.0
 
-
-def to_runs(flow: Flow, command: Sequence[str], size: int, retries: int) -> None:
+def to_runs(flow: Flow, command: Command, restarts: Restarts, size: int) -> None:
     """Run a command for every `size` lines until stdin has ended and nothing is left.
 
     Raises:
@@ -22,10 +20,11 @@ def to_runs(flow: Flow, command: Sequence[str], size: int, retries: int) -> None
     while batch := _collect(flow, size):
         lines = [body for part in batch for body in part.bodies]
         try:
-            _run_until_done(flow, command, lines, retries)
+            _run_until_done(flow, command, restarts, lines)
         except BaseException:
             for part in batch:
                 part.nack()
+            flow.handed_out -= len(lines)
             raise
         for part in batch:
             part.ack()
@@ -43,7 +42,7 @@ def _collect(flow: Flow, size: int) -> list[Deliveries]:
         if part:
             batch.append(part)
             count += len(part)
-        elif len(flow.queue) > count:
+        elif not flow.is_empty(count):
             # More lines wait, perhaps since this moment: if they still do not come, memory is full of this batch.
             part = flow.take(size - count, Stop.PATIENCE_S)
             if not part:
@@ -53,16 +52,26 @@ def _collect(flow: Flow, size: int) -> list[Deliveries]:
     return batch
 
 
-def _run_until_done(flow: Flow, command: Sequence[str], lines: list[bytes], retries: int) -> None:
+def _run_until_done(flow: Flow, command: Command, restarts: Restarts, lines: list[bytes]) -> None:
     data = b"".join(line + flow.delimiter for line in lines)
-    for attempt in range(retries + 1):
-        if attempt:
-            flow.stop.sleep(min(_FIRST_PAUSE_S * 2 ** (attempt - 1), _LONGEST_PAUSE_S))
-        with started(command) as process:
-            process.communicate(data)  # it may leave without reading all: its exit code is what counts
-        if process.returncode == 0:
-            return
-    tries = f" at the last of {retries + 1} tries" if retries else ""
-    raise CommandFailed(
-        f"{command[0]} {how_it_ended(process.returncode)}{tries}; its {len(lines):,} lines are back in the queue"
-    )
+    back = f"its {len(lines):,} lines are back in the queue"
+    done = False
+    while not done:
+        try:
+            _run(command, data)
+        except RunFailed as failure:
+            restarts.failed(str(failure), back)
+        else:
+            done = True
+    restarts.succeeded()
+
+
+def _run(command: Command, data: bytes) -> None:
+    with command.started() as run:
+        try:
+            run.process.communicate(data, command.timeout_s)  # it may leave without reading all: its exit code counts
+        except subprocess.TimeoutExpired as error:
+            run.end()
+            raise RunFailed(f"{command.name} did not end within {command.timeout_s:g} s, and was ended") from error
+    if run.process.returncode != 0:
+        raise RunFailed(run.how_it_ended())

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable
 
-from qflow.cli.flow import CommandFailed, Flow, how_it_ended, started
+from qflow.cli.command import Command, Restarts, Run, RunFailed, say
+from qflow.cli.flow import Flow
 from qflow.cli.outlet import Outlet
 from qflow.cli.stop import Stop, Stopped
+from qflow.delivery import Deliveries
 
-BATCH_LINES = 1000
 STDOUT = 1
 _UNREAD_CHECK_S = 0.01
+_IDLE_S = 10.0
+"""A command that takes nothing for so long is worth a sentence."""
+_LINGER_S = 1.0
+"""Time for a command that closed its stdin to end, before that is worth a sentence."""
 
 
 def to_stdout(flow: Flow) -> None:
@@ -29,45 +36,179 @@ def to_stdout(flow: Flow) -> None:
         flow.delivered = outlet.acked
 
 
-def to_command(flow: Flow, command: Sequence[str]) -> None:
-    """Write lines to the stdin of a command, then wait for its end.
+def to_command(flow: Flow, command: Command, restarts: Restarts, window: int) -> None:
+    """Write lines to the stdin of a command until stdin has ended and the command has ended well.
+
+    Args:
+        window: bytes that it must have taken behind a line before the line is acked; see `Flow.window`.
 
     Raises:
-        CommandFailed: it failed, or left before it was given everything.
+        CommandFailed: it failed, and is not started again.
         Stopped: asked to stop.
     """
-    left_early = stopped = False
-    with started(command) as process:
-        assert process.stdin is not None
-        outlet = Outlet(process.stdin.fileno(), flow.delimiter, flow.stop)
+    done = False
+    while not done:
         try:
-            _copy(flow, outlet)
+            with command.started() as run:
+                feed = _Feed(flow, run, window)
+                feed.write()
+                feed.wait_for_end()
+        except RunFailed as failure:
+            restarts.failed(str(failure), "the lines are in the queue")
+        else:
+            done = feed.settle(restarts)
+
+
+class _Feed:
+    """What goes into one run of the command, and what becomes of it."""
+
+    def __init__(self, flow: Flow, run: Run, window: int) -> None:
+        self._flow = flow
+        self._run = run
+        os.set_blocking(run.stdin.fileno(), False)
+        self._outlet = Outlet(run.stdin.fileno(), flow.delimiter, flow.stop, flow.window(window), self._watch)
+        self._idle = Idle(run.command)
+        self._early = self._stopped = False
+        self._stuck: str | None = None
+
+    def write(self) -> None:
+        """Write lines until there are no more, the command takes no more, or somebody asks to stop."""
+        outlet = self._outlet
+        try:
+            _copy(self._flow, outlet)
         except BrokenPipeError:
-            left_early = True
+            self._early = True
         except Stopped:
-            stopped = True
+            self._stopped = True
+        except RunFailed as failure:
+            self._stuck = str(failure)
         finally:
             outlet.settle()
-            process.stdin.close()
-        status = process.wait()
-    outlet.settle_lines(everything_was_read=status == 0 and not left_early)
-    flow.delivered = outlet.acked
-    if left_early or status != 0:
-        early = " before it was given everything" if left_early else ""
-        raise CommandFailed(f"{command[0]} {how_it_ended(status)}{early}; what it did not read is in the queue")
-    if stopped:
-        raise Stopped
+            self._run.stdin.close()
+        if outlet.is_taken and self._flow.is_drained(outlet.lines):
+            self._early = False  # it had all there is, before it was told so
+
+    def wait_for_end(self) -> None:
+        """Wait for its end, or bring it about."""
+        run, command = self._run, self._run.command
+        if self._early and not run.ends_within(_LINGER_S):
+            say(
+                f"{command.name} closed its stdin before the end of its input and still runs, as process "
+                f"{run.process.pid}; its end is waited for: end it, or say --timeout SECONDS"
+            )
+        if self._stuck is None and not run.ends_within(command.timeout_s):
+            self._stuck = f"{command.name} did not end within {command.timeout_s:g} s after its input, and was ended"
+        if self._early or self._stuck is not None:
+            run.end()
+        else:
+            run.process.wait()
+
+    def settle(self, restarts: Restarts) -> bool:
+        """Ack what is done and give the rest back; return whether all is done, else once it may be started again.
+
+        Raises:
+            CommandFailed: it is not to be started again.
+            Stopped: asked to stop before it could be started again.
+        """
+        flow, outlet = self._flow, self._outlet
+        exited_well = self._stuck is None and self._run.process.returncode == 0
+        outlet.settle_lines(everything_was_read=exited_well and not self._early)
+        if exited_well and self._early:
+            outlet.ack_first()
+        back = outlet.take_back()
+        flow.delivered += outlet.acked
+        flow.handed_out -= back
+        done = exited_well and (not self._early or flow.is_drained())
+        if not done:
+            self._prepare_next(restarts, exited_well, f"{back:,} lines are back in the queue")
+        return done
+
+    def _prepare_next(self, restarts: Restarts, exited_well: bool, back: str) -> None:
+        how = self._stuck or self._run.how_it_ended()
+        if self._early:
+            how += " before the end of its input"
+        if exited_well and self._outlet.acked:
+            restarts.left_early(how, back)
+        else:
+            final = self._stopped or self._flow.is_drained()
+            restarts.failed(how, back, progressed=self._outlet.acked > 0, final=final)
+
+    def _watch(self) -> None:
+        """Look after the command while lines go into it.
+
+        Raises:
+            BrokenPipeError: it has ended, though others may still have its stdin.
+            RunFailed: it has taken nothing for too long.
+        """
+        if self._run.has_ended():
+            raise BrokenPipeError
+        self._outlet.settle()
+        self._idle.look(self._outlet.taken, self._outlet.unread)
+
+
+class Idle:
+    """For how long a command has taken nothing though there is something for it.
+
+    Args:
+        command: what runs, and for how long it may be idle.
+        clock: returns seconds.
+    """
+
+    def __init__(self, command: Command, clock: Callable[[], float] = time.monotonic) -> None:
+        self._command = command
+        self._clock = clock
+        self._taken = 0
+        self._since_s = clock()
+        self._said = False
+
+    def look(self, taken: int, unread: int) -> None:
+        """Note how many bytes it has taken, and how many wait for it; say so once when nothing moves.
+
+        Raises:
+            RunFailed: it has taken nothing for longer than it may.
+        """
+        now_s = self._clock()
+        if taken != self._taken or not unread:
+            self._taken, self._since_s = taken, now_s
+            return
+        name, most_s = self._command.name, self._command.timeout_s
+        if most_s is not None and now_s - self._since_s >= most_s:
+            raise RunFailed(f"{name} took nothing of its input for {most_s:g} s, and was ended")
+        if not self._said and now_s - self._since_s >= _IDLE_S:
+            self._said = True
+            say(
+                f"{name} has taken nothing of its input for {_IDLE_S:g} s, and is waited for; --timeout SECONDS ends "
+                "such a command and starts it again"
+            )
 
 
 def _copy(flow: Flow, outlet: Outlet) -> None:
+    """Write lines until stdin has ended, none is left, and all were taken."""
     while True:
-        batch = flow.take(BATCH_LINES, _UNREAD_CHECK_S if outlet.pending else Stop.PATIENCE_S)
+        batch = flow.take(outlet.most, _UNREAD_CHECK_S if outlet.unread else Stop.PATIENCE_S)
         if batch:
-            outlet.send(batch)
-        elif batch is not None:
-            outlet.settle()
-            outlet.check()
-        elif outlet.pending:  # what the reader has not taken may be all that fits into the capacity
-            outlet.wait()
-        else:
+            _send(flow, outlet, batch)
+            continue
+        outlet.settle()
+        outlet.check()
+        if outlet.unread:  # what the reader has not taken may be all that fits into the capacity
+            if batch is None:
+                outlet.wait()
+        elif outlet.lines and (flow.is_held_back or not flow.is_empty(outlet.lines)):
+            _make_room(flow, outlet)
+        elif batch is None:
             return
+
+
+def _make_room(flow: Flow, outlet: Outlet) -> None:
+    """Send lines that wait; if there is no room for them beside the window, give up the window."""
+    batch = flow.take(outlet.most, Stop.PATIENCE_S)  # for they may have come since the last look
+    if batch:
+        _send(flow, outlet, batch)
+    else:
+        outlet.shed()
+
+
+def _send(flow: Flow, outlet: Outlet, batch: Deliveries) -> None:
+    outlet.send(batch, last_apart=outlet.has_window and flow.is_last(outlet.lines + len(batch)))
+    outlet.check()

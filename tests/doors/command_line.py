@@ -55,10 +55,12 @@ class CommandLine:
         """Start `qflow` with pipes to talk to it."""
         return self.start_on(subprocess.PIPE, subprocess.PIPE, *arguments)
 
-    def start_on(self, stdin: Any, stdout: Any, *arguments: object) -> subprocess.Popen[bytes]:
-        """Start `qflow` on files or pipes."""
+    def start_on(
+        self, stdin: Any, stdout: Any, *arguments: object, stderr: Any = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        """Start `qflow` on files, pipes or terminals."""
         process = subprocess.Popen(
-            _command(arguments), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, bufsize=0, cwd=self.directory
+            _command(arguments), stdin=stdin, stdout=stdout, stderr=stderr, bufsize=0, cwd=self.directory
         )
         self._started.append(process)
         return process
@@ -122,6 +124,13 @@ def python(program: str) -> list[str]:
 
 NOT_READING = python("import select\nprint('ready', flush=True)\nend = select.poll()\nend.register(0, 0)\nend.poll()")
 """A command that reads nothing of its input, and ends with who writes it."""
+
+
+def summary(done: subprocess.CompletedProcess[bytes]) -> dict[str, int]:
+    """Return the summary that `qflow pipe --json` writes to stderr."""
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith(b"{"))
+    facts: dict[str, int] = json.loads(line)
+    return facts
 
 
 def error_line(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import qflow
-from doors.command_line import CommandLine, numbers, python, text
+from doors.command_line import CommandLine, numbers, python, summary, text
 from qflow import inspect
 
 COPY_LINES = "import sys\nfor line in sys.stdin: print(line, end='')"
-
-
-def summary(done: subprocess.CompletedProcess[bytes]) -> dict[str, int]:
-    """Return the summary that --json writes to stderr."""
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith(b"{"))
-    facts: dict[str, int] = json.loads(line)
-    return facts
 
 
 def append_to(path: Path, then: str) -> list[str]:
@@ -43,7 +35,8 @@ def test_lines_pass_to_stdout(cli: CommandLine) -> None:
     done = cli.run("pipe", cli.spool, "q", "--capacity", "256KiB", "--json", stdin=text(lines))
     assert done.returncode == 0
     assert done.stdout == text(lines)
-    assert summary(done) == {"queue": "q", "found": 0, "stored": 20_000, "delivered": 20_000, "left": 0}
+    counts = {"found": 0, "stored": 20_000, "delivered": 20_000, "left": 0, "restarts": 0, "resume_from": 20_000}
+    assert summary(done) == {"queue": "q", **counts}
 
 
 def test_lines_pass_to_a_command(cli: CommandLine) -> None:
@@ -75,16 +68,17 @@ def test_what_an_earlier_run_left_goes_out_first(cli: CommandLine) -> None:
     assert summary(done)["found"] == 1
 
 
-def test_a_command_that_fails_in_between_loses_only_what_it_read(cli: CommandLine) -> None:
+def test_without_a_window_a_command_that_fails_loses_only_what_it_read(cli: CommandLine) -> None:
     """Lines that lay in the pipe or in the queue when the command died are delivered by the next run."""
     lines = numbers(0, 100_000)
     dying = python(
         "import os, signal\nleft = 5000\nwhile left: left -= len(os.read(0, left))\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = cli.run("pipe", cli.spool, "q", "--json", "--", *dying, stdin=text(lines))
+    options = ("--window", 0, "--retries", 0, "--json")
+    done = cli.run("pipe", cli.spool, "q", *options, "--", *dying, stdin=text(lines))
     assert done.returncode == 5
-    assert b"was ended by signal 9 before it was given everything" in done.stderr
+    assert b"was ended by signal 9 before the end of its input" in done.stderr
     facts = summary(done)
     read = text(lines)[:5000]
     assert facts["delivered"] == read.count(b"\n")
@@ -93,20 +87,34 @@ def test_a_command_that_fails_in_between_loses_only_what_it_read(cli: CommandLin
     assert waiting == lines[facts["delivered"] : facts["stored"]]
 
 
-def test_a_command_that_leaves_early_is_an_error_even_when_it_exits_with_0(cli: CommandLine) -> None:
-    """What it did not take stays in the queue, and the exit code says so."""
+@pytest.mark.parametrize(("window", "left"), [(0, b"5"), ("1MiB", b"1")])
+def test_a_command_that_leaves_early_is_an_error_if_it_may_not_begin_again(
+    cli: CommandLine, window: object, left: bytes
+) -> None:
+    """It exits with 0: without a window all it took is done, else the first line; the rest is in the queue."""
     lines = numbers(0, 100_000)
-    done = cli.run("pipe", cli.spool, "q", "--", *python("import os\nos.read(0, 10)"), stdin=text(lines))
+    reading = python("import os\nos.read(0, 10)")
+    done = cli.run("pipe", cli.spool, "q", "--window", window, "--retries", 0, "--", *reading, stdin=text(lines))
     assert done.returncode == 5
-    assert b"exited with 0 before it was given everything" in done.stderr
-    assert cli.waiting()[0] == b"5"
+    assert b"exited with 0 before the end of its input" in done.stderr
+    assert b"say --batch N" in done.stderr
+    assert cli.waiting()[0] == left
+
+
+def test_a_command_that_takes_nothing_and_leaves_is_an_error(cli: CommandLine) -> None:
+    """It gets another try, and the lines stay."""
+    done = cli.run("pipe", cli.spool, "q", "--backoff", 0, "--", "true", stdin=b"a\n")
+    assert done.returncode == 5
+    assert b"true exited with 0 before the end of its input at the last of 3 tries" in done.stderr
+    assert cli.waiting() == [b"a"]
 
 
 def test_a_command_that_fails_at_the_end_is_an_error(cli: CommandLine) -> None:
-    """Its exit code is not hidden."""
-    done = cli.run("pipe", cli.spool, "q", "--", "sh", "-c", "cat; exit 3", stdin=b"a\n")
+    """Its exit code is not hidden, and what it took comes again."""
+    done = cli.run("pipe", cli.spool, "q", "--retries", 0, "--", "sh", "-c", "cat; exit 3", stdin=b"a\n")
     assert (done.returncode, done.stdout) == (5, b"a\n")
     assert b"sh exited with 3" in done.stderr
+    assert cli.waiting() == [b"a"]
 
 
 def test_a_reader_of_stdout_that_leaves_loses_nothing_it_did_not_read(cli: CommandLine) -> None:
@@ -205,7 +213,8 @@ def test_a_batch_that_fails_is_repeated_then_given_back(cli: CommandLine) -> Non
     assert done.returncode == 5
     assert b"exited with 7 at the last of 2 tries; its 10 lines are back in the queue" in done.stderr
     assert [run[0] for run in runs(log)] == ["0", "10", "10"]
-    assert summary(done) == {"queue": "q", "found": 0, "stored": 25, "delivered": 10, "left": 15}
+    counts = {"found": 0, "stored": 25, "delivered": 10, "left": 15, "restarts": 1, "resume_from": 25}
+    assert summary(done) == {"queue": "q", **counts}
     assert cli.waiting() == lines[10:]
 
 

@@ -1,0 +1,190 @@
+"""The command at the end of `qflow pipe`: how a run of it begins and ends, and how often it is started again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING
+
+import attrs
+import click
+
+if TYPE_CHECKING:
+    from qflow.cli.flow import Flow
+
+_LONGEST_PAUSE_S = 30.0
+_RETRIES_AT_THE_END = 2
+"""How often a command is started again in a row once stdin has ended, if nobody says."""
+_TERMINATE_S = 5.0
+"""Time for a run that was told to end, before it is killed."""
+
+
+class CommandFailed(Exception):
+    """The command is given up."""
+
+
+class RunFailed(Exception):
+    """A run of the command did not end well; the message says how, and begins with its name."""
+
+
+@attrs.frozen
+class Command:
+    """What is run.
+
+    Args:
+        words: its name and arguments.
+        timeout_s: a run is ended that takes nothing of its stdin, or does not end after it, for so long; None = never.
+    """
+
+    words: Sequence[str]
+    timeout_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        return shlex.quote(self.words[0])
+
+    @contextmanager
+    def started(self) -> Iterator[Run]:
+        """Start it; an interrupt, the second signal, ends it.
+
+        Raises:
+            RunFailed: it cannot be started.
+        """
+        try:
+            run = Run(self)
+        except OSError as error:
+            raise RunFailed(f"{self.name} cannot be started: {error.strerror}") from error
+        try:
+            yield run
+        except KeyboardInterrupt:
+            run.signal(signal.SIGTERM)
+            raise
+
+
+class Run:
+    """A process that reads what is written to its stdin.
+
+    It runs in a process group of its own, so that Ctrl-C reaches it through this process only.
+    """
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.process = subprocess.Popen(command.words, stdin=subprocess.PIPE, bufsize=0, process_group=0)
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    def has_ended(self) -> bool:
+        """Tell whether it has ended, though others may still have its stdin."""
+        return self._look(os.WNOHANG)
+
+    def ends_within(self, seconds: float | None) -> bool:
+        """Wait for its end; None = for ever. It can still be given a signal, and so can what it has started."""
+        if seconds is None:
+            return self._look(0)
+        deadline, pause_s = time.monotonic() + seconds, 0.0005
+        while not self.has_ended():
+            if (left := deadline - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(left, pause_s))
+            pause_s = min(2 * pause_s, 0.05)
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and to what it has started, unless its end was asked for: others may have its number."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        """End it, with what it has started and left behind, since it is of no use any more."""
+        self.signal(signal.SIGTERM)
+        if not self.ends_within(_TERMINATE_S):
+            self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def how_it_ended(self) -> str:
+        """Return its end in words, after it was waited for."""
+        status = self.process.returncode
+        ended = f"exited with {status}" if status >= 0 else f"was ended by signal {-status}"
+        return f"{self.command.name} {ended}"
+
+    def _look(self, options: int) -> bool:
+        if self.process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | options) is not None
+
+
+def say(sentence: str) -> None:
+    """Tell whoever looks at stderr."""
+    click.echo(f"qflow: {sentence}", err=True)
+
+
+class Restarts:
+    """How often, and after which pause, the command is started again.
+
+    Args:
+        retries: how many failures in a row, none of them with a line acked, are followed by another try; None = any
+            number while stdin is open, `_RETRIES_AT_THE_END` when it has ended.
+        backoff_s: the first pause; each next one of a row is twice as long, up to 30 s.
+        flow: whose lines go into the command.
+    """
+
+    def __init__(self, retries: int | None, backoff_s: float, flow: Flow) -> None:
+        self._retries = retries
+        self._backoff_s = backoff_s
+        self._flow = flow
+        self._failures = 0
+        self._left_early = False
+
+    def succeeded(self) -> None:
+        """A run ended well."""
+        self._failures = 0
+
+    def failed(self, how: str, back: str, *, progressed: bool = False, final: bool = False) -> None:
+        """Pause before another try.
+
+        Args:
+            how: what became of the run, in words.
+            back: where its lines are.
+            progressed: lines of it are acked, so this is the first failure of a row.
+            final: there is no use in another try.
+
+        Raises:
+            CommandFailed: it is given up.
+            Stopped: asked to stop during the pause.
+        """
+        flow = self._flow
+        self._failures = 1 if progressed else self._failures + 1
+        most = self._retries
+        if most is None and flow.input_ended:
+            most = _RETRIES_AT_THE_END
+        if final or (most is not None and self._failures > most):
+            tries = f" at the last of {self._failures} tries" if self._failures > 1 else ""
+            raise CommandFailed(f"{how}{tries}; {back}")
+        pause_s = min(self._backoff_s * 2 ** min(self._failures - 1, 30), max(_LONGEST_PAUSE_S, self._backoff_s))
+        say(f"{how}; {back}; it is started again after {pause_s:g} s")
+        flow.stop.sleep(pause_s)
+        flow.restarts += 1
+
+    def left_early(self, how: str, back: str) -> None:
+        """Return at once, for it did something and left without an error; say so the first time.
+
+        Raises:
+            CommandFailed: it is not to be started again at all.
+        """
+        remedy = "if it is meant for N lines a run, say --batch N"
+        if self._retries == 0:
+            raise CommandFailed(f"{how}; {back}; {remedy}")
+        if not self._left_early:
+            say(f"{how}; {back}; it is started again each time; {remedy}")
+        self._left_early = True
+        self._failures = 0
+        self._flow.restarts += 1
