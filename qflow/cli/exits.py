@@ -25,7 +25,7 @@ Exit codes:
   2  bad usage or bad input: an unknown option, queue or file, a line too long
   3  another process owns the spool, or writes the archive of `qflow pipeline run`
   4  the disk or the queue takes no more, or cannot be read
-  5  the command of `qflow pipe` failed, or left before it read everything
+  5  the command of `qflow pipe` was given up; its lines are in the queue
   128+n  ended by signal n: 130 for Ctrl-C, 141 when the reader of stdout is gone
 """
 
