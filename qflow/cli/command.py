@@ -6,13 +6,13 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 import attrs
-import click
 
 if TYPE_CHECKING:
     from qflow.cli.flow import Flow
@@ -123,8 +123,9 @@ class Run:
 
 
 def say(sentence: str) -> None:
-    """Tell whoever looks at stderr."""
-    click.echo(f"qflow: {sentence}", err=True)
+    """Tell whoever looks at stderr, above the line of progress if there is one."""
+    if sys.stderr is not None:  # it was closed from the start
+        sys.stderr.write(f"qflow: {sentence}\n")
 
 
 class Restarts:

@@ -275,7 +275,8 @@ def test_a_window_is_no_larger_than_half_of_the_memory(cli: CommandLine, capacit
 def test_progress_is_shown_on_a_terminal_alone(cli: CommandLine) -> None:
     """One line says what came in, went out, waits, lies on disk, and how often the command was started again."""
     master, terminal = os.openpty()
-    script = "mkdir first && exit 1; read line; echo taken; cat"
+    os.mkfifo(cli.directory / "door")
+    script = "mkdir first && { read go < door; exit 1; }; read line; echo taken; cat"
     arguments = ("pipe", cli.spool, "q", "--backoff", 0, "--capacity", "64KiB", "--", *shell(script))
     with os.fdopen(master, "rb", buffering=0) as screen:
         process = cli.start_on(subprocess.PIPE, subprocess.PIPE, *arguments, stderr=terminal)
@@ -283,8 +284,11 @@ def test_progress_is_shown_on_a_terminal_alone(cli: CommandLine) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"1\n2\n3\n")
-        assert process.stdout.readline() == b"taken\n"
         shown = b""
+        while b"restarts 0" not in shown:
+            shown += screen.read(4096)
+        (cli.directory / "door").write_text("go\n")
+        assert process.stdout.readline() == b"taken\n"
         while b"in 3  out 3  waiting 0  spilled 0  restarts 1" not in shown:
             shown += screen.read(4096)
         process.stdin.close()
@@ -292,5 +296,7 @@ def test_progress_is_shown_on_a_terminal_alone(cli: CommandLine) -> None:
         while b"3 delivered, 0 left" not in shown:
             shown += screen.read(4096)
         assert process.wait() == 0
+    assert b"qflow: sh exited with 1" in shown
+    assert b"restarts 0qflow" not in shown  # a sentence has a line of its own
     done = cli.run("pipe", cli.spool, "q", "--", "cat", stdin=b"1\n")
     assert done.stderr == b"qflow: 0 lines found, 1 stored, 1 delivered, 0 left\n"
