@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ def no_process_outlives_the_run() -> Iterator[None]:
     found = processes.left_over(mark)
     processes.end(found)
     assert not found, [f"{process.pid}: {process.command}" for process in found]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_hangup_is_noticed() -> None:
+    """Processes that tests begin are ended by SIGHUP, also where `nohup` runs the tests."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
