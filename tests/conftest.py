@@ -36,9 +36,11 @@ def no_process_outlives_the_run() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def a_hangup_is_noticed() -> None:
-    """Processes that tests begin are ended by SIGHUP, also where `nohup` runs the tests."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def signals_are_noticed() -> None:
+    """Processes that tests begin are ended by Ctrl-C and SIGHUP, also where a shell runs the tests in the background."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture
