@@ -59,6 +59,8 @@ NEVER = -1
 ALWAYS = 2**62
 
 
+SPARED_CHUNKS = 8
+"""What a queue keeps of what it has borrowed and does not use, until others need it: its next batch borrows nothing."""
 NOWHERE = RunList(-1)
 """Where a fast get finds nothing, and goes the long way."""
 
@@ -264,9 +266,9 @@ class Backlog:
         """After something was settled or spilled: return slack, lend less, wake waiters. Under the lock."""
         used, account = self._used, self._account
         spare = account.borrowed - used
-        chunk = self._ledger.chunk
-        if spare > 2 * chunk or account.borrowed > account.capacity:
-            keep = max(used, min(used + chunk, account.capacity))
+        spared = SPARED_CHUNKS * self._ledger.chunk
+        if spare > spared or account.borrowed > account.capacity:
+            keep = max(used, min(used + spared // 2, account.capacity))
             if keep < account.borrowed:
                 self._ledger.give_back(account, account.borrowed - keep)
         self._trim_slack()
@@ -287,7 +289,7 @@ class Backlog:
         if slack or self._putters or self._starved or self._at_limit or account.borrowed > account.capacity:
             self._give_back_below = ALWAYS
         else:
-            self._give_back_below = account.borrowed - 2 * self._ledger.chunk
+            self._give_back_below = account.borrowed - SPARED_CHUNKS * self._ledger.chunk
 
     def _puts_pass(self) -> bool:
         """Tell whether a put that finds memory need look at nothing else. Under the lock."""
