@@ -13,6 +13,7 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.exits import Exit
+from qflow.cli.start import START_HELP, parse_start
 from qflow.cli.stop import Stop, Stopped
 from qflow.cli.writer import Writer
 
@@ -21,22 +22,6 @@ if TYPE_CHECKING:
     from qflow.inspect import Gap, StreamReader
 
 STDOUT = 1
-
-
-def _parse_start(_context: click.Context, _parameter: click.Parameter, value: str) -> str | int | datetime:
-    if value in ("earliest", "latest"):
-        return value
-    if value.isascii() and value.isdecimal():
-        return int(value[:40])  # longer ones are past the end of everything, too
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        raise click.BadParameter(
-            f"it is earliest, latest, an offset, or a moment such as 2026-01-31T12:00:00Z, not {value!r}"
-        ) from None
-    if moment.tzinfo is None:
-        raise click.BadParameter(f"the moment needs a time zone: {value}Z, or {value}+02:00")
-    return moment
 
 
 @click.command(short_help="Write messages of a stream to stdout, and change nothing.")
@@ -49,8 +34,8 @@ def _parse_start(_context: click.Context, _parameter: click.Parameter, value: st
     metavar="START",
     default="earliest",
     show_default=True,
-    callback=_parse_start,
-    help="earliest, latest, an offset, or a moment such as 2026-01-31T12:00:00Z.",
+    callback=parse_start,
+    help=START_HELP,
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Of this partition only.")
 @click.option("--follow", is_flag=True, help="At the end of the stream, wait for more.")
