@@ -1247,8 +1247,25 @@ class Broker:
             )
 
     @sheltered
+    def finish_wiping(self, most_s: float = math.inf) -> None:
+        """Unlink spill files of before until none is left, or for about so long; maintenance does the rest.
+
+        Cost: 10 µs a file; where there is none, the listing of one directory.
+        """
+        with self._lock:
+            self._check_open()
+        ends = time.perf_counter() + most_s
+        for _ in range(2):  # a round that was under way has not seen what was set aside since
+            more = True
+            while more:
+                with self._upkeep:
+                    more = self._wiper.step(WIPED_AT_ONCE)
+                if more and time.perf_counter() >= ends:
+                    return
+
+    @sheltered
     def compact(self) -> CompactionReport:
-        """Give disk back: put a copy of the log without its free pages in its place.
+        """Give disk back: unlink spill files of before, and put a copy of the log without its free pages in its place.
 
         Without it the file never shrinks; what was settled is written over, so that pays after a backlog that will not
         come again. Interrupted, it is done in the background, or not at all.
@@ -1256,11 +1273,12 @@ class Broker:
         Raises:
             DiskFull, StorageError: there was no room for the copy beside the log; nothing has changed.
             InDoubt: the directory could not be synced; nothing is lost, but the spool must be opened again.
-        Cost: reads and writes what the log holds. Meanwhile puts and acks wait for their commits, and none fails; gets
-            go on.
+        Cost: reads and writes what the log holds, and 10 µs for each of those files. Meanwhile puts and acks wait for
+            their commits, and none fails; gets go on.
         """
         with self._lock:
             self._check_open()
+        self.finish_wiping()  # first: what it frees may be the room for the copy
         while True:
             with self._upkeep:
                 if not (self._remove_settled() | self._remove_deleted()):
