@@ -81,7 +81,9 @@ class SubscriptionStats:
     committed: list[int] | None
     """Everything below is settled, in the log; None without a name."""
     lag_messages: int
-    """Confirmed and not delivered, of all topics."""
+    """How many it is behind, of all topics; see `Subscription.lag`."""
+    matching_messages: int | None
+    """How many of those its filter wants; None unless that was asked for."""
     unsettled_messages: int
     delivered_total: int
     acked_total: int
