@@ -129,6 +129,8 @@ QUIET_S = 10.0
 """How long an end waits for puts that have reserved room and not joined a batch yet."""
 
 _logger = logging.getLogger("qflow")
+_damage_logger = logging.getLogger("qflow.damage")
+"""For who tells of damage otherwise: a logger that can be silenced apart."""
 _brokers: weakref.WeakSet[Broker] = weakref.WeakSet()
 
 
@@ -315,7 +317,7 @@ class Broker:
         self._clean = found.clean
         self._found = found.queues
         for problem in found.problems:
-            _logger.error("%s: %s", self.path, problem)
+            _damage_logger.error("%s: %s", self.path, problem)
         self._problems += found.problems
         self._next_owner = found.next_owner
         self._next_transient = TRANSIENT_OWNERS
@@ -355,7 +357,7 @@ class Broker:
                 self._recover(record, record.rows)
         problems = self._streams.recover(found.streams, found.cursors, found.unread, clean=self._clean)
         for problem in problems:
-            _logger.error("%s: %s", self.path, problem)
+            _damage_logger.error("%s: %s", self.path, problem)
         self._problems += problems
         self._routing.forget()
         self._adoption = Adoption(
@@ -1213,7 +1215,7 @@ class Broker:
 
     def _report(self, problem: str, damaged_blocks: int) -> None:
         """Note what a queue found damaged: in the recovery report, and in the log of the process."""
-        _logger.error("%s: %s", self.path, problem)
+        _damage_logger.error("%s: %s", self.path, problem)
         self._problems.append(problem)
         self._quarantined_blocks += damaged_blocks
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qflow.cli import damage
 from qflow.cli.stop import Stop
 from qflow.errors import NotFound, SpoolInUse
 
@@ -27,13 +29,20 @@ def owned(spool: Path, capacity: int, stop: Stop | None, *, spill: str = "files"
         Stopped: asked to stop while waiting.
     """
     with _opened(spool, capacity, stop, spill) as broker:
-        yield broker
+        try:
+            yield broker
+        finally:
+            damage.of_command().note(spool, broker)
         broker.finish_wiping(WIPING_S)
 
 
 def _opened(spool: Path, capacity: int, stop: Stop | None, spill: str) -> Broker:
     import qflow
 
+    told_elsewhere = logging.getLogger("qflow.damage")  # at the end of the command, in one line
+    if told_elsewhere.propagate:
+        told_elsewhere.propagate = False
+        told_elsewhere.addHandler(logging.NullHandler())
     while True:
         try:
             return qflow.open(spool, capacity_bytes=capacity, spill=spill)
