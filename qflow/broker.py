@@ -21,6 +21,7 @@ import json
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -129,6 +130,8 @@ QUIET_S = 10.0
 """How long an end waits for puts that have reserved room and not joined a batch yet."""
 
 _logger = logging.getLogger("qflow")
+_damage_logger = logging.getLogger("qflow.damage")
+"""For who tells of damage otherwise: a logger that can be silenced apart."""
 _brokers: weakref.WeakSet[Broker] = weakref.WeakSet()
 
 
@@ -315,7 +318,7 @@ class Broker:
         self._clean = found.clean
         self._found = found.queues
         for problem in found.problems:
-            _logger.error("%s: %s", self.path, problem)
+            _damage_logger.error("%s: %s", self.path, problem)
         self._problems += found.problems
         self._next_owner = found.next_owner
         self._next_transient = TRANSIENT_OWNERS
@@ -355,7 +358,7 @@ class Broker:
                 self._recover(record, record.rows)
         problems = self._streams.recover(found.streams, found.cursors, found.unread, clean=self._clean)
         for problem in problems:
-            _logger.error("%s: %s", self.path, problem)
+            _damage_logger.error("%s: %s", self.path, problem)
         self._problems += problems
         self._routing.forget()
         self._adoption = Adoption(
@@ -1213,7 +1216,7 @@ class Broker:
 
     def _report(self, problem: str, damaged_blocks: int) -> None:
         """Note what a queue found damaged: in the recovery report, and in the log of the process."""
-        _logger.error("%s: %s", self.path, problem)
+        _damage_logger.error("%s: %s", self.path, problem)
         self._problems.append(problem)
         self._quarantined_blocks += damaged_blocks
 
@@ -1247,8 +1250,25 @@ class Broker:
             )
 
     @sheltered
+    def finish_wiping(self, most_s: float = math.inf) -> None:
+        """Unlink spill files of before until none is left, or for about so long; maintenance does the rest.
+
+        Cost: 10 µs a file; where there is none, the listing of one directory.
+        """
+        with self._lock:
+            self._check_open()
+        ends = time.perf_counter() + most_s
+        for _ in range(2):  # a round that was under way has not seen what was set aside since
+            more = True
+            while more:
+                with self._upkeep:
+                    more = self._wiper.step(WIPED_AT_ONCE)
+                if more and time.perf_counter() >= ends:
+                    return
+
+    @sheltered
     def compact(self) -> CompactionReport:
-        """Give disk back: put a copy of the log without its free pages in its place.
+        """Give disk back: unlink spill files of before, and put a copy of the log without its free pages in its place.
 
         Without it the file never shrinks; what was settled is written over, so that pays after a backlog that will not
         come again. Interrupted, it is done in the background, or not at all.
@@ -1256,11 +1276,12 @@ class Broker:
         Raises:
             DiskFull, StorageError: there was no room for the copy beside the log; nothing has changed.
             InDoubt: the directory could not be synced; nothing is lost, but the spool must be opened again.
-        Cost: reads and writes what the log holds. Meanwhile puts and acks wait for their commits, and none fails; gets
-            go on.
+        Cost: reads and writes what the log holds, and 10 µs for each of those files. Meanwhile puts and acks wait for
+            their commits, and none fails; gets go on.
         """
         with self._lock:
             self._check_open()
+        self.finish_wiping()  # first: what it frees may be the room for the copy
         while True:
             with self._upkeep:
                 if not (self._remove_settled() | self._remove_deleted()):
@@ -1538,8 +1559,14 @@ def open_broker(
         FormatTooNew: a newer qflow wrote it.
         CorruptionError: its first records are damaged; it was left as it is.
         InvalidArgument: a setting makes no sense.
+        QflowError: a free-threaded build of CPython runs without its lock (GIL); nothing was touched.
     Cost: two commits for a new spool, one for an existing one, whatever waits in it.
     """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise QflowError(
+            "this process runs without the lock of the interpreter (GIL), on which qflow and its binding of LMDB rely: "
+            "start it without PYTHON_GIL=0 and -X gil=0, or with a build of CPython that is not free-threaded"
+        )
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path) or not os.fspath(path):
         raise InvalidArgument(f"the path of a spool must be a path without NUL, not {path!r}")
     values: dict[str, Any] = {

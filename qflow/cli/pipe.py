@@ -18,7 +18,7 @@ from qflow.cli.flow import Flow
 from qflow.cli.pipe_batch import to_runs
 from qflow.cli.pipe_progress import shown
 from qflow.cli.pipe_stream import to_command, to_stdout
-from qflow.cli.spool import queue_to_fill
+from qflow.cli.spool import owned, queue_to_fill
 from qflow.cli.stop import Stop, Stopped
 from qflow.config import LONGEST_S
 from qflow.errors import QflowError
@@ -162,12 +162,10 @@ def pipe(
     process group of its own, so Ctrl-C does not reach it. A second signal ends COMMAND. After SIGKILL or a power cut,
     lines that were synced and not acked go out again: at least once, in order.
     """
-    import qflow
-
     wanted = _Settings(**settings)  # type: ignore[arg-type]
     wanted.check(command)
     skip = _count_stored(spool, queue_name) if isinstance(resume_from, str) else resume_from
-    with Stop() as stop, qflow.open(spool, capacity_bytes=capacity, spill=spill) as broker:
+    with Stop() as stop, owned(spool, capacity, None, spill=spill) as broker:
         flow = Flow(queue_to_fill(broker, queue_name), capacity, delimiter, skip, stop)
         try:
             code = _run(flow, command, wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import lmdb
 import pytest
 
 import qflow
+from crash.seams import run_in_child, was_killed
 from faults.seams import Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import Broker
@@ -217,6 +219,22 @@ def cached_bytes(path: Path) -> int:
     return int(subprocess.check_output(["fincore", "--bytes", "--noheadings", "--output=RES", path], text=True))
 
 
+def test_a_spool_of_many_queues_asks_for_little_room_when_it_opens_after_a_kill(spool):
+    """What it writes of each lies side by side in the log: the disk is asked for those pages, not for one each."""
+
+    def owner() -> None:
+        broker = qflow.open(spool)
+        for number in range(200):
+            broker.declare_queue(f"q{number}")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert was_killed(run_in_child(owner))
+    with qflow.open(spool) as broker:
+        assert len(broker.queues()) == 200
+        broker.queue("q7").put(b"x")
+    assert os.stat(spool / "log" / "data.mdb").st_blocks * 512 < 8 * 2**20
+
+
 def test_what_is_let_go_of_is_not_in_memory(tmp_path):
     """The page of a block that was written and synced is read again by whoever opens the file next."""
     path = tmp_path / "file"
@@ -333,3 +351,15 @@ def test_what_is_planted_beside_the_statistics_is_replaced(plant: Callable[[Path
     (spool / "stats.json").unlink()
     plant(spool / "stats.json", elsewhere)
     assert in_thread(lambda: inspect.read_spool(spool)).live is None
+
+
+def test_nothing_is_opened_where_the_interpreter_runs_without_its_lock(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a free-threaded build says of itself that is told to stay so; what it may do with the GIL stays open to it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+        with pytest.raises(qflow.QflowError, match="PYTHON_GIL"):
+            qflow.open(written)
+        patch.setattr(sys, "_is_gil_enabled", lambda: True)
+        whole(written)
