@@ -6,12 +6,15 @@ import itertools
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import qflow
 from doors.command_line import NOT_READING, CommandLine, numbers, python, summary, text
 from qflow import inspect
+from qflow.cli.main import app
 
 LINE_BYTES = 6
 """Of the numbers below, with their ends."""
@@ -38,14 +41,15 @@ def shell(script: str) -> list[str]:
     return ["sh", "-c", script]
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-def test_a_command_killed_again_and_again_loses_nothing(cli: CommandLine, buffered: bool) -> None:
+def test_a_command_killed_again_and_again_loses_nothing(cli: CommandLine) -> None:
     """All lines are worked off; those that are so twice are the last it took, no more than the window at each death."""
     lines = numbers(10_000, 40_000)
     window = 16 * 1024
-    reading = "for line in sys.stdin.buffer:" if buffered else "for line in open(0, 'rb', buffering=0):"
-    dying = APPEND + f"for number, line in enumerate({reading[12:-1]}):\n    append(line)\n"
-    dying += "    if number == 8000: os.kill(os.getpid(), signal.SIGKILL)\n"
+    dying = APPEND + (
+        "for number, line in enumerate(sys.stdin.buffer):\n"
+        "    append(line)\n"
+        "    if number == 8000: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     options = ("--window", window, "--backoff", 0, "--json")
     done = cli.run("pipe", cli.spool, "q", *options, "--", *python(dying), stdin=text(lines))
     assert done.returncode == 0, done.stderr
@@ -64,17 +68,16 @@ def test_a_command_killed_again_and_again_loses_nothing(cli: CommandLine, buffer
     "leaving",
     [
         shell("read line; echo $line >> out"),
-        python(APPEND + "append(sys.stdin.buffer.readline())"),
-        ["sh", "-c", "head -n 1 >> out"],
+        shell("head -n 1 >> out"),
     ],
 )
 def test_a_command_that_leaves_after_each_line_gets_each_line_once(cli: CommandLine, leaving: list[str]) -> None:
     """What it took and did not work off comes again; one sentence tells how to have it otherwise."""
-    lines = numbers(0, 20)
+    lines = numbers(0, 16)
     done = cli.run("pipe", cli.spool, "q", "--json", "--", *leaving, stdin=text(lines))
     assert done.returncode == 0, done.stderr
     assert worked_off(cli) == lines
-    assert summary(done)["delivered"] == 20
+    assert summary(done)["delivered"] == 16
     (sentence,) = sentences(done)
     assert "exited with 0 before the end of its input" in sentence
     assert "say --batch N" in sentence
@@ -175,24 +178,32 @@ def test_a_killed_pipe_knows_how_much_of_its_input_it_had_stored(cli: CommandLin
     assert inspect.read_spool(cli.spool).queues[0].next_sequence == 40_000
 
 
+def test_an_input_that_is_shorter_than_what_is_left_out_is_another_one(cli: CommandLine) -> None:
+    """It says so, and stores nothing."""
+    done = cli.run("pipe", cli.spool, "q", "--resume-from", 4, "--json", "--", "cat", stdin=b"1\n2\n3\n")
+    assert done.returncode == 2
+    assert "stdin has 3 lines, fewer than the 4 of --resume-from" in done.stderr.decode()
+    assert summary(done)["stored"] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--resume-from", 4, "--", "cat"), "stdin has 3 lines, fewer than the 4 of --resume-from"),
-        (("--resume-from", "-1", "--", "cat"), "a number of lines, or `stored`"),
-        (("--retries", 1), "--retries needs a COMMAND"),
-        (("--backoff", 1), "--backoff needs a COMMAND"),
-        (("--timeout", 1), "--timeout needs a COMMAND"),
-        (("--window", "1MiB"), "--window needs a COMMAND"),
-        (("--window", "much", "--", "cat"), "--window"),
-        (("--window", 0, "--batch", 1, "--", "cat"), "--window says nothing to --batch"),
+        (["--resume-from", "-1", "--", "cat"], "a number of lines, or `stored`"),
+        (["--retries", "1"], "--retries needs a COMMAND"),
+        (["--backoff", "1"], "--backoff needs a COMMAND"),
+        (["--timeout", "1"], "--timeout needs a COMMAND"),
+        (["--window", "1MiB"], "--window needs a COMMAND"),
+        (["--window", "much", "--", "cat"], "--window"),
+        (["--window", "0", "--batch", "1", "--", "cat"], "--window says nothing to --batch"),
     ],
 )
-def test_options_that_cannot_be(cli: CommandLine, options: tuple[object, ...], expected: str) -> None:
-    """Named, with what to do."""
-    done = cli.run("pipe", cli.spool, "q", *options, stdin=b"1\n2\n3\n")
-    assert done.returncode == 2
-    assert expected in " ".join(done.stderr.decode().split())
+def test_options_that_cannot_be(tmp_path: Path, options: list[str], expected: str) -> None:
+    """Named, with what to do, before anything is made."""
+    done = CliRunner().invoke(app, ["pipe", str(tmp_path / "spool"), "q", *options])
+    assert done.exit_code == 2
+    assert expected in " ".join(done.output.split())
+    assert not (tmp_path / "spool").exists()
 
 
 @pytest.mark.parametrize("options", [(), ("--batch", 5)])
@@ -263,11 +274,10 @@ def test_without_a_window_a_command_gets_no_line_twice(cli: CommandLine) -> None
     assert done.returncode == 5  # the last one died, and there was nothing for another
 
 
-@pytest.mark.parametrize("capacity", ["64KiB", "1KiB"])
-def test_a_window_is_no_larger_than_half_of_the_memory(cli: CommandLine, capacity: str) -> None:
+def test_a_window_is_no_larger_than_half_of_the_memory(cli: CommandLine) -> None:
     """Lines for which it leaves no room pass all the same, in order, whatever their size."""
     lines = [*numbers(0, 300), b"x" * 100_000, *numbers(0, 10), b"y" * 50_000, b"z" * 50_000, b"end"]
-    done = cli.run("pipe", cli.spool, "q", "--capacity", capacity, "--", "cat", stdin=text(lines))
+    done = cli.run("pipe", cli.spool, "q", "--capacity", "4KiB", "--", "cat", stdin=text(lines))
     assert (done.returncode, done.stdout) == (0, text(lines))
     assert cli.waiting() == []
 
