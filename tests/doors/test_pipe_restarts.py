@@ -140,7 +140,9 @@ def test_stdin_is_stored_to_its_end_when_the_command_is_given_up(cli: CommandLin
     process.stdin.write(b"0\n")
     while b"given up" not in (sentence := process.stderr.readline()):
         assert sentence
-    process.stdin.write(text(numbers(1, 3000)))
+    for start, end in ((1, 1000), (1000, 2000), (2000, 3000)):
+        process.stdin.write(text(numbers(start, end)))
+        cli.wait_until_stored(end)
     process.stdin.close()
     assert process.wait() == 5
     assert process.stderr.read().endswith(
