@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -216,6 +217,7 @@ def _send(flow: Flow, words: tuple[str, ...], wanted: _Settings) -> None:
     if not words:
         to_stdout(flow)
         return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it was ignored from the start, no exit code is ever told
     command = Command(words, wanted.timeout)
     restarts = Restarts(wanted.retries, _FIRST_PAUSE_S if wanted.backoff is None else wanted.backoff, flow)
     if wanted.batch:

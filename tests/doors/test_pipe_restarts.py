@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,18 @@ def test_what_a_command_had_at_a_bad_end_goes_to_it_again(cli: CommandLine) -> N
     assert worked_off(cli) == numbers(0, 9) * 2
     assert sentences(done)[0] == "sh exited with 3; 9 lines are back in the queue; it is started again after 0 s"
     assert summary(done)["restarts"] == 1
+
+
+def test_a_bad_end_is_seen_where_ends_of_children_are_ignored(cli: CommandLine) -> None:
+    """Some supervisors start programs like that, and then nobody would be told an exit code."""
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    starter = f'exec {sys.executable} -c "{ignoring}" "$@"'
+    arguments = ("--retries", 0, "--", *shell("cat > taken; exit 3"))
+    done = cli.run("pipe", cli.spool, "q", *arguments, stdin=b"1\n", shell=starter)
+    assert done.returncode == 5
+    assert cli.waiting() == [b"1"]
 
 
 def test_a_batch_goes_to_the_command_again_until_it_succeeds(cli: CommandLine) -> None:
