@@ -54,7 +54,7 @@ class Handover:
 
     def _adopted(self) -> Adopted:
         with spools.reading(self._spool, self._manifest.uuid) as txn:
-            return sink_batches.read(txn, self._batch.query)
+            return sink_batches.adopted(txn, *self._batch, self._manifest.targets)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + self._timeout_s

@@ -6,6 +6,9 @@
 A record is written in the transaction of the messages it speaks of. That of a query that hands in one batch and no more
 goes when it is a week old; the others stay, for a query may be started again after any time.
 
+An application numbers what it writes by itself, and may write several data frames of one number, each to streams of its
+own: so there is a record for each *target*, beside that of the stage. A target is a stream or a queue that was bound.
+
 Every function works inside a transaction it is given.
 """
 
@@ -15,7 +18,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from qflow.errors import CorruptionError
+from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage.block_log import seal, unseal
 
 SINK_BATCHES = 14
@@ -50,6 +53,15 @@ class Adopted(NamedTuple):
     """When this was written."""
 
 
+class Target(NamedTuple):
+    """Where a batch of an application goes."""
+
+    record: str
+    """The query under which its batches are known: `<application>@<what it is>`."""
+    name: str
+    """In errors."""
+
+
 class Forgotten(NamedTuple):
     """How far `forget` came."""
 
@@ -66,6 +78,39 @@ def read(txn: Any, query: str) -> Adopted:
     """
     value = txn.get(_PREFIX + query.encode())
     return Adopted() if value is None else _decode(value, query)
+
+
+def adopted(txn: Any, query: str, number: int, targets: Collection[Target]) -> Adopted:
+    """Return what is in the log of a query that is about to hand in a batch; that batch, if each of its targets has it.
+
+    Cost: 5 µs for the query and twice that for each target, and pages from the disk.
+
+    Raises:
+        InvalidArgument: some of its targets have it, and others do not: it is two batches, or they were routed anew.
+        CorruptionError: a record is damaged.
+    """
+    found = read(txn, query)
+    if found.batch >= number or not targets:
+        return found
+    known = {target: _of_application(txn, target) >= number for target in targets}
+    if not any(known.values()):
+        return found
+    if all(known.values()):
+        return found._replace(batch=number)
+    has, lacks = (min(target.name for target in targets if known[target] is which) for which in (True, False))
+    raise InvalidArgument(
+        f"version {number} of txnAppId {_application(targets)!r} is in {has}, and not in {lacks}, to which this data "
+        "frame goes, too: give each data frame that is written a txnAppId of its own"
+    )
+
+
+def _of_application(txn: Any, target: Target) -> int:
+    """Return the highest batch of a target; also of logs in which all targets of an application had one record."""
+    return max(read(txn, target.record).batch, read(txn, target.record.partition("@")[0]).batch)
+
+
+def _application(targets: Collection[Target]) -> str:
+    return min(targets).record.partition("@")[0].removeprefix("app-")
 
 
 def write(txn: Any, query: str, adopted: Adopted) -> None:

@@ -266,6 +266,26 @@ def test_a_batch_that_waits_and_then_cannot_be_stored_fails_the_query_with_the_r
     assert left_in_inbox(spool) == []
 
 
+def test_a_batch_that_writes_two_streams_under_one_version_stores_both_once(spark, broker, spool, tmp_path):
+    """By `foreachBatch`, whose batch is repeated after a crash."""
+    streams = [broker.declare_stream(name, topics=[f"{name}/#"]) for name in ("one", "two")]
+    source = Texts(spark, spool, tmp_path)
+    source.write("a", "b")
+
+    def write_both(frame: Any, batch: int) -> None:
+        for stream in streams:
+            rows = frame.selectExpr("value", f"'{stream.name}/text' as topic")
+            rows.write.format("qflow").mode("append").options(txnAppId="both", txnVersion=batch).save(str(spool))
+
+    for _ in range(2):
+        writer = spark.readStream.text(str(source.source)).writeStream.foreachBatch(write_both)
+        writer.option("checkpointLocation", str(source.checkpoint)).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+        source.forget_last_commit()
+    assert [bodies(stream) for stream in streams] == [[b"a", b"b"]] * 2
+
+
 def test_complete_mode_is_refused(spark, copies, spool, tmp_path):
     """A stream grows at its end; nothing in it is replaced."""
     (tmp_path / "in").mkdir()

@@ -25,6 +25,7 @@ from qflow.storage import stages  # noqa: E402
 from qflow.storage.files import Files  # noqa: E402
 from qflow.storage.inbox import Inbox  # noqa: E402
 from qflow.storage.stages import check_batch  # noqa: E402
+from unit.handing import hand  # noqa: E402
 
 HEADERS = types.ArrayType(types.StructType().add("key", "string").add("value", "binary"))
 TYPES: dict[str, Any] = {
@@ -206,6 +207,70 @@ def test_a_frame_of_an_application_is_stored_once_a_version(ready):
         found.commit([found.write(iter([numbered(first, 5)]))])
         spools.let_go(str(ready))
     assert sorted(map(int, stored(ready))) == [*range(5), *range(30, 35), *range(40, 45)]
+
+
+def test_a_version_goes_to_each_of_several_streams_once(ready):
+    """As a `foreachBatch` writes them, one after the other, and all of them again after a crash."""
+    for _ in range(2):
+        for version in ("0", "1"):
+            for topic, options in (("copy/1", {}), ("also", {}), ("copy/2", {"topic": "copy/2"})):
+                found = writer(ready, txnAppId="a", txnVersion=version, **options)
+                found.commit([found.write(iter([rows(value=[f"{topic} {version}"], topic=[topic])]))])
+                spools.let_go(str(ready))
+    assert stored(ready) == [b"copy/1 0", b"copy/2 0", b"copy/1 1", b"copy/2 1"]
+    assert stored(ready, "others") == [b"also 0", b"also 1"]
+
+
+def test_a_version_that_is_in_one_of_its_streams_only_is_a_sentence(ready):
+    """It may be the same frame, or another one: nothing is stored twice, and nothing is left out in silence."""
+    for topics in (["copy/1"], ["copy/1", "also"]):
+        found = writer(ready, txnAppId="a", txnVersion="0")
+        written = [found.write(iter([rows(value=topics, topic=topics)]))]
+        if len(topics) == 1:
+            found.commit(written)
+            continue
+        with pytest.raises(qflow.InvalidArgument, match="version 0 of txnAppId 'a' is in stream 'copies', and not in"):
+            found.commit(written)
+        found.abort(written)
+    assert stored(ready) == [b"copy/1"]
+    assert stored(ready, "others") == []
+
+
+def test_a_version_that_was_stored_before_targets_were_told_apart_is_known(ready):
+    """Of a log in which an application had one record."""
+    with qflow.open(ready) as broker:
+        hand(ready, broker.uuid, [("copy/1", b"of before")], query="app-a", number=3)
+        broker.adoption.run()
+    for version in ("3", "4"):
+        found = writer(ready, txnAppId="a", txnVersion=version)
+        found.commit([found.write(iter([numbered(int(version), 1)]))])
+        spools.let_go(str(ready))
+    assert stored(ready) == [b"of before", b"4"]
+
+
+def test_the_same_version_to_two_streams_waits_for_both(ready):
+    """Handed in by two threads, and adopted later: neither is taken for the other."""
+    for topic in ("copy/1", "also"):
+        found = writer(ready, txnAppId="a", txnVersion="0")
+        hand_in_only(found, found.write(iter([rows(value=[topic], topic=[topic])])))
+    spools.let_go(str(ready))
+    with qflow.open(ready) as broker:
+        broker.adoption.run()
+    assert (stored(ready), stored(ready, "others")) == ([b"copy/1"], [b"also"])
+
+
+def hand_in_only(found: Any, staged: Any) -> None:
+    """Commit, and be killed before the owner has adopted it."""
+
+    class Killed(Exception): ...
+
+    def die(self: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(handover.Handover, "_wait", die)
+        with pytest.raises(Killed):
+            found.commit([staged])
 
 
 def test_a_frame_that_is_given_up_leaves_nothing(ready):
