@@ -297,7 +297,11 @@ class Adoption:
         batch = manifest.batch
         done += load.messages
         partial = None if done == manifest.messages else Partial(batch.batch, manifest.token, done)
-        adopted = Adopted(batch.batch if partial is None else known.batch, partial, manifest.once)
+        adopted = (
+            Adopted(batch.batch, None, manifest.once, every=manifest.every, plan=manifest.plan)
+            if partial is None
+            else known._replace(partial=partial, once=manifest.once)
+        )
         puts = load.puts()
         self._reserve(batch, sum(map(put_charge, puts)))
         records = [batch.query, *(target.record for target in manifest.targets if partial is None)]

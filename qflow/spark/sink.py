@@ -91,10 +91,13 @@ class _Writer:
                 raise
         return Staged(batch, self._token, self._uuid, file, frozenset(takers.found))
 
-    def _hand_over(self, messages: list[WriterCommitMessage | None], *, once: bool) -> None:
+    def _hand_over(
+        self, messages: list[WriterCommitMessage | None], *, once: bool = False, every: bool = False, plan: str = ""
+    ) -> None:
+        """Have a batch in the log. With `every` one without rows, too; see `Manifest`."""
         found = [message for message in messages if isinstance(message, Staged)]
         files = tuple(message.file for message in found if message.file is not None)
-        if files:
+        if files or (every and found):
             from qflow.spark.handover import Handover  # brings the engine with it, which tasks need not wait for
 
             batch, token, path = found[0].batch, found[0].token, self._options.path
@@ -104,7 +107,16 @@ class _Writer:
                 with _as_sentences(stages.staged(path, batch, token)):
                     stages.rename_staged(Files(), path, batch, token, renamed)
                 batch = renamed
-            manifest = Manifest(batch=batch, token=token, uuid=found[0].uuid, once=once, files=files, targets=targets)
+            manifest = Manifest(
+                batch=batch,
+                token=token,
+                uuid=found[0].uuid,
+                once=once,
+                every=every,
+                plan=plan,
+                files=files,
+                targets=targets,
+            )
             Handover(path, manifest, self._options.commit_timeout_s).run()
 
     def _targets(self, found: list[Staged]) -> tuple[Target, ...]:
@@ -163,9 +175,9 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Return when the batch is in the log, and what the checkpoint says of it on the disk."""
         with plainly():
-            if self._options.checkpoint is not None:
-                make_durable(self._options.checkpoint, batchId, Files())
-            self._hand_over(messages, once=False)
+            checkpoint = self._options.checkpoint
+            plan = "" if checkpoint is None else make_durable(checkpoint, batchId, Files())
+            self._hand_over(messages, every=True, plan=plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Remove what tasks have staged."""

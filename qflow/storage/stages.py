@@ -26,9 +26,9 @@ import attrs
 
 from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage.block_log import seal, unseal
-from qflow.storage.files import Files, read_whole
+from qflow.storage.files import Files, make_directories, read_whole
 from qflow.storage.sink_batches import Target
-from qflow.storage.stage_files import StageFile
+from qflow.storage.stage_files import StageFile, check_no_link
 
 INBOX, STAGING, REFUSED = "inbox", "staging", "refused"
 MANIFEST, REASON = "manifest", "reason"
@@ -60,6 +60,10 @@ class Manifest:
     once: bool
     """Its query hands in no other batch."""
     files: tuple[StageFile, ...]
+    every: bool = False
+    """Its query hands in every batch, also one without messages."""
+    plan: str = ""
+    """What its query says the batch is of, if that is known: the same when it is handed in again."""
     targets: tuple[Target, ...] = ()
     """Of an application: where the batch goes, each of which is to know it."""
 
@@ -125,6 +129,9 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
     batch = manifest.batch
     source, target = staged(spool, batch, manifest.token), handed_in(spool, batch)
     wanted = {file.name for file in manifest.files}
+    if not wanted:
+        check_no_link(files, source)
+        make_directories(files, source)
     for name in files.list(source):
         if name not in wanted:
             files.unlink(os.path.join(source, name))
@@ -238,6 +245,8 @@ def read_manifest(files: Files, directory: str) -> Manifest:
         uuid=fields["uuid"],
         once=fields["once"],
         files=tuple(StageFile(*file) for file in fields["files"]),
+        every=fields.get("every", False),
+        plan=fields.get("plan", ""),
         targets=tuple(Target(*target) for target in fields.get("targets", ())),
     )
 

@@ -388,21 +388,21 @@ def test_a_batch_is_in_the_log_only_when_its_checkpoint_is_on_the_disk(ready, tm
 
     class Watched(Files):
         def sync_file(self, path: str) -> None:
-            assert not (ready / "inbox" / "query-7").exists()
+            assert not (ready / "inbox" / "query-0").exists()
             synced.append(path)
 
         def sync_directory(self, path: str) -> None:
             synced.append(path)
 
-    monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", 7))
+    monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", 0))
     schema = types.StructType().add("value", "string").add("topic", "string")
-    directory = checkpoint_of(tmp_path / "checkpoint", 7)
+    directory = checkpoint_of(tmp_path / "checkpoint", 0)
     options = {"path": str(ready), "checkpointLocation": f"file://{directory}"}
     found = QflowDataSource(options).streamWriter(schema, False)
     with monkeypatch.context() as patched:
         patched.setattr(sink, "make_durable", lambda location, batch, _: make_durable(location, batch, Watched()))
-        found.commit([found.write(iter([numbered(0, 5)]))], 7)
-    names = ["metadata", ".metadata.crc", "offsets/7", "offsets/.7.crc", "offsets"]
+        found.commit([found.write(iter([numbered(0, 5)]))], 0)
+    names = ["metadata", ".metadata.crc", "offsets/0", "offsets/.0.crc", "offsets"]
     assert synced == [*(str(directory / name) for name in names), str(directory), str(tmp_path)]
     assert len(stored(ready)) == 5
 
@@ -418,6 +418,76 @@ def test_a_batch_that_the_checkpoint_does_not_know_is_not_stored(ready, tmp_path
         found.commit(written, 8)
     found.abort(written, 8)
     assert stored(ready) == []
+
+
+@pytest.fixture
+def stream_query(ready, tmp_path, monkeypatch):
+    """A streaming query: a function that writes one of its batches of some rows, as Spark has it done."""
+    directory = tmp_path / "checkpoint"
+    schema = types.StructType().add("value", "string").add("topic", "string")
+
+    def write(batch: int, count: int, *, plan: str = "x") -> None:
+        if not (directory / "offsets").exists():
+            checkpoint_of(directory, batch)
+        (directory / "offsets" / str(batch)).write_text(plan)
+        monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", batch))
+        found = QflowDataSource({"path": str(ready), "checkpointLocation": str(directory)}).streamWriter(schema, False)
+        written = [found.write(iter([numbered(10 * batch, count)] if count else []))]
+        try:
+            found.commit(written, batch)
+        except qflow.QflowError:
+            found.abort(written, batch)
+            raise
+        finally:
+            spools.let_go(str(ready))
+
+    return write
+
+
+@pytest.mark.parametrize("counts", [(5, 5, 5), (5, 0, 5), (0, 0, 5), (5, 5, 0)])
+def test_a_target_that_lacks_batches_of_a_query_is_noticed(ready, stream_query, tmp_path, counts):
+    """It was made anew, or an older copy was put in its place: also where some batches had no rows."""
+    shutil.copytree(ready, tmp_path / "empty")
+    for batch, count in enumerate(counts):
+        stream_query(batch, count)
+        if batch == 0:
+            shutil.copytree(ready, tmp_path / "older")
+    assert len(stored(ready)) == sum(counts)
+    for copy, has in (("empty", "none of its batches"), ("older", "its batches up to 0 only")):
+        shutil.rmtree(ready)
+        shutil.copytree(tmp_path / copy, ready)
+        with pytest.raises(qflow.StorageError, match=f"is at batch 3, and the spool at {ready} has {has}: it was made"):
+            stream_query(3, 5)
+        assert len(stored(ready)) == (counts[0] if copy == "older" else 0)
+
+
+def test_batches_without_rows_are_repeated_and_followed(ready, stream_query):
+    """Each is known, and leaves nothing in the inbox."""
+    for batch, count in ((0, 0), (0, 0), (1, 5), (1, 5), (2, 0), (3, 5)):
+        stream_query(batch, count)
+    assert sorted(map(int, stored(ready))) == [*range(10, 15), *range(30, 35)]
+
+
+def test_a_checkpoint_that_is_older_than_the_target_is_noticed(ready, stream_query):
+    """It plans anew what the target has, with other messages in it, which would be left out."""
+    for batch in range(3):
+        stream_query(batch, 5)
+    stream_query(2, 5)
+    for batch, sentence in ((1, "has its batches up to 2:"), (2, "up to 2, which is of other messages:")):
+        with pytest.raises(qflow.StorageError, match=f"{sentence} the checkpoint was replaced by an older copy"):
+            stream_query(batch, 5, plan="another")
+    assert len(stored(ready)) == 15
+
+
+def test_a_query_that_left_out_batches_without_rows_goes_on(ready, stream_query):
+    """As before they were recorded: what its record says of numbers that are missing is not known."""
+    with qflow.open(ready) as broker:
+        hand(ready, broker.uuid, [("copy/1", b"7")], query="query", number=0)
+        broker.adoption.run()
+    stream_query(5, 1)
+    with pytest.raises(qflow.StorageError, match="is at batch 7, .* has its batches up to 5 only"):
+        stream_query(7, 1)
+    assert stored(ready) == [b"7", b"50"]
 
 
 def test_a_checkpoint_elsewhere_is_left_to_those_who_keep_it():
