@@ -22,11 +22,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from qflow.errors import StorageError
-from qflow.spark.offsets import Position, Progress
+from qflow.spark.offsets import Position, Progress, eras_of, other_era
 from qflow.spark.options import ReadOptions
 from qflow.spark.ranges import RangeReader, check_floor, committed, cut, miss_stream, offset_after, resolve, selected
 from qflow.spark.schema import Column
-from qflow.spark.spools import SpoolState, look, other_log, reading
+from qflow.spark.spools import SpoolState, StreamState, look, other_log, reading
 from qflow.spark.words import plainly
 from qflow.storage.files import Files
 from qflow.storage.groups import Group
@@ -59,7 +59,9 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                 starts[stream.name][number] = check_floor(
                     stream.name, number, start, first, fail=options.fail_on_data_loss
                 )
-        return Position(state.uuid, {stream.name: Progress(stream.owner, starts[stream.name]) for stream in streams})
+        return self._with_eras(
+            state.uuid, {stream.name: Progress(stream.owner, starts[stream.name]) for stream in streams}
+        )
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Return how far the next batch goes; `start` if there is nothing. Everything below `start` is done."""
@@ -96,7 +98,14 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                 end[stream.name] = Progress(stream.owner, _not_below(ends, known.offsets))
         if not isinstance(limit, ReadAllAvailable):
             self._limit(state, begin, end)
-        return Position(state.uuid, end)
+        return self._with_eras(state.uuid, end)
+
+    def _with_eras(self, uuid: str, streams: dict[str, Progress]) -> Position:
+        """Return a position, with what a copy of the log that went on by itself is known by."""
+        with reading(self._options.path, uuid) as txn:
+            return Position(
+                uuid, {name: one._replace(eras=eras_of(txn, one.number, one.offsets)) for name, one in streams.items()}
+            )
 
     def _check_known(self, state: SpoolState, begin: Position) -> None:
         """Look after the streams that were read so far."""
@@ -105,16 +114,26 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             if stream is None or stream.owner != known.number:
                 miss_stream(name, fail=self._options.fail_on_data_loss)
                 continue
-            for number, offset in known.offsets.items():
-                _, high = stream.bounds(number)
-                self._check_end(name, number, offset, high)
+            self._check_log(stream, known)
 
-    def _check_end(self, name: str, number: int, offset: int, end: int) -> None:
-        if offset > end:
+    def _check_log(self, stream: StreamState, known: Progress) -> None:
+        """See that the log is the one that these offsets of a stream were taken from."""
+        path = self._options.path
+        remedy = "Bring the newer one back, or begin anew with another checkpoint directory"
+        for number, offset in known.offsets.items():
+            _, end = stream.bounds(number)
+            if offset > end:
+                raise StorageError(
+                    f"stream {stream.name!r}, partition {number}: the checkpoint of this query knows offsets up to "
+                    f"{offset}, and the spool at {path} ends at {end}: it was replaced by an older copy of it. {remedy}"
+                )
+        with reading(path) as txn:
+            apart = other_era(txn, known.number, known.offsets, known.eras)
+        if apart is not None:
             raise StorageError(
-                f"stream {name!r}, partition {number}: the checkpoint of this query knows offsets up to {offset}, and "
-                f"the spool at {self._options.path} ends at {end}: it was replaced by an older copy of it. Bring the "
-                "newer one back, or begin anew with another checkpoint directory"
+                f"stream {stream.name!r}, partition {apart}: what this query has read up to offset "
+                f"{known.offsets[apart]} is not what the spool at {path} holds there: it was replaced by an "
+                f"older copy of it, into which more was published since. {remedy}"
             )
 
     def _limit(self, state: SpoolState, begin: Position, end: dict[str, Progress]) -> None:
@@ -216,10 +235,10 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                     miss_stream(name, fail=options.fail_on_data_loss)
                 continue
             starts = _start_of(begin, name, one)
+            self._check_log(stream, one)
             for number, stop in sorted(one.offsets.items()):
                 low = starts.get(number, 0)
-                first, high = stream.bounds(number)
-                self._check_end(name, number, stop, high)
+                first, _ = stream.bounds(number)
                 low = check_floor(name, number, low, first, fail=options.fail_on_data_loss, end=stop)
                 ranges.append((stream, number, low, stop))
         with reading(options.path, state.uuid) as txn:

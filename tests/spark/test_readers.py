@@ -14,11 +14,11 @@ import pytest
 
 import qflow
 from qflow.storage import groups
-from qflow.storage.block_log import meta_key, seal
+from qflow.storage.block_log import ERAS, meta_key, seal
 from qflow.storage.files import Files
 from spark import reader_process as there
 from spark.reader_process import ReaderProcess, Told
-from unit.clocks import Clock
+from unit.clocks import Clock, open_still
 
 pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
 EARLIEST = {"startingOffsets": "earliest"}
@@ -188,6 +188,83 @@ def test_an_older_copy_that_was_put_back(
             Told, match="knows offsets up to 20, and the spool at .* ends at 10: it was replaced by an old"
         ):
             reader(*step)
+
+
+@pytest.mark.parametrize("copied", ["closed", "open"])
+@pytest.mark.parametrize("kept", [1000, 1])
+def test_an_older_copy_that_has_outgrown_the_query(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, tmp_path: Path, copied: str, kept: int
+) -> None:
+    """It has all the offsets that the query knows, under which it holds other messages: also where retention took the
+    last of those that were read, and where the copy was made beside an owner, who went on."""
+    broker = open_spool()
+    broker.declare_stream("plants", topics=["plant/#"])
+    publish(broker, 10)
+    if copied == "closed":
+        broker.close()
+    shutil.copytree(spool, tmp_path / "copy")
+    if copied == "closed":
+        broker = open_spool()
+    publish(broker, 10, 10)
+    start = reader(there.begin, str(spool), **EARLIEST)
+    end = reader(there.latest, start)
+    broker.close()
+    reader(there.let_go, str(spool))
+    spool.rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "copy", spool)
+    with open_still(spool, Clock()) as other:
+        publish(other, 11, 1000)
+        other.alter_stream("plants", retention_messages=kept)
+        while other.stream("plants").retain():
+            pass
+        publish(other, 30, 1011)
+        assert kept > 1 or other.stream("plants").stats().first_offsets == [20]
+        for step in ((there.latest, end), (there.micro_batch, start, end)):
+            with pytest.raises(Told, match="up to offset 20 is not what the spool at .* holds there: it was replaced"):
+                reader(*step)
+
+
+def test_a_log_that_is_opened_and_compacted_again_and_again_is_read_on(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path
+) -> None:
+    """From any checkpoint that there ever was of it."""
+    at = []
+    for number in range(5):
+        with open_spool() as broker:
+            broker.declare_stream("plants", topics=["plant/#"], partitions=2)
+            publish(broker, 10, 10 * number)
+            at.append(reader(there.begin, str(spool), startingOffsets="latest"))
+        with open_spool() as broker:
+            broker.compact()
+        reader(there.let_go, str(spool))
+    with open_spool():
+        for number, start in enumerate(at):
+            end = reader(there.latest, start)
+            assert sorted(reader(there.micro_batch, start, end)) == list(range(10 * number + 10, 50))
+
+
+def test_a_log_from_before_there_were_eras_is_read_on(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, tmp_path: Path
+) -> None:
+    """It opens as it did, and what it gets from then on has an era: so an older copy is noticed from then on."""
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        publish(broker, 10)
+    edit(spool, lambda txn: [txn.delete(key) for key, _ in txn.cursor() if key[0] == ERAS])
+    shutil.copytree(spool, tmp_path / "copy")
+    start = reader(there.begin, str(spool), startingOffsets="latest")
+    assert "eras" not in start["streams"]["plants"]
+    with open_spool() as broker:
+        publish(broker, 10, 10)
+        end = reader(there.latest, start)
+        assert reader(there.micro_batch, start, end) == list(range(10, 20))
+    reader(there.let_go, str(spool))
+    spool.rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "copy", spool)
+    with open_spool() as broker:
+        publish(broker, 30, 1000)
+        with pytest.raises(Told, match="is not what the spool"):
+            reader(there.latest, end)
 
 
 def test_a_stream_that_was_deleted(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
