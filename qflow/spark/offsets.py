@@ -11,7 +11,6 @@ under way stands beside its first offsets, as `began`, so that a batch that is r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from qflow.errors import InvalidArgument
@@ -25,7 +24,7 @@ class Progress(NamedTuple):
     number: int
     offsets: dict[int, int]
     began: dict[int, int] | None = None
-    eras: Mapping[int, str] = MappingProxyType({})
+    eras: dict[int, str] | None = None
     """Of the last message before each offset, as far as they are known."""
 
 
@@ -84,13 +83,13 @@ def eras_of(txn: Any, owner: int, offsets: Mapping[int, int]) -> dict[int, str]:
     return {number: f"{era:016x}" for number, era in found.items() if era is not None}
 
 
-def other_era(txn: Any, owner: int, offsets: Mapping[int, int], known: Mapping[int, str]) -> int | None:
+def other_era(txn: Any, owner: int, offsets: Mapping[int, int], known: Mapping[int, str] | None) -> int | None:
     """Return a partition in which the last message before an offset is of another era than is known; None for none.
 
     Of messages that retention took long ago it is asked no more.
     """
     found = eras_of(txn, owner, offsets)
-    for number, era in known.items():
+    for number, era in (known or {}).items():
         sequence = (number << LANE_SHIFT) + offsets[number]
         if found.get(number) != era and sequence >= block_log.read_row(txn, owner, number).floor:
             return number

@@ -84,7 +84,13 @@ def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True)
     for stream in found:
         if not stream.rows:
             raise CorruptionError(f"the rows of stream {stream.name!r} are damaged: see `qflow check {options.path}`")
-    return found
+        missing = options.partitions.get(stream.name, frozenset()) - set(range(len(stream.rows)))
+        if missing and all_named:
+            raise NotFound(
+                f"option 'assign' names partition {min(missing)} of stream {stream.name!r}, which has "
+                f"{len(stream.rows)}, numbered from 0: leave it out"
+            )
+    return [stream._replace(assigned=options.partitions.get(stream.name)) for stream in found]
 
 
 def resolve(
@@ -108,7 +114,7 @@ def resolve(
     return {
         stream.name: {
             number: _resolve_one(txn, bound, which, stream, number, committed.get(stream.name, {}).get(number))
-            for number in range(len(stream.rows))
+            for number in stream.numbers
         }
         for stream in streams
     }
@@ -118,11 +124,12 @@ def _check_complete(bound: Bound, which: str, stream: StreamState) -> None:
     """See that a number is given for each partition of a stream, where numbers are given."""
     if bound.time_ms is not None or bound.kind in (EARLIEST, LATEST, COMMITTED):
         return
-    given, there = set(bound.numbers.get(stream.name, {})), set(range(len(stream.rows)))
+    given, there = set(bound.numbers.get(stream.name, {})), set(stream.numbers)
     if given != there:
         what = f"{which} {'names' if given - there else 'leaves out'} partition {min(given ^ there)}"
+        names = f"0 to {len(there) - 1}" if stream.assigned is None else ", ".join(map(str, sorted(there)))
         raise InvalidArgument(
-            f"{what} of stream {stream.name!r}: give a number for each of its partitions, 0 to {len(there) - 1}"
+            f"{what} of stream {stream.name!r}: give a number for each of its partitions that are read, {names}"
         )
 
 

@@ -11,6 +11,9 @@ Only what is synced in the log is reported: readers of LMDB see nothing else.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -18,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -39,6 +43,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         super().__init__(options, columns)
         self._target: Position | None = None
         self._group: Group | None = None
+        self._triggered_s = -math.inf
+        """When a batch began last, for which there was enough, or no more time."""
 
     # Where to begin, and how far to go -------------------------------------------------------------------------------
 
@@ -68,6 +74,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         with plainly():
             begin = self._initial() if start is None else Position.from_json(start)
             self._acknowledge(begin)
+            if self._waits(begin, limit):
+                return begin.to_json() if start is None else start
             end = self._next(begin, limit)
             while self._acknowledge(begin, end):  # what is new is held from here on: retention may have been faster
                 end = self._next(begin, limit)
@@ -75,30 +83,51 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                 return start
             return end.to_json()
 
+    def _waits(self, begin: Position, limit: Any) -> bool:
+        """Tell whether there is less than a batch should have, and the time for that is not over."""
+        options = self._options
+        if options.min_offsets_per_trigger is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        now = time.monotonic()
+        if now - self._triggered_s < options.max_trigger_delay_s:
+            end = self._next(begin, ReadAllAvailable())
+            if sum(_waiting(begin, end.streams).values()) < options.min_offsets_per_trigger:
+                return True
+        self._triggered_s = now
+        return False
+
     def _next(self, begin: Position, limit: Any) -> Position:
         state = look(self._options.path, begin.uuid)
         self._check_known(state, begin)
-        there = selected(state, self._options, all_named=False)
-        end: dict[str, Progress] = {}
-        for stream in there:
+        end = self._left(state, begin)
+        for stream in selected(state, self._options, all_named=False):
             known = begin.streams.get(stream.name)
             if known is not None and known.number != stream.owner:
                 known = None  # deleted, and declared again
-            bounds = [stream.bounds(number) for number in range(len(stream.rows))]
-            ends = {number: high for number, (_, high) in enumerate(bounds)}
-            target = None if self._target is None else self._target.streams.get(stream.name)
+            bounds = {number: stream.bounds(number) for number in stream.numbers}
+            ends = {number: high for number, (_, high) in bounds.items()}
             if self._target is not None:
+                target = self._target.streams.get(stream.name)
                 if target is None or target.number != stream.owner:
                     continue  # it appeared after the query was to end
                 ends = {number: min(high, target.offsets.get(number, 0)) for number, high in ends.items()}
-            if known is None:
-                began = {number: low for number, (low, _) in enumerate(bounds)}
-                end[stream.name] = Progress(stream.owner, _not_below(ends, began), began)
-            else:
-                end[stream.name] = Progress(stream.owner, _not_below(ends, known.offsets))
+            offsets = {} if known is None else known.offsets
+            began = {number: low for number, (low, _) in bounds.items() if number not in offsets}
+            end[stream.name] = Progress(
+                stream.owner, offsets | _not_below(ends, began | offsets), began if began or known is None else None
+            )
         if not isinstance(limit, ReadAllAvailable):
             self._limit(state, begin, end)
         return self._with_eras(state.uuid, end)
+
+    def _left(self, state: SpoolState, begin: Position) -> dict[str, Progress]:
+        """Return how far the query is in streams that it reads no more, as long as they are there: it may take them
+        again."""
+        return {
+            name: known._replace(began=None)
+            for name, known in begin.streams.items()
+            if not self._options.selects(name) and name in state.streams and state.streams[name].owner == known.number
+        }
 
     def _with_eras(self, uuid: str, streams: dict[str, Progress]) -> Position:
         """Return a position, with what a copy of the log that went on by itself is known by."""
@@ -111,10 +140,10 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         """Look after the streams that were read so far."""
         for name, known in begin.streams.items():
             stream = state.streams.get(name)
-            if stream is None or stream.owner != known.number:
+            if stream is not None and stream.owner == known.number:
+                self._check_log(stream, known)
+            elif self._options.selects(name):
                 miss_stream(name, fail=self._options.fail_on_data_loss)
-                continue
-            self._check_log(stream, known)
 
     def _check_log(self, stream: StreamState, known: Progress) -> None:
         """See that the log is the one that these offsets of a stream were taken from."""
@@ -140,11 +169,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         """Take back what goes beyond the limits of a batch: of each partition in proportion to what waits there."""
         options = self._options
         starts = {name: _start_of(begin, name, one) for name, one in end.items()}
-        waiting = {
-            (name, number): offset - starts[name].get(number, 0)
-            for name, one in end.items()
-            for number, offset in one.offsets.items()
-        }
+        waiting = _waiting(begin, end)
         total = sum(waiting.values())
         if options.max_offsets_per_trigger is not None and total > options.max_offsets_per_trigger:
             shares = _shares(list(waiting.values()), options.max_offsets_per_trigger)
@@ -165,6 +190,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -183,9 +210,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         return Position(
             state.uuid,
             {
-                stream.name: Progress(
-                    stream.owner, {number: stream.bounds(number)[1] for number in range(len(stream.rows))}
-                )
+                stream.name: Progress(stream.owner, {number: stream.bounds(number)[1] for number in stream.numbers})
                 for stream in streams
             },
         )
@@ -204,15 +229,22 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         if self._group is None:
             look(options.path, done.uuid)  # what another log's group has acknowledged is not for this query to replace
             self._group = Group(options.path, options.group, done.uuid, Files())
-        offsets = {one.number: one.offsets for one in done.streams.values()}
-        new = {
-            one.number: _start_of(done, name, one)
-            for name, one in (end.streams if end is not None else {}).items()
-            if one.number not in offsets
+        offsets = {one.number: self._read_of(name, one.offsets) for name, one in done.streams.items()}
+        starts = {
+            one.number: self._read_of(name, _start_of(done, name, one))
+            for name, one in ({} if end is None else end.streams).items()
         }
         before = self._group.committed()
-        self._group.acknowledge(offsets | new)
-        return any(before.get(number) != starts for number, starts in new.items())
+        self._group.acknowledge({number: held for number, held in (offsets | starts).items() if held})
+        return any(
+            before.get(number) != held
+            for number, held in starts.items()
+            if held.keys() - offsets.get(number, {}).keys()
+        )
+
+    def _read_of(self, name: str, offsets: dict[int, int]) -> dict[int, int]:
+        """Return the offsets of those partitions of a stream that are read still."""
+        return {number: offset for number, offset in offsets.items() if self._options.selects(name, number)}
 
     # A batch ---------------------------------------------------------------------------------------------------------
 
@@ -248,6 +280,16 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         return {**self.__dict__, "_group": None}
 
 
+def _waiting(begin: Position, end: Mapping[str, Progress]) -> dict[tuple[str, int], int]:
+    """Return how many messages there are from one position to another, by stream and partition."""
+    starts = {name: _start_of(begin, name, one) for name, one in end.items()}
+    return {
+        (name, number): offset - starts[name].get(number, 0)
+        for name, one in end.items()
+        for number, offset in one.offsets.items()
+    }
+
+
 def _not_below(ends: dict[int, int], starts: dict[int, int]) -> dict[int, int]:
     return {number: max(end, starts.get(number, 0)) for number, end in ends.items()}
 
@@ -255,9 +297,8 @@ def _not_below(ends: dict[int, int], starts: dict[int, int]) -> dict[int, int]:
 def _start_of(begin: Position, name: str, end: Progress) -> dict[int, int]:
     """Return where a batch begins in a stream."""
     known = begin.streams.get(name)
-    if known is not None and known.number == end.number:
-        return known.offsets
-    return end.began or {}
+    is_known = known is not None and known.number == end.number
+    return (end.began or {}) | (known.offsets if known is not None and is_known else {})
 
 
 def _shares(waiting: list[int], most: int) -> list[int]:

@@ -369,7 +369,16 @@ def test_a_queue_is_read_with_little_memory(broker: qflow.Broker, reader: Reader
         ({"subscribe": "plants", "startingOffsets": '{"plants":{"' + "9" * 5000 + '":0}}'}, "give a number for each"),
         ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":3,"00":5}}'}, "gives partition 0 .* twice"),
         ({"subscribe": "", "queue": "q", "failOnDataLoss": "false"}, "'failOnDataLoss' is for streams"),
-        ({"subscribe": "plants", "assign": "{}"}, "name streams with subscribe"),
+        ({"subscribe": "plants", "assign": '{"plants":[0]}'}, "subscribe and assign are given"),
+        ({"subscribe": "", "assign": "{}"}, "give the numbers of the partitions of each stream"),
+        ({"subscribe": "", "assign": "plants"}, "'assign' is no JSON"),
+        ({"subscribe": "", "assign": '{"plants":[0,true]}'}, "give the numbers of the partitions"),
+        ({"subscribe": "", "assign": '{"plants":[0,1]}'}, "names partition 1 of stream 'plants', which has 1"),
+        (
+            {"subscribe": "", "assign": '{"plants":[0]}', "startingOffsets": '{"plants":{"0":0,"1":0}}'},
+            "names partition 1 of stream 'plants': give a number for each of its partitions that are read, 0",
+        ),
+        ({"subscribe": "plants", "minOffsetsPerTrigger": "5"}, "is for spark.readStream only"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(
@@ -385,6 +394,8 @@ def test_a_wrong_option_is_a_sentence(
     [
         ({"subscribe": "plants", "endingOffsets": "latest"}, "'endingOffsets' is for spark.read only"),
         ({"queue": "jobs"}, "'queue' is for spark.read only"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "would wait for more than it may have"),
+        ({"maxTriggerDelay": "soon"}, "'maxTriggerDelay': give a time such as 30s or 15m"),
         ({"subscribe": "plants", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
     ],
 )
@@ -534,6 +545,105 @@ def test_bodies_that_streams_share_count_as_what_they_are(
         at = end
     assert list(map(len, read)) == [10] * 4 + [1]
     assert [number for part in read for number in part] == list(range(41))
+
+
+def test_a_stream_that_is_left_and_taken_again_goes_on_where_it_was(
+    still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
+) -> None:
+    """On one checkpoint, by names and by a pattern. Meanwhile its group has retention keep nothing of it; what that
+    took is told, and a stream that is another one by now is read from its beginning."""
+    for name in ("plants", "plants2"):
+        still.declare_stream(name, topics=[f"{name}/#"])
+        publish(still, 10, topic=f"{name}/{{}}")
+    both = {"subscribe": "plants,plants2", "group": "g"}
+    pattern = {"subscribe": "", "subscribePattern": "plants.*", "group": "g"}
+    start = reader(there.begin, str(spool), **both, **EARLIEST)
+    at = reader(there.latest, start)
+    reader(there.latest, at)
+    for again in (both, pattern):
+        publish(still, 2, 100, topic="plants/{}")
+        publish(still, 3, 200, topic="plants2/{}")
+        reader(there.go_on, str(spool), subscribe="plants", group="g")
+        left = reader(there.latest, at)
+        assert reader(there.micro_batch, at, left) == [100, 101]
+        reader(there.go_on, str(spool), **again)
+        at = reader(there.latest, left)
+        assert reader(there.micro_batch, left, at) == [200, 201, 202]
+    reader(there.go_on, str(spool), subscribe="plants", group="g")
+    left = reader(there.latest, at)
+    still.alter_stream("plants2", retention_messages=1)
+    publish(still, 5, 300, topic="plants2/{}")
+    clock.wall_s = time.time() + groups.GRACE_S + 60
+    while still.stream("plants2").retain():
+        pass
+    reader(there.go_on, str(spool), **both)
+    with pytest.raises(Told, match="stream 'plants2', partition 0: offsets 16 to 19 are gone"):
+        reader(there.micro_batch, left, reader(there.latest, left))
+    still.delete_stream("plants2")
+    still.declare_stream("plants2", topics=["plants2/#"])
+    publish(still, 2, 400, topic="plants2/{}")
+    reader(there.go_on, str(spool), subscribe="plants")
+    without = reader(there.latest, left)
+    reader(there.go_on, str(spool), subscribe="plants,plants2")
+    assert reader(there.micro_batch, without, reader(there.latest, without)) == [400, 401]
+
+
+def test_partitions_that_are_assigned_are_read(
+    still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
+) -> None:
+    """In a batch and by a query; those that are assigned later are read from their beginning, those that are left and
+    taken again from where they were. A group holds those that are read."""
+    stream = still.declare_stream("plants", topics=["plant/#"], partitions=3, retention_messages=1)
+    publish(still, 100, topic="plant/{}")
+    by_partition: dict[int, list[int]] = {}
+    for message in stream.query():
+        by_partition.setdefault(message.partition, []).append(int(message.body))
+
+    def numbers(*partitions: int) -> list[int]:
+        return sorted(number for partition in partitions for number in by_partition.get(partition, ()))
+
+    def assigned(*partitions: int) -> dict[str, str]:
+        return {"subscribe": "", "assign": f'{{"plants":{list(partitions)}}}', "group": "g"}
+
+    assert sorted(reader(there.batch, str(spool), **assigned(0, 2))) == numbers(0, 2)
+    start = reader(there.begin, str(spool), **assigned(1), **EARLIEST)
+    one = reader(there.latest, start)
+    assert sorted(reader(there.micro_batch, start, one)) == numbers(1)
+    reader(there.go_on, str(spool), **assigned(0, 2))
+    others = reader(there.latest, one)
+    assert sorted(reader(there.micro_batch, one, others)) == numbers(0, 2)
+    clock.wall_s = time.time() + groups.GRACE_S + 60
+    while stream.retain():
+        pass
+    assert [stream.stats().first_offsets[number] for number in (0, 2)] == [0, 0]
+    reader(there.go_on, str(spool), **assigned(0, 1, 2))
+    assert reader(there.latest, others) == others
+
+
+def test_a_batch_waits_for_enough_and_not_for_ever(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """The first one does not, nor does what ends with what is there."""
+    options = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "1h"}
+    publish(broker, 2)
+    start = reader(there.begin, str(spool), **options, **EARLIEST)
+    first = reader(there.latest, start)
+    assert reader(there.micro_batch, start, first) == [0, 1]
+    publish(broker, 9, 2)
+    assert reader(there.latest, first) == first
+    publish(broker, 1, 11)
+    second = reader(there.latest, first)
+    assert reader(there.micro_batch, first, second) == list(range(2, 12))
+    publish(broker, 1, 12)
+    assert reader(there.latest, second) == second
+    reader(there.go_on, str(spool), **options | {"maxTriggerDelay": "0"})
+    for number in range(12, 14):
+        third = reader(there.latest, second)
+        assert reader(there.micro_batch, second, third) == [number]
+        publish(broker, 1, number + 1)
+        second = third
+    reader(there.until_now)
+    assert reader(there.micro_batch, second, reader(there.latest, second)) == [14]
 
 
 def test_until_now_is_until_then(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
