@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, StreamDeleted
 from qflow.message import LANE_SHIFT
 from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadOptions, is_earliest, is_latest
+from qflow.spark.parallelism import parallelism
 from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, StreamState
 from qflow.spark.words import plainly
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("qflow.spark")
 
 LEAST_TASK_BYTES, MOST_TASK_BYTES = 16 * 2**20, 2**30
-"""What a task reads, about, where nothing else is said: between those, so that every processor has one. Few large ones
-are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
+"""What a task reads, about, where nothing else is said: between those, so that as many run as can at once. Few large
+ones are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
 
 Offsets = dict[str, dict[int, int]]
 """By stream and partition."""
@@ -208,12 +208,12 @@ def miss_stream(name: str, *, fail: bool) -> None:
 def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], options: ReadOptions) -> list[Range]:
     """Cut (stream, partition, start, end) into what tasks read, in order; empty ranges make no task.
 
-    By default into one for each processor of this host, for it is they who read. Tasks end where blocks do, so that
+    By default into as many as Spark runs at once. Tasks end where blocks do, so that
     none is read twice, unless it was said how many there are to be, or how long.
     """
     ranges = [one for one in ranges if one[2] < one[3]]
     sizes = [_bytes_in(*one) for one in ranges]
-    task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // (os.cpu_count() or 1) + 1))
+    task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // parallelism() + 1))
     total = sum(end - start for _, _, start, end in ranges)
     found: list[Range] = []
     for (stream, number, start, end), size in zip(ranges, sizes, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from qflow.errors import CorruptionError
+from qflow.errors import CorruptionError, InvalidArgument
 from qflow.message import Message, Record, decode_headers
 from qflow.spark.parts import take_apart
 from qflow.spark.schema import LOG_APPEND_TIME, headers_type
@@ -164,8 +164,8 @@ class BatchMaker:
         columns = [self._column(name, pieces, bodies, count) for name in self.schema.names]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         if any(piece.chosen is not None for piece in pieces):
-            return batch.filter(pa.array(np.concatenate([_wanted(piece) for piece in pieces])))
-        return batch
+            batch = batch.filter(pa.array(np.concatenate([_wanted(piece) for piece in pieces])))
+        return check_nulls(batch)
 
     def _column(self, name: str, pieces: list[ColumnPiece], bodies: _Bodies, count: int) -> pa.Array:
         match name:
@@ -186,6 +186,21 @@ class BatchMaker:
             case "headers":
                 return _concatenated(bodies.headers)
         raise AssertionError(name)
+
+
+def check_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch in which no column has a null that the schema excludes: Spark would read something there.
+
+    Raises:
+        InvalidArgument: one has.
+    """
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise InvalidArgument(
+                f"column {field.name!r} is 'not null' in the schema that was given, and a message has none: leave that "
+                f"out of the schema, and such messages with .where('{field.name} is not null')"
+            )
+    return batch
 
 
 def _concatenated(parts: list[pa.Array]) -> pa.Array:

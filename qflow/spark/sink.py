@@ -185,15 +185,14 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             self._discard(*{message.token for message in messages if isinstance(message, Staged)})
 
 
-def refuse_overwrite(overwrite: bool, *, streaming: bool) -> None:
+def refuse_overwrite(overwrite: bool) -> None:
     """Refuse what would replace what a spool holds.
 
     Raises:
         InvalidArgument: that is asked for.
     """
     if overwrite:
-        how = "outputMode('append')" if streaming else "mode('append')"
-        raise InvalidArgument(f"format qflow appends to a spool, and replaces nothing there: write with .{how}")
+        raise InvalidArgument("format qflow appends to a spool, and replaces nothing there: write with .mode('append')")
 
 
 def _batch_of_task() -> Batch:

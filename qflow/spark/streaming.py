@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from qflow.errors import StorageError
+from qflow.errors import InvalidArgument, StorageError
 from qflow.spark.offsets import Position, Progress, eras_of, other_era
 from qflow.spark.options import ReadOptions
 from qflow.spark.ranges import RangeReader, check_floor, committed, cut, miss_stream, offset_after, resolve, selected
@@ -138,6 +138,11 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _check_known(self, state: SpoolState, begin: Position) -> None:
         """Look after the streams that were read so far."""
+        if begin.streams and not any(map(self._options.selects, begin.streams)):
+            raise InvalidArgument(
+                f"the checkpoint is one of a query that reads {', '.join(map(repr, sorted(begin.streams)))}, and this "
+                "one reads nothing of that: give it a checkpoint directory of its own"
+            )
         for name, known in begin.streams.items():
             stream = state.streams.get(name)
             if stream is not None and stream.owner == known.number:

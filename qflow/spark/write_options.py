@@ -17,8 +17,8 @@ from qflow.storage.stages import Batch, check_batch
 from qflow.streams.topic_filter import check_topic
 
 NAMES = ("path", "topic", "stream", "commitTimeout", "txnAppId", "txnVersion")
-_OF_SPARK = frozenset({"checkpointlocation", "queryname"})
-"""What Spark hands on of its own."""
+_OF_OTHERS = frozenset({"checkpointlocation", "queryname", "includeheaders"})
+"""What Spark hands on of its own; and what a job for Kafka may say, where headers are written if there are any."""
 COMMIT_TIMEOUT_S = 60.0
 _APP = re.compile(r"[A-Za-z0-9_-]{1,96}")
 
@@ -49,7 +49,7 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower(): name for name in NAMES}
     for name in given:
-        if name not in known and name not in _OF_SPARK and not OF_KAFKA.fullmatch(name):
+        if name not in known and name not in _OF_OTHERS and not OF_KAFKA.fullmatch(name):
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {known[close[0]]!r}?" if close else f"there are: {', '.join(NAMES)}"
             raise InvalidArgument(f"format qflow has no option {name!r} for writing; {hint}")

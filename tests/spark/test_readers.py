@@ -588,6 +588,22 @@ def test_a_stream_that_is_left_and_taken_again_goes_on_where_it_was(
     assert reader(there.micro_batch, without, reader(there.latest, without)) == [400, 401]
 
 
+def test_a_checkpoint_of_another_query_is_a_sentence(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """Of one that reads other streams, and of one with another source."""
+    broker.declare_stream("animals", topics=["animal"])
+    start = reader(there.begin, str(spool), subscribe="animals", **EARLIEST)
+    reader(there.go_on, str(spool))
+    with pytest.raises(
+        Told, match="is one of a query that reads 'animals', and this one reads nothing of that: give it"
+    ):
+        reader(there.latest, start)
+    for offset in ({"logOffset": 3}, {"plants": {"0": 7}}, 7):
+        with pytest.raises(Told, match="the offsets in the checkpoint are not those of format qflow"):
+            reader(there.micro_batch, offset, offset)
+
+
 def test_partitions_that_are_assigned_are_read(
     still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
 ) -> None:

@@ -286,16 +286,16 @@ def test_a_batch_that_writes_two_streams_under_one_version_stores_both_once(spar
     assert [bodies(stream) for stream in streams] == [[b"a", b"b"]] * 2
 
 
-def test_complete_mode_is_refused(spark, copies, spool, tmp_path):
-    """A stream grows at its end; nothing in it is replaced."""
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("a\n")
-    counts = spark.readStream.text(str(tmp_path / "in")).groupBy("value").count()
-    writer = counts.selectExpr("value").writeStream.format("qflow").outputMode("complete").option("topic", "copy/x")
-    with pytest.raises(Exception, match="appends to a spool, and replaces nothing there"):
-        writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start(
-            str(spool)
-        ).awaitTermination()
+def test_complete_mode_publishes_all_of_the_result_with_each_batch(spark, copies, spool, tmp_path):
+    """As Kafka's sink does: a stream grows at its end, and nothing in it is replaced."""
+    source = Texts(spark, spool, tmp_path)
+    for lines in (["a", "b"], ["b"]):
+        source.write(*lines)
+        counts = spark.readStream.text(str(source.source)).groupBy("value").count()
+        rows = counts.selectExpr("concat(value, count) as value", "'copy/x' as topic")
+        writer = rows.writeStream.format("qflow").outputMode("complete").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(source.checkpoint)).start(str(spool)).awaitTermination()
+    assert bodies(copies) == [b"a1", b"a1", b"b1", b"b2"]
 
 
 def in_flight(spool: Path, moment: int) -> bool:
