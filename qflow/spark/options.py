@@ -31,6 +31,7 @@ NAMES = (
     "endingTimestamp",
     "startingOffsetsByTimestamp",
     "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "minPartitions",
     "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
@@ -40,7 +41,7 @@ NAMES = (
     "failOnDataLoss",
     "includeHeaders",
 )
-OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix|startingoffsetsbytimestampstrategy")
+OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix")
 """What a job for Kafka may have set that has no meaning here, and does no harm."""
 _INSTEAD = {
     "topic": "name streams with subscribe; topics are chosen with filter",
@@ -63,6 +64,8 @@ class Bound:
     """OFFSETS: where in each partition; TIMES: milliseconds since the epoch."""
     time_ms: int | None = None
     """TIMES: for every stream that is not named."""
+    must_exist: bool = False
+    """TIMES: there is to be a message of then or later."""
 
 
 @attrs.frozen(kw_only=True)
@@ -123,6 +126,10 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     starting = _bound(values, "starting", EARLIEST if not streaming else LATEST)
     if starting.kind == COMMITTED and group is None:
         raise InvalidArgument("startingOffsets is 'committed': say whose with option 'group'")
+    strategy = values.get("startingOffsetsByTimestampStrategy", LATEST).strip().lower()
+    if strategy not in ("error", LATEST):
+        raise InvalidArgument(f"option 'startingOffsetsByTimestampStrategy' is {strategy!r:.120}: give error or latest")
+    starting = attrs.evolve(starting, must_exist=strategy == "error")
     ending = _bound(values, "ending", LATEST)
     if ending.kind in (EARLIEST, COMMITTED):
         raise InvalidArgument(f"endingOffsets cannot be {ending.kind!r}: leave it out for 'latest', or give offsets")

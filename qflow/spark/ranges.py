@@ -146,7 +146,14 @@ def _resolve_one(txn: Any, bound: Bound, which: str, stream: StreamState, number
         time_ms = bound.numbers.get(stream.name, {}).get(number, bound.time_ms)
         assert time_ms is not None
         row = stream.rows[number]
-        return partitions.find_time(txn, stream.owner, number, row, row.next, time_ms) - (number << LANE_SHIFT)
+        found = partitions.find_time(txn, stream.owner, number, row, row.next, time_ms)
+        if found == row.next and bound.must_exist:
+            raise InvalidArgument(
+                f"stream {stream.name!r}, partition {number}, has no message of {time_ms} ms since 1970 or later, and "
+                "startingOffsetsByTimestampStrategy is 'error': give an earlier time, or have it begin at the end with "
+                "'latest'"
+            )
+        return found - (number << LANE_SHIFT)
     offset = bound.numbers[stream.name][number]
     if is_earliest(offset):
         return first
