@@ -61,6 +61,8 @@ def test_rows_with_keys_and_headers_come_back_as_they_were(spark, broker, copies
         (None, b"", "copy/b", None),
         (b"k1", b"x" * 100_000, "copy/c", None),
         (None, "ü".encode(), "copy/ü", [("h", "ä".encode())]),
+        (b"k1", None, "copy/a", None),
+        (None, None, "copy/b", [("unit", b"C")]),
     ]
     schema = "key binary, value binary, topic string, headers array<struct<key:string,value:binary>>"
     frame = spark.createDataFrame(rows, schema)
@@ -68,6 +70,8 @@ def test_rows_with_keys_and_headers_come_back_as_they_were(spark, broker, copies
     save(frame.selectExpr("*", "1 as offset", "'extra' as extra").coalesce(1))
     found = read(subscribe="copies", includeHeaders="true").orderBy("offset").select(*frame.columns).collect()
     assert [tuple(row) for row in found] == rows
+    *_, tombstone, _ = copies.query()
+    assert (tombstone.body, tombstone.headers, tombstone.key) == (b"", {"qflow-null": True}, b"k1")
     assert left_in_inbox(spool) == []
     assert (broker.stats().commits_total, broker.stats().inbox.adopted_total) == (before + 1, 1)
 
@@ -100,8 +104,8 @@ def test_what_cannot_be_written_is_a_sentence_and_nothing_is_stored(spark, copie
         save(numbered(spark, 3).selectExpr("1 as value", "topic"))
     with pytest.raises(Exception, match="appends to a spool, and replaces nothing there"):
         save(numbered(spark, 3), mode="overwrite")
-    with pytest.raises(Exception, match="null in column 'value'"):
-        save(numbered(spark, 4).selectExpr("nullif(value, '2') as value", "topic"))
+    with pytest.raises(Exception, match="null in column 'topic'"):
+        save(numbered(spark, 4).selectExpr("value", "nullif(topic, 'copy/2') as topic"))
     assert bodies(copies) == []
     assert left_in_inbox(spool) == []
 

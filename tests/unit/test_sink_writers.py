@@ -126,7 +126,6 @@ def test_what_cannot_be_written_is_refused_before_any_row_is(ready, columns, opt
 @pytest.mark.parametrize(
     ("change", "options", "sentence"),
     [
-        ({"value": [None]}, {}, "null in column 'value'"),
         ({"topic": [None]}, {}, "null in column 'topic'"),
         ({"topic": ["copy/#"]}, {}, "topic 'copy/#' contains '#'"),
         ({"topic": ["no"]}, {}, "no stream of .* takes topic 'no'"),
