@@ -112,6 +112,7 @@ def stored(spool: Path, stream: str = "copies") -> list[bytes]:
         (COLUMNS, {"commitTimeout": "0"}, "option 'commitTimeout' is '0': give seconds"),
         (COLUMNS, {"overwrite": True}, "appends to a spool, and replaces nothing there"),
         (COLUMNS, {"path": "/nowhere"}, "there is no spool at /nowhere"),
+        (COLUMNS, {"path": "s3a://bucket/x"}, "s3a://bucket/x: a spool lies on a local disk.*give the path of its dir"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_any_row_is(ready, columns, options, sentence):
