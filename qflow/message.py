@@ -266,6 +266,8 @@ def text_bytes(topics: Sequence[str]) -> int:
 
 LANE_SHIFT = 56
 """A queue may have several lanes, each a line of its own; a sequence's top byte is the number of its lane."""
+OFFSET_MASK = (1 << LANE_SHIFT) - 1
+"""The other bytes: of a stream, the offset in a partition."""
 DELAYED = 16
 """Lanes 0 to 9 are priorities; lane 16 + p holds messages of priority p until they are due."""
 

@@ -54,6 +54,9 @@ class QueueStats:
     """Spilled messages that could not be read back and were in no log."""
     quarantined_total: int
     """Messages in damaged blocks of the log; `qflow check` names them."""
+    lost_ranges: tuple[tuple[int, int], ...]
+    """The first and the last sequence of each stretch in which messages were lost, since the spool was opened: the
+    first 1,000, neighbours as one."""
     spill_repaired_total: int
     """Spilled messages that could not be read back and were read from the log instead."""
     spill_files_created_total: int
@@ -81,7 +84,9 @@ class SubscriptionStats:
     committed: list[int] | None
     """Everything below is settled, in the log; None without a name."""
     lag_messages: int
-    """Confirmed and not delivered, of all topics."""
+    """How many it is behind, of all topics; see `Subscription.lag`."""
+    matching_messages: int | None
+    """How many of those its filter wants; None unless that was asked for."""
     unsettled_messages: int
     delivered_total: int
     acked_total: int
@@ -213,7 +218,8 @@ class SnapshotReport:
     log_bytes: int
     """What the copy takes on disk."""
     problems: tuple[str, ...]
-    """What was damaged in the original and so is in the copy."""
+    """What was damaged in the original, and so is in the copy, as far as opening a spool tells: `inspect.examine` reads
+    all of it."""
 
 
 @attrs.frozen(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ def no_process_outlives_the_run() -> Iterator[None]:
     found = processes.left_over(mark)
     processes.end(found)
     assert not found, [f"{process.pid}: {process.command}" for process in found]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_are_noticed() -> None:
+    """Processes that tests begin are ended by Ctrl-C and SIGHUP, also where a shell runs the tests in the background."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -35,6 +35,14 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     run(page, [block for block in blocks_of(page) if not needs_spark(block)], tmp_path, monkeypatch, capsys)
 
 
+def test_pages_can_be_followed_one_after_the_other_in_one_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What one page leaves there is not in the way of the next, nor of the README when somebody comes back to it."""
+    for page in [*PAGES, "README.md"]:
+        run(page, [block for block in blocks_of(page) if not needs_spark(block)], tmp_path, monkeypatch, capsys)
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     """Each example does what it says on a fresh spool; its own assertions tell."""

@@ -155,12 +155,15 @@ class AsyncSubscription:
 
     @property
     def lag(self) -> int:
-        """How many messages, of all topics, are confirmed and not delivered."""
+        """How many messages it is behind, of all topics; see `Subscription.lag`."""
         return self.subscription.lag
 
-    async def stats(self) -> SubscriptionStats:
-        """Return a snapshot; of a group, all of it."""
-        return self.subscription.stats()
+    async def stats(self, *, matching: bool = False) -> SubscriptionStats:
+        """Return a snapshot; of a group, all of it; see `Subscription.stats`."""
+        if not matching:
+            return self.subscription.stats()
+        found: SubscriptionStats = await self._run(partial(self.subscription.stats, matching=True))
+        return found
 
     async def close(self) -> None:
         """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`.

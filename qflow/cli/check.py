@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import click
 
 from qflow.cli import facts, options
@@ -16,15 +17,18 @@ from qflow.cli.exits import Exit
 def check(spool: Path, as_json: bool) -> int:
     """Read the whole log of a spool and compare every checksum, row and block; a line for each problem.
 
-    Exits with 1 if there is a problem. Changes nothing.
+    Blocks in a row with the same damage are one problem. Exits with 1 if there is a problem. Changes nothing.
     """
     from qflow import inspect
 
-    problems = inspect.check_spool(spool)
+    found = inspect.examine(spool)
     if as_json:
-        facts.print_json({"spool": str(spool), "problems": problems})
+        facts.print_json({"spool": str(spool), **attrs.asdict(found)})
     else:
-        for problem in problems:
+        for problem in found.problems:
             click.echo(" ".join(problem.split()))
-        click.echo(f"{len(problems)} problems found" if problems else "no problems found")
-    return Exit.DIFFERS if problems else Exit.FINE
+        lost = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in found.lost.items())
+        click.echo(f"{len(found.problems):,} problems found" if found.problems else "no problems found")
+        if lost:
+            click.echo(f"messages that cannot be read: {lost}")
+    return Exit.DIFFERS if found.problems else Exit.FINE

@@ -21,7 +21,9 @@ class Exit(enum.IntEnum):
 EXIT_CODES = """\b
 Exit codes:
   0  fine
-  1  something is not as it should be: damage found, the demo's result differs
+  1  something is not as it should be: messages are lost to damage, or all that
+     the spool holds was looked at, and something is damaged; the demo's result
+     differs
   2  bad usage or bad input: an unknown option, queue or file, a line too long
   3  another process owns the spool, or writes the archive of `qflow pipeline run`
   4  the disk or the queue takes no more, or cannot be read

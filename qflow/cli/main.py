@@ -10,6 +10,7 @@ import click
 
 from qflow.cli.check import check
 from qflow.cli.compact import compact
+from qflow.cli.damage import Damage
 from qflow.cli.demo.command import demo
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
 from qflow.cli.get import get
@@ -31,6 +32,7 @@ class _Commands(click.Group):
     """A group whose commands return an exit code, or nothing for 0."""
 
     def invoke(self, ctx: click.Context) -> None:
+        damage = ctx.ensure_object(Damage)
         try:
             code = super().invoke(ctx) or Exit.FINE
             if sys.stdout is not None:  # it was closed from the start
@@ -43,7 +45,9 @@ class _Commands(click.Group):
         except (QflowError, OSError) as error:
             click.echo(f"qflow: {' '.join(str(error).split())}", err=True)
             code = exit_code(error)
-        ctx.exit(code)
+        finally:
+            damage.tell()
+        ctx.exit(Exit.DIFFERS if damage.lost and code == Exit.FINE else code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

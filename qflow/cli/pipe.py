@@ -14,7 +14,7 @@ from qflow.cli import options
 from qflow.cli.flow import Flow
 from qflow.cli.pipe_batch import to_runs
 from qflow.cli.pipe_stream import to_command, to_stdout
-from qflow.cli.spool import queue_to_fill
+from qflow.cli.spool import owned, queue_to_fill
 from qflow.cli.stop import Stop, Stopped
 
 
@@ -75,13 +75,11 @@ def pipe(
     not reach it. A second signal ends COMMAND. After SIGKILL or a power cut, lines that were synced and not acked go
     out again: at least once, in order.
     """
-    import qflow
-
     if batch and not command:
         raise click.UsageError("--batch needs a COMMAND to run")
     if command and shutil.which(command[0]) is None:
         raise click.UsageError(f"there is no command {command[0]!r}")
-    with Stop() as stop, qflow.open(spool, capacity_bytes=capacity, spill=spill) as broker:
+    with Stop() as stop, owned(spool, capacity, None, spill=spill) as broker:
         flow = Flow(queue_to_fill(broker, queue_name), delimiter, stop)
         try:
             with suppress(Stopped), ThreadPoolExecutor(1) as threads:

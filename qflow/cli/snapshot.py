@@ -8,6 +8,7 @@ import attrs
 import click
 
 from qflow.cli import facts, options
+from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
 
 _new_directory = click.Path(file_okay=False, path_type=Path)
@@ -17,7 +18,7 @@ _new_directory = click.Path(file_okay=False, path_type=Path)
 def snapshot() -> None:
     """Copy what the log of a spool holds at one moment to a directory that is a spool of its own.
 
-    Exits with 1 if what was copied is damaged.
+    The copy is read as a whole, as `qflow check` does. If what was copied is damaged, and so the copy, it exits with 1.
     """
 
 
@@ -46,13 +47,13 @@ def _copy(source: Path, destination: Path, as_json: bool) -> int:
     from qflow import inspect
 
     report = inspect.copy_spool(source, destination)
+    found = inspect.examine(destination)
     if as_json:
-        facts.print_json(attrs.asdict(report))
+        facts.print_json({**attrs.asdict(report), **attrs.asdict(found)})
     else:
-        for problem in report.problems:
-            click.echo(f"problem: {problem}")
         click.echo(
             f"{facts.readable(report.path)}: {report.queues:,} queues, {report.streams:,} streams, "
             f"{report.messages:,} messages of {report.bytes:,} bytes; {facts.mebibytes(report.log_bytes)} on disk"
         )
-    return Exit.DIFFERS if report.problems else Exit.FINE
+    tell_of_examination(destination, found.problems, found.lost)
+    return Exit.DIFFERS if found.problems else Exit.FINE

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qflow.cli import damage
 from qflow.cli.stop import Stop
 from qflow.errors import NotFound, SpoolInUse
 
@@ -13,17 +17,35 @@ if TYPE_CHECKING:
     from qflow.queues.queue import Queue
 
 
-def owned(spool: Path, capacity: int, stop: Stop | None) -> Broker:
-    """Open a spool; with `stop`, wait while another process owns it.
+WIPING_S = 0.1
+"""How long a command goes on removing spill files of before, at most: it may live too shortly for maintenance."""
+
+
+@contextmanager
+def owned(spool: Path, capacity: int, stop: Stop | None, *, spill: str = "files") -> Iterator[Broker]:
+    """Own a spool as long as the context lasts; with `stop`, wait while another process does.
 
     Raises:
         Stopped: asked to stop while waiting.
     """
+    with _opened(spool, capacity, stop, spill) as broker:
+        try:
+            yield broker
+        finally:
+            damage.of_command().note(spool, broker)
+        broker.finish_wiping(WIPING_S)
+
+
+def _opened(spool: Path, capacity: int, stop: Stop | None, spill: str) -> Broker:
     import qflow
 
+    told_elsewhere = logging.getLogger("qflow.damage")  # at the end of the command, in one line
+    if told_elsewhere.propagate:
+        told_elsewhere.propagate = False
+        told_elsewhere.addHandler(logging.NullHandler())
     while True:
         try:
-            return qflow.open(spool, capacity_bytes=capacity)
+            return qflow.open(spool, capacity_bytes=capacity, spill=spill)
         except SpoolInUse:
             if stop is None:
                 raise

@@ -9,10 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
 from qflow.cli import facts, options
+from qflow.cli.damage import ranges_in_words
 from qflow.cli.exits import Exit
+from qflow.cli.start import START_HELP, parse_start
 from qflow.cli.stop import Stop, Stopped
 from qflow.cli.writer import Writer
 
@@ -21,22 +24,6 @@ if TYPE_CHECKING:
     from qflow.inspect import Gap, StreamReader
 
 STDOUT = 1
-
-
-def _parse_start(_context: click.Context, _parameter: click.Parameter, value: str) -> str | int | datetime:
-    if value in ("earliest", "latest"):
-        return value
-    if value.isascii() and value.isdecimal():
-        return int(value[:40])  # longer ones are past the end of everything, too
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        raise click.BadParameter(
-            f"it is earliest, latest, an offset, or a moment such as 2026-01-31T12:00:00Z, not {value!r}"
-        ) from None
-    if moment.tzinfo is None:
-        raise click.BadParameter(f"the moment needs a time zone: {value}Z, or {value}+02:00")
-    return moment
 
 
 @click.command(short_help="Write messages of a stream to stdout, and change nothing.")
@@ -49,8 +36,8 @@ def _parse_start(_context: click.Context, _parameter: click.Parameter, value: st
     metavar="START",
     default="earliest",
     show_default=True,
-    callback=_parse_start,
-    help="earliest, latest, an offset, or a moment such as 2026-01-31T12:00:00Z.",
+    callback=parse_start,
+    help=START_HELP,
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Of this partition only.")
 @click.option("--follow", is_flag=True, help="At the end of the stream, wait for more.")
@@ -90,14 +77,14 @@ def subscribe(
     from qflow import inspect
 
     gaps = _Gaps(stream)
-    with Stop() as stop:
+    with Stop() as stop, gaps:
         try:
             with inspect.read_stream(
-                spool, stream, topic_filter, partition=partition, start=start, on_gap=gaps.tell
+                spool, stream, topic_filter, partition=partition, start=start, on_gap=gaps.note
             ) as reader:
                 writer = Writer(STDOUT, delimiter, stop)
                 lines_of = _LINES[form]
-                for batch in _up_to(_batches(reader, writer, stop if follow else None), limit):
+                for batch in _up_to(_batches(reader, writer, stop if follow else None, gaps), limit):
                     writer.write(lines_of(batch))
         except Stopped:
             return stop.exit_code
@@ -105,25 +92,46 @@ def subscribe(
 
 
 class _Gaps:
-    """Tells on stderr what cannot be read any more."""
+    """Tells on stderr what cannot be read any more: a line for all of a partition that came up since the last time."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
+        self._noted: dict[tuple[int, bool], list[Gap]] = {}
+        """Those not told yet, by partition, and whether they are damage; neighbours are one."""
         self.damaged = False
 
-    def tell(self, gap: Gap) -> None:
+    def note(self, gap: Gap) -> None:
+        """Take a gap, to be told soon."""
         self.damaged |= gap.damaged
-        what = f"{gap.messages:,} messages of all topics are gone, offsets {gap.first} to {gap.end - 1}"
-        if gap.messages == 1:
-            what = f"a message is gone, offset {gap.first}"
-        where = f"stream {facts.readable(self._stream)}, partition {gap.partition}"
-        click.echo(f"qflow: {where}: {what}: {' '.join(gap.reason.split())}", err=True)
+        noted = self._noted.setdefault((gap.partition, gap.damaged), [])
+        if noted and noted[-1].end == gap.first:
+            noted[-1] = attrs.evolve(noted[-1], end=gap.end)
+        else:
+            noted.append(gap)
+
+    def tell(self) -> None:
+        """Tell what was noted."""
+        noted, self._noted = self._noted, {}
+        for (partition, _), gaps in noted.items():
+            count = sum(gap.messages for gap in gaps)
+            offsets = ranges_in_words((gap.first, gap.end - 1) for gap in gaps)
+            what = f"{count:,} messages of all topics are gone, offsets {offsets}"
+            if count == 1:
+                what = f"a message is gone, offset {offsets}"
+            where = f"stream {facts.readable(self._stream)}, partition {partition}"
+            click.echo(f"qflow: {where}: {what}: {' '.join(gaps[0].reason.split())}", err=True)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self.tell()
 
 
-def _batches(reader: StreamReader, writer: Writer, stop: Stop | None) -> Iterator[list[StreamMessage]]:
+def _batches(reader: StreamReader, writer: Writer, stop: Stop | None, gaps: _Gaps) -> Iterator[list[StreamMessage]]:
     """Yield what there is, and with `stop`, what comes, until it raises `Stopped`."""
     yield from reader.new()
     while stop is not None:
+        gaps.tell()
         writer.check()
         stop.sleep(Stop.PATIENCE_S)
         yield from reader.new()

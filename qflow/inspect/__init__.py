@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -37,6 +38,7 @@ from qflow.storage.snapshots import make_snapshot, open_to_read
 from qflow.storage.spill import SPILL, SPILL_TABLE
 
 __all__ = [
+    "Examination",
     "Gap",
     "MessageFacts",
     "PartitionFacts",
@@ -48,6 +50,7 @@ __all__ = [
     "SubscriptionFacts",
     "check_spool",
     "copy_spool",
+    "examine",
     "read_message",
     "read_spool",
     "read_stream",
@@ -117,6 +120,16 @@ class MessageFacts:
     time_ms: int
     """When it was confirmed, milliseconds since the epoch."""
     settled: bool
+
+
+@attrs.frozen(kw_only=True)
+class Examination:
+    """What is wrong with the log of a spool."""
+
+    problems: list[str]
+    """In words: a line for all blocks in a row with the same damage. None if all is as it should be."""
+    lost: dict[str, int]
+    """How many messages should be there and cannot be read, by `queue 'name'` and `stream 'name'`."""
 
 
 @contextmanager
@@ -374,21 +387,29 @@ def read_stream(
 
 
 def check_spool(path: str | os.PathLike[str]) -> list[str]:
-    """Read every block of the log and compare it with rows, index and cursors; return what does not agree, in words.
+    """Return what `examine` finds wrong, in words."""
+    return examine(path).problems
 
+
+def examine(path: str | os.PathLike[str]) -> Examination:
+    """Read every block of the log and compare it with rows, index and cursors.
+
+    Raises:
+        NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     Cost: reads the whole log once, in short transactions.
     """
     spool = os.path.abspath(path)
-    return in_child(spool, lambda: _check_spool(spool))
+    return in_child(spool, lambda: _examine(spool))
 
 
-def _check_spool(spool: str) -> list[str]:
+def _examine(spool: str) -> Examination:
+    lost: Counter[str] = Counter()
     with _log(spool) as (env, found):
-        found_problems = list(check_log(env, found))
+        found_problems = list(check_log(env, found, lost))
     files = Files()
     found_problems += [
         f"batch {batch.batch} of query {batch.query} was set aside in {stages.set_aside(spool, batch)}: "
         f"{stages.why_refused(files, spool, batch)}"
         for batch in stages.list_refused(files, spool)
     ]
-    return found_problems
+    return Examination(problems=found_problems, lost=dict(+lost))

@@ -7,6 +7,7 @@ or to what the disk cannot read (SIGBUS). No code in the process that reads can 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import pickle
 import resource
@@ -28,7 +29,10 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
         CorruptionError: the child was killed by what it read. StorageError: it was killed, or could not be started.
     Cost: a fork, 1 to 5 ms, and the copying of the result.
     """
+    parent = os.getpid()
     source, target = os.pipe()
+    collects = gc.isenabled()
+    gc.disable()  # the child collects nothing: finalizers are the parent's, and so is what they would talk to
     try:
         with warnings.catch_warnings():  # the child takes no lock that another thread may have held
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -37,6 +41,9 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
         os.close(source)
         os.close(target)
         raise StorageError(f"no process could be started to read {spool}: {error}") from error
+    finally:
+        if collects and os.getpid() == parent:
+            gc.enable()
     if not pid:
         os.close(source)
         _work(work, target)
@@ -74,6 +81,7 @@ def _work(work: Callable[[], Any], target: int) -> NoReturn:
     """Do the work in the child, tell what came of it, and end."""
     code = 1
     try:
+        gc.disable()
         faulthandler.disable()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LMDB names the assertion there
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

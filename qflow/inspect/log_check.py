@@ -22,12 +22,15 @@ BLOCKS_AT_ONCE = 1024
 KEYS_AT_ONCE = 65_536
 
 
-def check_log(env: Environment, found: Recovery) -> Iterator[str]:
-    """Yield what does not agree, in words. Cost: reads the whole log once."""
+def check_log(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator[str]:
+    """Yield what does not agree, in words, and count in `lost` what cannot be read, by queue and stream.
+
+    Cost: reads the whole log once.
+    """
     yield from found.problems
     for record in found.queues:
         for lane, row in (record.rows or {}).items():
-            yield from as_problems(check_lane(env, record, lane, row), f"queue {record.name!r}: ")
+            yield from as_problems(check_lane(env, record, lane, row, lost), f"queue {record.name!r}: ")
     for record in (*found.queues, *found.streams):
         name = f"{record.kind} {record.name!r}"
         looked = _in_transaction(env, partial(_set_aside, name=name, owner=record.owner))
@@ -36,7 +39,7 @@ def check_log(env: Environment, found: Recovery) -> Iterator[str]:
     yield from as_problems(_in_transaction(env, producers.problems), "producers: ")
     yield from as_problems(_in_transaction(env, sink_batches.problems), "batches from outside: ")
     yield from as_problems(_in_transaction(env, eras.problems), "eras: ")
-    yield from check_streams(env, found)
+    yield from check_streams(env, found, lost)
     yield from as_problems(check_bodies(env), "shared bodies: ")
     yield from as_problems(_walk(env))
 
@@ -60,13 +63,23 @@ def _walk(env: Environment) -> Iterator[str]:
 
 
 def _set_aside(txn: Any, name: str, owner: int) -> Iterator[str]:
-    for first, size in block_log.kept_damaged(txn, owner):
-        yield f"{name}: damaged block {first} was set aside ({size} bytes)"
+    yield from set_aside_in_words(f"{name}: damaged block", list(block_log.kept_damaged(txn, owner)))
 
 
 def _set_aside_bodies(txn: Any) -> Iterator[str]:
-    for number, size in block_log.kept_damaged(txn, bodies.NOBODY):
-        yield f"damaged shared body {number} was set aside ({size} bytes)"
+    yield from set_aside_in_words("damaged shared body", list(block_log.kept_damaged(txn, bodies.NOBODY)))
+
+
+def set_aside_in_words(what: str, found: list[tuple[int, int]]) -> Iterator[str]:
+    """Yield a line about what was set aside, given (number, size) of each, if there is any."""
+    if not found:
+        return
+    (first, size), *more = found
+    if not more:
+        yield f"{what} {first} was set aside ({size} bytes)"
+        return
+    total = sum(size for _, size in found)
+    yield f"{what} {first} and {len(more):,} more, the last one {more[-1][0]}, were set aside ({total} bytes)"
 
 
 def check_bodies(env: Environment) -> Iterator[str]:
@@ -83,7 +96,9 @@ def check_bodies(env: Environment) -> Iterator[str]:
         yield from problems
 
 
-def check_lane(env: Environment, record: QueueRecord, lane: int, row: Row) -> Iterator[str]:
+def check_lane(
+    env: Environment, record: QueueRecord, lane: int, row: Row, lost: Counter[str] | None = None
+) -> Iterator[str]:
     """Check one lane in transactions of a bounded number of blocks; stop early if a live owner moves on meanwhile."""
     position, messages, size = -1, 0, 0
     expected: int | None = None
@@ -96,13 +111,15 @@ def check_lane(env: Environment, record: QueueRecord, lane: int, row: Row) -> It
             if moved:
                 return  # counts cannot be compared across two moments; what was read was sound
             replayed = block_log.read(txn, record.owner, lane, row, position, row.next, READ_AT_ONCE, expected)
-        yield from (f"queue {record.name!r}: {text}" for _, text, _ in replayed.problems)
+        yield from (f"queue {record.name!r}: {text}" for text, _ in block_log.in_words(replayed))
         messages += sum(len(records) for _, records in replayed.pieces)
         size += sum(sum(map(len, records)) for _, records in replayed.pieces)
         position, expected = replayed.position, replayed.last_block
         if position >= row.next:
             break
     if (messages, size) != (row.messages, row.bytes):
+        if lost is not None and messages < row.messages:
+            lost[f"queue {record.name!r}"] += row.messages - messages
         yield (
             f"queue {record.name!r}: the row says {row.messages} messages of {row.bytes} bytes, "
             f"the blocks hold {messages} of {size}"

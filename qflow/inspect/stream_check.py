@@ -5,6 +5,7 @@ Each transaction is short, so that a live owner can go on; what he changes meanw
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from qflow.errors import CorruptionError
@@ -12,6 +13,7 @@ from qflow.inspect.stream_facts import rows_of
 from qflow.storage import block_log, partitions, recovery
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
+from qflow.storage.partitions import Hole
 from qflow.storage.recovery import QueueRecord, Recovery
 from qflow.storage.topic_check import IndexCheck
 from qflow.streams.partition import offset_of
@@ -19,15 +21,21 @@ from qflow.streams.partition import offset_of
 _READ_AT_ONCE = 16 * 2**20
 
 
-def check_streams(env: Environment, found: Recovery) -> Iterator[str]:
-    """Yield what does not agree, in words. Cost: reads each stream once, and its index."""
+def check_streams(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator[str]:
+    """Yield what does not agree, in words, and count in `lost` what cannot be read, by stream.
+
+    Cost: reads each stream once, and its index.
+    """
     streams = {record.owner: record for record in found.streams if not record.deleted}
     for record in streams.values():
         if record.rows is None:
             continue  # recovery has named it
         name = f"stream {record.name!r}"
         for number in range(record.settings["partitions"]):
-            for problem in as_problems(_check_partition(env, record.owner, number)):
+            holes: list[Hole] = []
+            problems = list(as_problems(_check_partition(env, record.owner, number, holes)))
+            lost[name] += sum(hole.end - hole.start for hole in holes)
+            for problem in [*_in_words(holes), *problems]:
                 yield f"{name}, partition {number}: {problem}"
         for problem in as_problems(_check_index(env, record)):
             yield f"{name}: {problem}"
@@ -38,6 +46,23 @@ def check_streams(env: Environment, found: Recovery) -> Iterator[str]:
                 yield f"subscription {cursor.name!r} of stream {stream.name!r}: {problem}"
 
 
+def _in_words(holes: list[Hole]) -> Iterator[str]:
+    """Yield what cannot be read: a line for all holes in a row that have the same reason."""
+    start = 0
+    for index, hole in enumerate(holes):
+        following = holes[index + 1] if index + 1 < len(holes) else None
+        if following is not None and (following.start, _reason(following)) == (hole.end, _reason(hole)):
+            continue
+        first, count = holes[start], index - start + 1
+        where = f"offsets {offset_of(first.start)} to {offset_of(hole.end - 1)}, {count} blocks: {_reason(hole)}"
+        yield first.problem if count == 1 else where
+        start = index + 1
+
+
+def _reason(hole: Hole) -> str:
+    return hole.problem.partition(": ")[2]
+
+
 def as_problems(problems: Iterable[str], where: str = "") -> Iterator[str]:
     """Yield problems, and where what is looked at cannot be read on, that."""
     try:
@@ -46,8 +71,11 @@ def as_problems(problems: Iterable[str], where: str = "") -> Iterator[str]:
         yield f"{where}{error}"
 
 
-def _check_partition(env: Environment, owner: int, number: int) -> Iterator[str]:
-    """Read all blocks from the floor to where the partition ended when this began, and compare them with the row."""
+def _check_partition(env: Environment, owner: int, number: int, holes: list[Hole]) -> Iterator[str]:
+    """Read all blocks from the floor to where the partition ended when this began, and compare them with the row.
+
+    What cannot be read is added to `holes`.
+    """
     messages = size = 0
     position = end = -1
     before = Row()
@@ -62,7 +90,7 @@ def _check_partition(env: Environment, owner: int, number: int) -> Iterator[str]
             read = partitions.read(txn, owner, number, position, end, _READ_AT_ONCE) if position < end else None
         if read is not None:
             if read.hole is not None:
-                yield read.hole.problem
+                holes.append(read.hole)
                 before = Row()  # counts are those of what can be read, too
             messages += sum(len(piece.records) for piece in read.pieces)
             size += sum(piece.size for piece in read.pieces)

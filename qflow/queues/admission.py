@@ -344,14 +344,17 @@ class Admission(Backlog):
                     shelter(partial(self.refused, put))
                 raise
             return True
-        if number >= DELAYED or messages >= OWN_RUN:
+        if number >= DELAYED:
             return False
+        joins = messages < OWN_RUN
         with self._lock:
             runs = self._lists[number]
             used = self._used + charged
             if used > self._passing or self._getters:
                 return False
             tail = runs.open.records
+            if not joins and tail:  # it would be a run of its own
+                return False
             first = runs.next
             if self._front_number < number and self._front is not NOWHERE:
                 self._front, self._front_number = runs, number

@@ -46,6 +46,7 @@ from qflow.message import (
     is_plain,
     lane_of,
 )
+from qflow.stats import PROBLEMS_KEPT
 from qflow.storage import block_log
 from qflow.storage.block_log import Row, Settled
 from qflow.storage.spill import Slots, SpillArea
@@ -59,6 +60,8 @@ NEVER = -1
 ALWAYS = 2**62
 
 
+SPARED_CHUNKS = 8
+"""What a queue keeps of what it has borrowed and does not use, until others need it: its next batch borrows nothing."""
 NOWHERE = RunList(-1)
 """Where a fast get finds nothing, and goes the long way."""
 
@@ -158,6 +161,7 @@ class Backlog:
         self._message_bytes = 0  # kept where there is a limit in bytes
         self._trash: list[Slots] = []  # of messages that were purged; freed by maintenance
         self._lost = self._quarantined = self._repaired = 0
+        self._lost_ranges: list[tuple[int, int]] = []
         self._undercounted = False  # the log was found to hold more than its row says
         self._owner = owner
         self._lists: dict[int, RunList] = {}
@@ -264,9 +268,9 @@ class Backlog:
         """After something was settled or spilled: return slack, lend less, wake waiters. Under the lock."""
         used, account = self._used, self._account
         spare = account.borrowed - used
-        chunk = self._ledger.chunk
-        if spare > 2 * chunk or account.borrowed > account.capacity:
-            keep = max(used, min(used + chunk, account.capacity))
+        spared = SPARED_CHUNKS * self._ledger.chunk
+        if spare > spared or account.borrowed > account.capacity:
+            keep = max(used, min(used + spared // 2, account.capacity))
             if keep < account.borrowed:
                 self._ledger.give_back(account, account.borrowed - keep)
         self._trim_slack()
@@ -287,7 +291,7 @@ class Backlog:
         if slack or self._putters or self._starved or self._at_limit or account.borrowed > account.capacity:
             self._give_back_below = ALWAYS
         else:
-            self._give_back_below = account.borrowed - 2 * self._ledger.chunk
+            self._give_back_below = account.borrowed - SPARED_CHUNKS * self._ledger.chunk
 
     def _puts_pass(self) -> bool:
         """Tell whether a put that finds memory need look at nothing else. Under the lock."""
@@ -412,6 +416,15 @@ class Backlog:
         """Report stored messages that were found damaged, and tell of them."""
         self._report(problem, damaged_blocks)
         self._tell(EventKind.MESSAGES_LOST, self._name, problem)
+
+    def _note_lost(self, ranges: list[tuple[int, int]]) -> None:
+        """Remember where messages were lost, as [first, end) of sequences; neighbours are one. Under the lock."""
+        known = self._lost_ranges
+        for first, end in ranges:
+            if known and known[-1][1] == first - 1:
+                known[-1] = known[-1][0], end - 1
+            elif len(known) < PROBLEMS_KEPT:
+                known.append((first, end - 1))
 
     def _note_spill(self, error: StorageError | None) -> None:
         """Remember whether the disk took what was spilled, and tell. Under the lock."""
@@ -600,6 +613,7 @@ class Backlog:
             outcomes.append((sequence, f"{problem}; {outcome}"))
             if record is None:
                 moved.lost.append((sequence, sequence + 1))
+                moved.damaged_ranges.append((sequence, sequence + 1))
             else:
                 moved.repaired += 1
                 records[sequence - first] = record
@@ -660,8 +674,10 @@ class Backlog:
         read = sum(len(records) for _, records, _ in moved.pieces)
         beyond = moved.position <= row.tail < run.end and tail_waits
         moved.more = beyond or read < sum(len(records) for _, records in replayed.pieces)
-        moved.problems += [(text, bool(key)) for sequence, text, key in replayed.problems if sequence < moved.position]
-        moved.damaged += [key for sequence, _, key in replayed.problems if sequence < moved.position and key]
+        seen = replayed._replace(problems=[one for one in replayed.problems if one[0] < moved.position])
+        moved.problems += block_log.in_words(seen)
+        moved.damaged += [key for _, _, key in seen.problems if key]
+        moved.damaged_ranges += filter(None, (_damaged_part(*lost, replayed.problems) for lost in moved.lost))
         return moved
 
     def _install(self, runs: RunList, run: Run, moved: _Moved) -> Slots | None:
@@ -677,6 +693,7 @@ class Backlog:
             vanished = sum(end - first for first, end in moved.lost)
             self._lost += vanished
             self._repaired += moved.repaired
+        self._note_lost(moved.damaged_ranges)
         last = moved.position >= run.end
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
         if logged and count >= run.count and moved.more:
@@ -850,6 +867,7 @@ class Backlog:
         if record is None:
             self._lost += 1
             self._gone += 1
+            self._note_lost([(sequence, sequence + 1)])
             return
         self._repaired += 1
         self._schedules[number].add(due_of(record) if number >= DELAYED else 0, sequence, [record], 0)
@@ -911,7 +929,18 @@ def _position(number: int, position: int) -> int:
 class _Moved:
     """What was read for a run's front, to be installed if the claim still stands."""
 
-    __slots__ = ("damaged", "lost", "more", "needs", "pieces", "position", "problems", "purged", "repaired")
+    __slots__ = (
+        "damaged",
+        "damaged_ranges",
+        "lost",
+        "more",
+        "needs",
+        "pieces",
+        "position",
+        "problems",
+        "purged",
+        "repaired",
+    )
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -923,6 +952,8 @@ class _Moved:
         self.problems: list[tuple[str, int]] = []
         """(what is wrong, blocks of the log it is wrong with)."""
         self.damaged: list[bytes] = []
+        self.damaged_ranges: list[tuple[int, int]] = []
+        """Those of `lost` where something was damaged, or has vanished."""
         self.more = False
         """The log is known to hold something of the run behind this."""
         self.repaired = 0
@@ -937,6 +968,14 @@ class _Moved:
                 known += records
                 return
         self.pieces.append((first, records, marks))
+
+
+def _damaged_part(first: int, end: int, problems: list[tuple[int, str, bytes]]) -> tuple[int, int] | None:
+    """Return the part of [first, end), which holds no message, where some were lost; None if nothing is wrong there."""
+    damaged = [place for place, _, key in problems if key and first <= place < end]
+    if any(not key and first <= place <= end for place, _, key in problems):
+        return first, end  # what has vanished is missed by what comes behind it
+    return (min(damaged), end) if damaged else None
 
 
 def _told_once(outcomes: list[tuple[int, str]]) -> Iterator[str]:

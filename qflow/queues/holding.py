@@ -274,9 +274,51 @@ class Holding(Intake):
 
     def settle_batch(self, batch: Deliveries, wait: bool) -> None:
         """Ack what is left of a batch."""
+        if self._settle_whole(batch, wait):
+            return
         settling = self._settle_batch(batch)
         if settling is not None:
             self._finish_settle(settling, wait)
+
+    def _settle_whole(self, batch: Deliveries, wait: bool) -> bool:
+        """Ack a batch of which nothing was settled before, as `settle_one`; return whether it was one."""
+        messages, size = batch.left_size()
+        if messages < batch.total or not messages:
+            return False
+        log = self._log
+        requests: Any = None
+        one: tuple[Request, ...] = ()
+        if log is not None:
+            settling = Settling(self.settled_parts(batch.segments))
+            log.check_usable()
+            requests, one = log.requests, (settling,)
+        charged = size + OVERHEAD_BYTES * messages
+        found = looks = False
+        try:
+            with self._lock:  # a straight line; see `waiting`
+                batches = self._batches
+                if batch in batches and not batch.settled:
+                    found = True
+                    self._acked += messages
+                    self._used = used = self._used - charged
+                    batch.settled = None
+                    del batches[batch]
+                    if log is not None:
+                        requests += one
+                    self._message_bytes -= size
+                    looks = used < self._give_back_below
+            if looks:
+                self._let_others_look()
+            if found and log is not None:
+                log.handed_over(settling, urgent=wait)
+        except BaseException:
+            if log is not None:
+                log.rouse()
+            self._let_others_look()
+            raise
+        if found and log is not None:
+            self._finish_settle(settling, wait)
+        return found
 
     @sheltered
     def _settle_batch(self, batch: Deliveries) -> Request | None:

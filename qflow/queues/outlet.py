@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -149,7 +150,38 @@ class Outlet(Holding):
         Cost: 0.03 µs a message in memory, 0.005 µs when a whole `put_many` is taken.
         """
         config.parse_count(max_messages, "max_messages")
-        return self.collect(max_messages, config.parse_timeout(timeout_s))
+        timeout = config.parse_timeout(timeout_s)
+        return self._take_open(max_messages) or self.collect(max_messages, timeout)
+
+    def _take_open(self, most: int) -> Deliveries | None:
+        """Acquire what a get would if that is the whole of the run messages are put into; else None. Cost: 1 µs."""
+        runs = self._front
+        run = runs.head
+        first = run.first
+        if run is not runs.open or not run.records:
+            return None
+        taken: list[Record] = []
+        batch = Deliveries(self, [Segment(first, taken, run.marks)])
+        fresh: deque[Record] = deque()
+        try:
+            with self._lock:  # a straight line; see `waiting`
+                found = run.records
+                end = runs.next
+                is_front = runs is self._front and run is runs.head and run is runs.open and run.first == first
+                is_last = runs is self._runs  # of the lowest priority: nothing waits behind it
+                if is_front and found and (end - first <= most if is_last else end - first == most):
+                    batch.total = end - first
+                    self._batches[batch] = None
+                    run.first = end
+                    run.records = fresh
+                    if found is self._tail:
+                        self._tail = fresh
+                    taken += found
+                    return batch
+        except BaseException:
+            shelter(partial(self.give_up_batch, batch))
+            raise
+        return None
 
     def collect(self, most: int, timeout: float | None, stopped: Callable[[], bool] | None = None) -> Deliveries:
         """`get_many` that also ends when `stopped` says so; it is asked each time something wakes the caller."""

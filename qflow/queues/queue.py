@@ -304,6 +304,7 @@ class Queue(Outlet):
             put_total = self._messages() + self._acked + self._gone - self._start
             acked, returned, purged = self._acked, self._returned, self._purged
             lost, quarantined, repaired = self._lost, self._quarantined, self._repaired
+            lost_ranges = tuple(self._lost_ranges)
             expired, dropped, dead_lettered = self._expired, self._dropped, self._dead_lettered
             oldest = self._oldest_unacked_s()
         held_segments = [*chain.from_iterable(held), *leaving]
@@ -347,6 +348,7 @@ class Queue(Outlet):
             purged_total=purged,
             lost_total=lost,
             quarantined_total=quarantined,
+            lost_ranges=lost_ranges,
             spill_repaired_total=repaired,
             spill_files_created_total=counters.created,
             spill_files_overwritten_total=counters.overwritten,

@@ -27,10 +27,10 @@ Every function works inside a transaction it is given and returns the row that h
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect, bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import groupby, islice, takewhile
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -908,7 +908,7 @@ def read(
             if pieces and size >= most_bytes:
                 return Replayed(pieces, position, problems, expected)
             first = int.from_bytes(key[-8:], "big")
-            where = f"block {first} of queue {owner}"
+            where = f"block {first}"
             try:
                 block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where=where)
             except CorruptionError as error:
@@ -925,7 +925,8 @@ def read(
             elif previous != expected and previous != NO_PREVIOUS and previous >= position:
                 problems.append((first, f"{where}: the block before it, {previous}, has vanished", b""))
             elif expected is not None and previous != expected:
-                problems.append((first, f"{where}: names {previous} as the block before it, found {expected}", b""))
+                named = "none" if previous == NO_PREVIOUS else previous
+                problems.append((first, f"{where}: names {named} as the block before it, found {expected}", b""))
             unsettled = _unsettled(txn, owner, lane, row, block, position, end)
             if first < row.referring:
                 unsettled, stopped = _resolve(txn, owner, unsettled, most_bytes - size, problems)
@@ -942,8 +943,25 @@ def read(
         else:
             break
     if row.tail != NO_PREVIOUS and row.tail >= max(position, row.floor) and row.tail < end and expected != row.tail:
-        problems.append((row.tail, f"block {row.tail} of queue {owner}, the last one, has vanished", b""))
+        problems.append((row.tail, f"block {row.tail}, the last one, has vanished", b""))
     return Replayed(pieces, end, problems, expected)
+
+
+def in_words(found: Replayed) -> Iterator[tuple[str, int]]:
+    """Yield (what is wrong, how many records are damaged): a line for all blocks in a row with the same damage."""
+    starts = [first for first, _ in found.pieces]
+
+    def stretch(problem: tuple[int, str, bytes]) -> object:
+        first, text, key = problem
+        return (text.partition(": ")[2], bisect(starts, first)) if key else first
+
+    for _, group in groupby(found.problems, key=stretch):
+        alike = list(group)
+        text = alike[0][1]
+        if len(alike) > 1:
+            what, _, reason = text.partition(": ")
+            text = f"{what.replace(' ', 's ', 1)} to {alike[-1][0]}, {len(alike)} of them: {reason}"
+        yield text, sum(1 for problem in alike if problem[2])
 
 
 def _after_mark(txn: Any, owner: int, lane: int, row: Row, position: int) -> int:
@@ -998,7 +1016,7 @@ def _resolve(
             except CorruptionError as error:
                 number = stored.number  # type: ignore[attr-defined]
                 key = bodies.key_of_body(number) if bodies.is_stored(txn, number) else b""
-                problems.append((sequence, f"message {sequence} of queue {owner}: {error}", key))
+                problems.append((sequence, f"message {sequence}: {error}", key))
                 continue
             if sequence == following:
                 resolved[-1][1].append(record)
@@ -1066,7 +1084,7 @@ def find(txn: Any, owner: int, lane: int, sequence: int) -> tuple[Record, int]:
     """
     for key, value in scan(txn, owner, lane, sequence, sequence + 1):
         first = int.from_bytes(key[-8:], "big")
-        block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where=f"block {first} of queue {owner}")
+        block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where=f"block {first}")
         if block.first <= sequence < block.end:
             for index, offset in enumerate(block.offsets):
                 record = block.records[index]
@@ -1074,4 +1092,4 @@ def find(txn: Any, owner: int, lane: int, sequence: int) -> tuple[Record, int]:
                     if type(record) is Reference:
                         record = bodies.fetch(txn, record)
                     return record, block.times_ms[index]
-    raise NotFound(f"no block of queue {owner} holds message {sequence}")
+    raise NotFound(f"no block holds message {sequence}")

@@ -107,6 +107,9 @@ class BlockKey(NamedTuple):
     lane: int
     first: int
 
+    def __str__(self) -> str:
+        return f"block {self.first} of number {self.owner}, lane {self.lane}, table {self.table}"
+
 
 class Header(NamedTuple):
     key: BlockKey
@@ -518,6 +521,11 @@ def columns(data: bytes | memoryview, header: Header, *, where: str) -> Columns:
     )
 
 
+def topic_numbers(found: Columns) -> Sequence[int]:
+    """Return the topic of each message of a block, as a number of its names; nothing if they have none."""
+    return () if found.topics is None else _values(found.topics)
+
+
 def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str, header: Header | None = None) -> Block:
     """Decode a whole block and check every byte of it.
 
@@ -533,7 +541,7 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str, header
     if header is None:
         header = read_header(data, where=where)
     if key is not None and header.key != key:
-        raise CorruptionError(f"{where}: holds the block of {header.key}, expected {key}")
+        raise CorruptionError(f"{where}: what lies there is {header.key}, expected {key}")
     found = columns(data, header, where=where)
     number = header.count
     payload: bytes | memoryview = found.payload

@@ -46,6 +46,8 @@ LOG, STAGED = "log", "log.new"
 DATA, LOCK = "data.mdb", "lock.mdb"
 _PAGES_TOUCHED = 64
 """Copied for any transaction: a path of the tree for each place written, and the list of free pages."""
+_VALUES_A_PAGE = 4
+"""Small ones, side by side, on pages that were split."""
 
 MapFull = lmdb.MapFullError
 LmdbError = lmdb.Error
@@ -293,7 +295,11 @@ class Environment:
         self.confined = False  # a map that still ends too early is grown when that is found
 
     def _touched(self, value_bytes: int, values: int) -> int:
-        return (_PAGES_TOUCHED + 2 * values) * self._page_bytes + value_bytes
+        pages = 2 * values
+        if pages > _PAGES_TOUCHED:  # no more than there are, and what comes: of many values, those side by side share
+            tree = self._env.stat()
+            pages = min(pages, tree["branch_pages"] + tree["leaf_pages"] + values // _VALUES_A_PAGE)
+        return (_PAGES_TOUCHED + pages) * self._page_bytes + value_bytes
 
     def _reserve(self) -> int:
         return max(RESERVE_BYTES, MARKING_BYTES * self.messages)

@@ -13,7 +13,7 @@ from itertools import compress
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from qflow.errors import CorruptionError
-from qflow.message import Record, text_bytes
+from qflow.message import OFFSET_MASK, Record, text_bytes
 from qflow.storage import blocks, bodies
 from qflow.storage.block_log import BLOCKS, Row, key_of, scan
 from qflow.storage.blocks import Block, BlockKey, Header, Reference
@@ -195,14 +195,14 @@ def read_pieces(
         if value is None:  # the index has looked at everything below
             position = max(position, first)
             continue
-        where = f"block {first} of stream {owner}"
+        where = f"block {first & OFFSET_MASK}"
         if first > position and in_line:
-            hole = Hole(position, first, f"what came before {where}, from {position} on, has vanished")
+            hole = Hole(position, first, f"what came before {where}, from {position & OFFSET_MASK} on, has vanished")
             break
         try:
             header = blocks.read_header(value, where=where)
             if header.key != BlockKey(BLOCKS, owner, lane, first):
-                raise CorruptionError(f"{where}: holds the block of {header.key}")
+                raise CorruptionError(f"{where}: what lies there is {header.key}")
             stop = min(header.end, end)
             chosen = None
             if wanted is not None:
@@ -232,7 +232,7 @@ def read_pieces(
             return FoundOf(pieces, None, position, decoded)
     else:
         if position < end:
-            hole = Hole(position, end, f"the last block of stream {owner}, from {position} on, has vanished")
+            hole = Hole(position, end, f"the last block, from {position & OFFSET_MASK} on, has vanished")
     if hole is None:
         return FoundOf(pieces, None, end, decoded)
     if pieces:

@@ -370,7 +370,7 @@ def set_aside(files: Files, spool: str, name: str) -> None:
 class Wiper:
     """Unlinks what was set aside, a few files at a time: many deletes at once slow every other file operation down.
 
-    For one thread, the maintenance thread. Never raises OSError: what cannot be removed is counted and met again in the
+    For one thread at a time. Never raises OSError: what cannot be removed is counted and met again in the
     next round or at the next start.
     """
 

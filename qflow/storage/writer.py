@@ -408,27 +408,30 @@ class Writer:
 
     def _tell(self, batch: Batch) -> None:
         """Let go of everybody whose request a batch held; none of them is in the way of another."""
-        requests = batch.requests
-        for request in requests:
+        gates: list[threading.Lock] = []
+        others: list[Request] = []
+        for request in batch.requests:
             if request.error is None:
                 request.error = batch.error
             request.done = True  # first: who looks for this afterwards has left a gate, or a call, before
+            if request.gate is not None:
+                gates.append(request.gate)
+            if request.told is not None or request.future is not None:
+                others.append(request)
         self._working = False
         call = Calls()
-        resolved: list[Request] = []
-        for request in requests:
-            if request.gate is not None:
-                request.gate.release()
-            if request.told is not None:
-                call(request.told)
-            if request.future is not None:
-                resolved.append(request)
-        if resolved:
-            self._teller.resolve(resolved)
+        if others:
+            for request in others:
+                if request.told is not None:
+                    call(request.told)
+            if futures := [request for request in others if request.future is not None]:
+                self._teller.resolve(futures)
         # Whoever keeps a request keeps no bodies.
         batch.requests, batch.plan, batch.puts, batch.units, batch.shared = [], [], {}, [], {}
         if call.error is not None:
             _logger.error("%s: somebody could not be told of a commit", self._env.path, exc_info=call.error)
+        for gate in gates:  # last: whoever wakes up waits until this thread waits
+            gate.release()
 
     def _refuse_rest(self) -> None:
         """Refuse what was handed over too late."""

@@ -38,6 +38,7 @@ from qflow.stats import SubscriptionStats
 from qflow.storage.block_log import Row, Settled, clear_marks
 from qflow.storage.partitions import Found, Piece
 from qflow.storage.transaction_log import Lane, Request, TransactionLog
+from qflow.streams.counting import count_matching
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.holds import Getting, Leaving, settles_of
 from qflow.streams.interest import Interest
@@ -834,21 +835,33 @@ class Cursor:
             waiting.append(ready)
         for batch in self._ahead:
             waiting += [share.piece.sequences[0] for share in batch.left_shares(batch.shown or 0) if share.part is part]
-        return min(waiting, default=part.partition.next - part.lag())
+        return min(waiting, default=part.unread())
 
     @sheltered
     def lag(self) -> int:
-        """Return how many messages, of all topics, are confirmed and not delivered."""
+        """Return how many messages it is behind, of all topics; see `Subscription.lag`."""
         with self._line:
-            if not self.members and self.owner:
-                return sum(part.partition.next - part.lane.row.floor for part in self.parts if part.lane is not None)
-            waiting = self._again_count + sum(len(share.piece.records) for _, _, share in self._later)
-            waiting += sum(batch.total - (batch.shown or 0) for batch in self._ahead)
-            return waiting + sum(part.lag() + part.ready for part in self.parts)
+            came_back = sum(share.piece.end - share.piece.sequences[0] for _, _, share in (*self._again, *self._later))
+            unshown = sum(share.piece.end - share.piece.start for share in self._unshown())
+            return came_back + unshown + sum(map(Part.lag, self.parts))
+
+    def _unshown(self) -> list[Share]:
+        """Return what iterations have read ahead and not shown. Under the lock."""
+        return [share for batch in self._ahead for share in batch.left_shares(batch.shown or 0)]
 
     @sheltered
-    def stats(self) -> SubscriptionStats:
-        """Return a snapshot."""
+    def matching(self) -> int:
+        """Return how many messages it is behind of those its filter wants; see `Subscription.stats`."""
+        with self._line:
+            known = sum(len(share.piece.records) for _, _, share in (*self._again, *self._later))
+            known += sum(len(share.piece.records) for share in self._unshown())
+            known += sum(part.ready for part in self.parts)
+            spans = [(part.unread(), part.partition.next) for part in self.parts]
+        return known + count_matching(self._log, self.stream, self.owner, spans, self.interest.filter)
+
+    @sheltered
+    def stats(self, *, matching: bool = False) -> SubscriptionStats:
+        """Return a snapshot; see `Subscription.stats`."""
         lanes = [part.lane for part in self.parts]
         return SubscriptionStats(
             stream=self.name,
@@ -859,6 +872,7 @@ class Cursor:
             positions=self.positions(),
             committed=[offset_of(lane.row.floor) for lane in lanes if lane is not None] or None,
             lag_messages=self.lag(),
+            matching_messages=self.matching() if matching else None,
             unsettled_messages=self._unsettled,
             delivered_total=self._delivered,
             acked_total=self._acked,

@@ -110,15 +110,24 @@ class Part:
         """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
         if self.buffer or self.fetching is not None or self.behind is not None:
             return None
-        return self.partition.next - self.lag() if self.live else self.position
+        return self.unread() if self.live else self.position
+
+    def unread(self) -> int:
+        """Return the first sequence that was neither read nor passed over; with nothing left, that of the next one."""
+        with self.partition.lock:
+            if self.live:
+                return self.hints[0] if self.hints else self.partition.next
+            return max(self.position, self.clear_to)
 
     def lag(self) -> int:
-        """Return how many messages, of all topics, are before it."""
-        with self.partition.lock:
-            end = self.partition.next
-            if self.live:
-                return end - (self.hints[0] if self.hints else end)
-            return max(0, end - max(self.position, self.clear_to))
+        """Return how many messages, of all topics, are there that were neither taken nor passed over."""
+        place = self.unread()
+        if self.buffer:
+            sequences = self.buffer[0].piece.sequences
+            place = sequences[self.head - 1] + 1 if self.head else sequences[0]
+        end = self.partition.next
+        place = max(place, self.partition.floor)  # what retention took does not come any more
+        return max(0, end - place) - self.settled_in(place, end)
 
     def restart(self, position: int) -> None:
         """Read on from somewhere else; what was read ahead is forgotten, and what it was charged is returned."""

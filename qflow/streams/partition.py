@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from qflow.errors import MessageTooLarge, TransactionTooLarge
 from qflow.memory.line import Wake
-from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, Message, Record, text_bytes
+from qflow.message import OFFSET_MASK, OVERHEAD_BYTES, Message, Record, text_bytes
 from qflow.storage.block_log import Row
 from qflow.storage.bodies import SHARED_BYTES
 from qflow.storage.transaction_log import Lane, Put
@@ -20,8 +20,6 @@ from qflow.streams.room import SLAB_BYTES, Asking, Room, Slab, Tail, charge_for
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
-
-OFFSET_MASK = (1 << LANE_SHIFT) - 1
 
 
 class Reader(Protocol):

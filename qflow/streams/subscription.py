@@ -178,12 +178,25 @@ class Subscription:
 
     @property
     def lag(self) -> int:
-        """How many messages, of all topics, are confirmed and not delivered."""
+        """How many messages it is behind, of all topics: those behind the last one it delivered or passed over.
+
+        What comes again, because it was given back, is behind, too. What retention took is not, nor what was settled
+        out of order. `stats(matching=True)` counts those the filter wants.
+
+        Cost: 6 µs, in the main thread 20; nothing is read.
+        """
         return self._cursor.lag()
 
-    def stats(self) -> SubscriptionStats:
-        """Return a snapshot; of a group, all of it."""
-        return self._cursor.stats()
+    def stats(self, *, matching: bool = False) -> SubscriptionStats:
+        """Return a snapshot; of a group, all of it.
+
+        Args:
+            matching: count in `matching_messages` those that it is behind and that its filter wants.
+
+        Cost: 30 µs; `matching` reads the blocks that hold a wanted topic and are not delivered, 0.2 s for a million
+            messages of 100 bytes.
+        """
+        return self._cursor.stats(matching=matching)
 
     @sheltered
     def close(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import qflow
-from crash.seams import SteppedFiles, Steps, open_stepped, run_in_child, was_killed
+from crash.seams import SteppedFiles, Steps, open_stepped, read_beside, run_in_child, was_killed
 from qflow.adoption import Adoption
 from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files
@@ -26,9 +26,10 @@ def kills(task: Callable[[Steps, Path], None], spool: Path, start: Path) -> Iter
     for step in range(2_000):
         shutil.rmtree(spool, ignore_errors=True)
         shutil.copytree(start, spool)
-        if not was_killed(run_in_child(lambda at=step: task(Steps(at), spool))):
-            return
-        yield step
+        with read_beside(spool, step):
+            if not was_killed(run_in_child(lambda at=step: task(Steps(at), spool))):
+                return
+            yield step
     raise AssertionError("the task never ended")
 
 

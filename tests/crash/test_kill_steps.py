@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import qflow
-from crash.seams import Steps, open_stepped, run_in_child, was_killed
+from crash.seams import Steps, open_stepped, read_beside, run_in_child, was_killed
 from qflow.broker import Broker
 from qflow.storage import block_log
 from qflow.storage.environment import Environment
@@ -28,6 +28,8 @@ MANY = 600
 def kills(task: Callable[[Steps, Path], None], spool: Path, start: Path | None = None) -> Iterator[int]:
     """Run a task again and again, killed one step later each time; yield after each kill, and not at the end.
 
+    Another process reads beside it at every other pair of steps.
+
     Args:
         start: what the spool is each time; None goes on with what the last kill left.
     """
@@ -35,9 +37,10 @@ def kills(task: Callable[[Steps, Path], None], spool: Path, start: Path | None =
         if start is not None:
             shutil.rmtree(spool, ignore_errors=True)
             shutil.copytree(start, spool)
-        if not was_killed(run_in_child(lambda at=step: task(Steps(at), spool))):
-            return
-        yield step
+        with read_beside(spool, step):
+            if not was_killed(run_in_child(lambda at=step: task(Steps(at), spool))):
+                return
+            yield step
     raise AssertionError("the task never ended")
 
 

@@ -111,6 +111,45 @@ def test_compact_gives_the_disk_back(cli: CommandLine) -> None:
     assert os.listdir(cli.directory / "no spool") == []
 
 
+KILLED = python(
+    "import os, signal, sys, qflow\n"
+    "broker = qflow.open(sys.argv[1], capacity_bytes=0)\n"
+    "broker.declare_queue('transient', durable=False).put_many([b'x'] * int(sys.argv[2]))\n"
+    "os.kill(os.getpid(), signal.SIGKILL)\n"
+)
+"""Spills so many messages, a file each, and is killed."""
+
+
+def spill_and_die(cli: CommandLine, messages: int) -> None:
+    """Leave so many spill files in a spool that nobody owns."""
+    subprocess.run([*KILLED, str(cli.spool), str(messages)], check=False)
+    assert sum(path.is_file() for path in (cli.spool / "spill").rglob("*")) >= messages - 2
+
+
+def test_compact_removes_the_spill_files_of_an_owner_that_was_killed(cli: CommandLine) -> None:
+    """All of them, also those that the commands before it did not come to: what it frees is on disk when it ends."""
+    spill_and_die(cli, 2_000)
+    assert cli.run("compact", cli.spool).returncode == 0
+    assert os.listdir(cli.spool / "spill") == os.listdir(cli.spool / "wiping") == []
+
+
+def test_each_command_that_owns_a_spool_removes_some_spill_files_of_before(cli: CommandLine) -> None:
+    """However shortly it lives: a few are gone with the first one."""
+    spill_and_die(cli, 200)
+    assert cli.run("put", cli.spool, "q", stdin=b"x\n").returncode == 0
+    assert os.listdir(cli.spool / "spill") == os.listdir(cli.spool / "wiping") == []
+
+
+def test_compact_of_a_live_broker_removes_what_was_set_aside_meanwhile(spool: Path) -> None:
+    """The spill files of a queue that was deleted, whatever maintenance is at."""
+    with qflow.open(spool, capacity_bytes=0) as broker:
+        queue = broker.declare_queue("transient", durable=False)
+        queue.put_many([b"x"] * 600)
+        broker.delete_queue("transient")
+        broker.compact()
+        assert os.listdir(spool / "wiping") == []
+
+
 def test_readers_beside_an_owner_who_compacts_see_the_log_whole_each_time(cli: CommandLine) -> None:
     """At whatever moment they open it: before, between the renames, or after."""
     reading = python(

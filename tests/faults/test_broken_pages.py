@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -188,6 +189,28 @@ def test_what_a_child_finds_or_raises_comes_back():
         in_child("/here", lambda: (_ for _ in ()).throw(qflow.NotFound("nothing")))
     with pytest.raises(qflow.StorageError, match="exit code 3"):
         in_child("/here", lambda: os._exit(3))
+
+
+def test_garbage_of_the_parent_is_not_finalized_in_the_child():
+    """A finalizer may talk to another process, by a connection that the parent uses, and wait for an answer."""
+    here: list[int] = []
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            here.append(os.getpid())
+
+    def work() -> list[int]:
+        assert len([[] for _ in range(100_000)]) == 100_000  # enough for the collector to run, several times
+        return here
+
+    Garbage()
+    assert in_child("/here", work) == []
+    assert gc.isenabled()
+    gc.collect()
+    assert here == [os.getpid()]
 
 
 def test_the_command_line_says_it_in_a_sentence(source, tmp_path):

@@ -96,7 +96,7 @@ def test_a_flipped_bit_in_a_block_costs_its_messages_and_is_reported(index, wher
     assert len(keys) == 10
     flip(written, keys[index], where)
     first = int.from_bytes(keys[index][-8:], "big")
-    expect(written, range(first, first + 3), f"block {first} ", capacity=200_000)
+    expect(written, range(first, first + 3), f"block {first}:", capacity=200_000)
     with qflow.open(written) as broker:
         assert broker.recovery.quarantined_blocks == 0
 

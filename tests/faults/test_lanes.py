@@ -188,7 +188,7 @@ def test_a_damaged_block_of_any_lane_is_found(written):
 
     edit(written, change)
     found = inspect.check_spool(written)
-    assert any(f"block {at(DELAYED + 3)} " in text and "checksum" in text for text in found)
+    assert any(f"block {at(DELAYED + 3)}:" in text and "checksum" in text for text in found)
     assert any(f"damaged block {at(DELAYED + 3)} was set aside" in text for text in found)
     assert all("'q'" in text for text in found)
 

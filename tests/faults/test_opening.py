@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import lmdb
 import pytest
 
 import qflow
+from crash.seams import run_in_child, was_killed
 from faults.seams import Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import Broker
@@ -215,6 +217,22 @@ def test_the_owner_reads_the_log_from_the_disk_anew(written, monkeypatch):
 def cached_bytes(path: Path) -> int:
     """Return how much of a file is in memory, as `fincore` says."""
     return int(subprocess.check_output(["fincore", "--bytes", "--noheadings", "--output=RES", path], text=True))
+
+
+def test_a_spool_of_many_queues_asks_for_little_room_when_it_opens_after_a_kill(spool):
+    """What it writes of each lies side by side in the log: the disk is asked for those pages, not for one each."""
+
+    def owner() -> None:
+        broker = qflow.open(spool)
+        for number in range(200):
+            broker.declare_queue(f"q{number}")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert was_killed(run_in_child(owner))
+    with qflow.open(spool) as broker:
+        assert len(broker.queues()) == 200
+        broker.queue("q7").put(b"x")
+    assert os.stat(spool / "log" / "data.mdb").st_blocks * 512 < 8 * 2**20
 
 
 def test_what_is_let_go_of_is_not_in_memory(tmp_path):

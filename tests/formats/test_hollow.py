@@ -205,7 +205,7 @@ def test_a_damaged_block_is_left_as_it_is(history, choice, flipped, early, env, 
             assert found.items() <= log.expected().items()
             assert txn.get(key) == value
             assert problems
-            assert all(text.startswith(f"block {damaged} ") for text in problems)
+            assert all(text.startswith(f"block {damaged}:") for text in problems)
         txn.abort()
 
 

@@ -11,11 +11,9 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 
 import qflow
+import scratch
 from qflow import inspect
 from qflow.storage import writer
-
-MEMORY = Path("/dev/shm")
-"""Crashes of a model keep what the kernel has; a file system in memory takes no time to sync."""
 
 
 class SpoolMachine(RuleBasedStateMachine):
@@ -26,7 +24,7 @@ class SpoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.directory = Path(tempfile.mkdtemp(prefix="qflow-model-", dir=MEMORY if MEMORY.is_dir() else None))
+        self.directory = Path(tempfile.mkdtemp(prefix="qflow-model-", dir=scratch.in_memory()))
         self.number = 0
 
     @property

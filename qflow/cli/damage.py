@@ -1,0 +1,90 @@
+"""What a command met of damage, told in one line when it ends. If anything is lost by it, the exit code is 1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qflow.cli import facts
+
+if TYPE_CHECKING:
+    from qflow.broker import Broker
+
+_SHOWN = 3
+"""So many ranges are spelled out."""
+
+
+class Damage:
+    """All that one run of a command met, which may open a spool more than once."""
+
+    def __init__(self) -> None:
+        self._spool: Path | None = None
+        self._lost: Counter[str] = Counter()
+        self._ranges: dict[str, list[tuple[int, int]]] = {}
+        self._problems: list[str] = []
+
+    @property
+    def lost(self) -> bool:
+        """Messages that the command came upon cannot be read."""
+        return bool(self._ranges)
+
+    def note(self, spool: Path, broker: Broker) -> None:
+        """Take over what a broker found since it was opened. Cost: only where that is something, its statistics."""
+        problems = broker.recovery.problems
+        if not problems:
+            return
+        self._spool = spool
+        self._problems += problems
+        for name, queue in broker.stats().queues.items():
+            lost = queue.lost_total + queue.quarantined_total
+            if lost or queue.lost_ranges:
+                self._lost[name] += lost
+                self._ranges.setdefault(name, []).extend(queue.lost_ranges)
+
+    def tell(self) -> None:
+        """Say it on stderr, if there was anything."""
+        if self._spool is None:
+            return
+        what = f"{self._problems[0]}{more_than_one(len(self._problems))}"
+        if self.lost:
+            what = "; ".join(self._of_queue(name) for name in self._ranges)
+        click.echo(f"qflow: {facts.readable(str(self._spool))} is damaged: {' '.join(what.split())}", err=True)
+
+    def _of_queue(self, name: str) -> str:
+        ranges = self._ranges[name]
+        count = self._lost[name]  # known for a stretch of the log once it is read to its end
+        number = f"{count:,}" if count else f"up to {sum(last - first + 1 for first, last in ranges):,}"
+        where = f", of sequences {ranges_in_words(ranges)}" if ranges else ""
+        return f"{number} messages of queue {facts.readable(name)} are lost{where}"
+
+
+def of_command() -> Damage:
+    """Return what the command that runs has met."""
+    return click.get_current_context().find_root().ensure_object(Damage)
+
+
+def tell_of_examination(spool: Path, problems: Sequence[str], lost: Mapping[str, int]) -> None:
+    """Say in one line on stderr what was found wrong with all of a spool, if there is anything."""
+    if not problems:
+        return
+    which = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in lost.items())
+    what = f"messages that cannot be read: {which}" if lost else problems[0] + more_than_one(len(problems))
+    path = facts.readable(str(spool))
+    click.echo(f"qflow: {path} is damaged: {' '.join(what.split())}; `qflow check {path}` tells more", err=True)
+
+
+def more_than_one(count: int) -> str:
+    """Return what is added to the first of so many problems."""
+    return f", and {count - 1:,} more" if count > 1 else ""
+
+
+def ranges_in_words(ranges: Iterable[tuple[int, int]]) -> str:
+    """Return, of (first, last), such as `0 to 94, 190, 300 to 394 and 7 more ranges`."""
+    texts = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
+    if len(texts) > _SHOWN + 1:
+        return f"{', '.join(texts[:_SHOWN])} and {len(texts) - _SHOWN:,} more ranges"
+    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))

@@ -1,0 +1,49 @@
+"""Where a reader begins: what `qflow subscribe --from` understands."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import click
+
+START_HELP = (
+    "earliest, latest, an offset, a date or moment (2026-01-31, 2026-01-31T12:00Z), or how long ago (-90m, -1h, -7d)."
+)
+_UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+_AGO = re.compile(r"-((?:\d+[wdhms])+)", re.ASCII)
+_DATE_WITH_ZONE = re.compile(r"(\d{4}-\d\d-\d\d)(Z|[+-]\d\d(?::?\d\d)?)", re.ASCII)
+
+
+def parse_start(_context: click.Context, _parameter: click.Parameter, value: str) -> str | int | datetime:
+    """Return "earliest", "latest", an offset, or a moment with its time zone: the callback of an option.
+
+    A date is its first moment. Without a zone, dates and moments are of this machine's zone.
+    """
+    if value in ("earliest", "latest"):
+        return value
+    if value.isascii() and value.isdecimal():
+        return int(value[:40])  # longer ones are past the end of everything, too
+    try:
+        return _ago(value) or _moment(value)
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            "it is earliest, latest, an offset, a date such as 2026-01-31, a moment such as 2026-01-31T12:00:00Z, or "
+            f"how long ago in weeks, days, hours, minutes and seconds, such as -7d or -1h30m, not {value!r}"
+        ) from None
+
+
+def _ago(value: str) -> datetime | None:
+    """Return the moment so long ago; None if the text says no such thing."""
+    found = _AGO.fullmatch(value)
+    if found is None:
+        return None
+    parts = re.findall(r"(\d+)(\w)", found[1], re.ASCII)
+    return datetime.now(UTC) - sum((timedelta(**{_UNITS[unit]: int(count)}) for count, unit in parts), timedelta())
+
+
+def _moment(value: str) -> datetime:
+    """Return a date's first moment, or a moment, as ISO 8601 has them; the former may have a zone, too."""
+    dated = _DATE_WITH_ZONE.fullmatch(value)
+    moment = datetime.fromisoformat(value if dated is None else f"{dated[1]}T00:00{dated[2]}")
+    return moment.astimezone() if moment.tzinfo is None else moment

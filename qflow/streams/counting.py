@@ -1,0 +1,72 @@
+"""How many messages a filter wants of what lies ahead: by the topics in the blocks, without decoding a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from qflow.storage import block_log, blocks, partitions
+from qflow.storage.blocks import Header
+from qflow.storage.partitions import Asked, Hole
+from qflow.storage.transaction_log import TransactionLog
+
+if TYPE_CHECKING:
+    from qflow.streams.stream import Stream
+
+READ_BYTES = 16 * 2**20
+"""So many bytes of blocks are looked at in one transaction."""
+
+
+class _Counted(NamedTuple):
+    """A piece of a block, of which only the number of wanted messages is of interest."""
+
+    weight: int
+    messages: int
+    end: int
+
+
+def count_matching(
+    log: TransactionLog, stream: Stream, owner: int, spans: list[tuple[int, int]], topic_filter: str
+) -> int:
+    """Return how many messages of a stream a filter wants, in short transactions of the log.
+
+    Args:
+        owner: of a durable cursor: what it has settled there does not count. 0 for any other.
+        spans: of each partition, the first sequence and the one behind the last.
+
+    What is damaged, or was taken by retention, does not count.
+
+    Cost: a block without a wanted topic is not read; of any other, 0.2 µs a message.
+    """
+    interest = stream.interest(topic_filter)
+    total = 0
+    for number, span in enumerate(spans):
+        for low, high in _unsettled(log, stream, owner, number, *span):
+            position = low
+            while position < high:
+                with log.read() as txn:
+                    found = partitions.read_pieces(
+                        _count, txn, stream.owner, number, position, high, READ_BYTES, interest, 2**62
+                    )
+                total += sum(piece.messages for piece in found.pieces)
+                position = found.position
+    return total
+
+
+def _unsettled(
+    log: TransactionLog, stream: Stream, owner: int, number: int, position: int, end: int
+) -> list[tuple[int, int]]:
+    """Return the ranges in [position, end) of a partition that are retained and not settled out of order."""
+    with log.read() as txn:
+        position = max(position, block_log.read_row(txn, stream.owner, number).floor)
+        settled = list(block_log.settled_ranges(txn, owner, number, position, end)) if owner else []
+    edges = [position, *(edge for span in settled for edge in span), end]
+    return [(low, min(high, end)) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
+
+
+def _count(txn: Any, value: bytes, header: Header, asked: Asked) -> tuple[_Counted, Hole | None]:
+    """Count what is wanted of a block, after checking every byte of it."""
+    topics = blocks.topic_numbers(blocks.columns(value, header, where=asked.where))
+    low, high = asked.position - header.key.first, asked.stop - header.key.first
+    chosen = asked.chosen
+    wanted = high - low if chosen is None else sum(map(chosen.__getitem__, topics[low:high]))
+    return _Counted(len(value), wanted, asked.stop), None
