@@ -228,6 +228,20 @@ def test_a_version_goes_to_each_of_several_streams_once(ready):
     assert stored(ready, "others") == [b"also 0", b"also 1"]
 
 
+def test_a_version_of_several_transactions_is_stored_once(ready, monkeypatch):
+    """Its streams have it when the last of them is done."""
+
+    def small(path: str) -> Any:
+        return qflow.open(path, max_transaction_bytes=200)
+
+    monkeypatch.setattr(handover, "open_broker", small)
+    for _ in range(2):
+        found = writer(ready, txnAppId="a", txnVersion="0")
+        found.commit([found.write(iter([numbered(0, 500)]))])
+        spools.let_go(str(ready))
+    assert sorted(map(int, stored(ready))) == list(range(500))
+
+
 def test_a_version_that_is_in_one_of_its_streams_only_is_a_sentence(ready):
     """It may be the same frame, or another one: nothing is stored twice, and nothing is left out in silence."""
     for topics in (["copy/1"], ["copy/1", "also"]):
