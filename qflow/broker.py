@@ -21,6 +21,7 @@ import json
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -1558,8 +1559,14 @@ def open_broker(
         FormatTooNew: a newer qflow wrote it.
         CorruptionError: its first records are damaged; it was left as it is.
         InvalidArgument: a setting makes no sense.
+        QflowError: a free-threaded build of CPython runs without its lock (GIL); nothing was touched.
     Cost: two commits for a new spool, one for an existing one, whatever waits in it.
     """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise QflowError(
+            "this process runs without the lock of the interpreter (GIL), on which qflow and its binding of LMDB rely: "
+            "start it without PYTHON_GIL=0 and -X gil=0, or with a build of CPython that is not free-threaded"
+        )
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path) or not os.fspath(path):
         raise InvalidArgument(f"the path of a spool must be a path without NUL, not {path!r}")
     values: dict[str, Any] = {

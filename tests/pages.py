@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ def run(
     source = "\n".join(pasted)
     capsys.readouterr()
     exec(compile(source, page, "exec"), {})
+    gc.collect()  # what a page leaves open is reported here, not in a later test
     printed = capsys.readouterr().out
     for expected in re.findall(r"print\(.*\) +# (?!what|it )(.+)", source):
         assert expected.split(":")[0] in printed

@@ -326,7 +326,7 @@ class Admission(Backlog):
             requests, one = log.requests, (put,)
             entered = False
             try:
-                with self._lock:
+                with self._lock:  # a straight line; see `waiting`
                     used = self._used + charged
                     if used > self._passing:
                         return False
@@ -347,7 +347,7 @@ class Admission(Backlog):
         if number >= DELAYED:
             return False
         joins = messages < OWN_RUN
-        with self._lock:
+        with self._lock:  # a straight line; see `waiting`
             runs = self._lists[number]
             used = self._used + charged
             if used > self._passing or self._getters:

@@ -358,7 +358,7 @@ def put_into_all(queues: Sequence[Any], record: Message) -> dict[str, int | None
     """
     cost = len(record) + OVERHEAD_BYTES
     if len(queues) == 1:
-        queue, one = queues[0], (record,)
+        queue, one, sequence = queues[0], (record,), None
         with queue._lock:  # a straight line; see `waiting`
             used = queue._used + cost
             if used <= queue._ceiling and cost <= queue._largest and not queue._getters:
@@ -368,7 +368,8 @@ def put_into_all(queues: Sequence[Any], record: Message) -> dict[str, int | None
                 queue._used = used
                 runs.next = sequence + 1
                 tail += one
-                return {queue._name: sequence}
+        if sequence is not None:
+            return {queue._name: sequence}
     if len(queues) > MOST_AT_ONCE:
         return None
     sequences: dict[str, int | None] = {}

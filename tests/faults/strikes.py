@@ -1,7 +1,8 @@
-"""Signal handlers at every place where CPython 3.11 runs them: at the n-th one in the broker's code, something happens.
+"""Signal handlers at every place where CPython runs them: at the n-th one in the broker's code, something happens.
 
 Handlers run in the main thread: where a function begins or a generator goes on, when a C function has returned, and at
-a jump backwards. A *place* is such a moment in a function of qflow, or in one that qflow calls, of the calling thread.
+a jump backwards; in CPython 3.11, 3.12 and 3.13. A *place* is such a moment in a function of qflow, or in one that
+qflow calls, of the calling thread.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Strike:
     def run(self, work: Callable[[], object]) -> bool:
         """Do some work; return whether it ended by the strike."""
         self._top = sys._getframe()
+        self._top.f_trace_opcodes = True  # CPython 3.12 looks here, once, whether anybody wants opcodes
         sys.settrace(self._trace)
         sys.setprofile(self._profile)
         try:
@@ -70,6 +72,7 @@ class Strike:
         if event == "call":
             if not self._is_inside(frame):
                 return None
+            frame.f_trace = self._trace  # CPython 3.13 tells opcodes of a frame that is traced by then
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "opcode":
             jumps = self._jumps.get(frame.f_code)

@@ -351,3 +351,15 @@ def test_what_is_planted_beside_the_statistics_is_replaced(plant: Callable[[Path
     (spool / "stats.json").unlink()
     plant(spool / "stats.json", elsewhere)
     assert in_thread(lambda: inspect.read_spool(spool)).live is None
+
+
+def test_nothing_is_opened_where_the_interpreter_runs_without_its_lock(
+    written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a free-threaded build says of itself that is told to stay so; what it may do with the GIL stays open to it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+        with pytest.raises(qflow.QflowError, match="PYTHON_GIL"):
+            qflow.open(written)
+        patch.setattr(sys, "_is_gil_enabled", lambda: True)
+        whole(written)

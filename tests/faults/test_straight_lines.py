@@ -1,0 +1,115 @@
+"""Straight lines under a lock, as this CPython compiles them: no handler runs there, and no garbage is collected.
+
+A `with` whose line says "straight line; see `waiting`" holds a lock that the main thread takes. What it compiles to is
+compared with the instructions that neither look for signals nor allocate a container, in CPython 3.11, 3.12 and 3.13.
+One that is not among them may be as harmless: look it up before it is added.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+import qflow
+from faults.strikes import ROOT, Strike
+from qflow.memory.waiting import _Shelter
+from qflow.storage.writer import Writer
+from qflow.streams.room import Room
+
+PACKAGE = Path(qflow.__file__).parent
+MARK = re.compile(r"with .*:  # (a straight line|straight lines); see `waiting`$")
+MARKED = {
+    path: lines
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if (lines := [number for number, line in enumerate(path.read_text().splitlines(), 1) if MARK.search(line)])
+}
+QUIET = re.compile(
+    r"(LOAD|STORE|DELETE)_(FAST|CONST|ATTR|GLOBAL|DEREF|SUBSCR)\w*|BINARY_(OP|SUBSCR)|(COMPARE|CONTAINS|IS)_OP"
+    r"|UNARY_NOT|TO_BOOL|COPY|SWAP|POP_TOP|NOP|JUMP_FORWARD|POP_JUMP_(FORWARD_)?IF_\w+|JUMP_IF_\w+_OR_POP"
+)
+TAKES_LOCK = "BEFORE_WITH"
+"""Calls `__enter__`, and looks for nothing before the block of the `with` has begun."""
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and all in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
+
+
+def blocks(path: Path) -> Iterator[tuple[int, list[dis.Instruction]]]:
+    """Yield the line and the instructions of every marked `with`, without those that end it."""
+    for code in codes(compile(path.read_text(), path, "exec")):
+        bytecode = dis.Bytecode(code)
+        found = list(bytecode)
+        for before, first in pairwise(found):
+            line = before.positions.lineno if before.positions else None
+            if before.opname == TAKES_LOCK and line in MARKED[path]:
+                parts = [part for part in bytecode.exception_entries if part.target == handler_of(bytecode, first)]
+                yield line, [one for one in found if any(part.start <= one.offset < part.end for part in parts)]
+
+
+def handler_of(bytecode: Any, first: dis.Instruction) -> int:
+    """Return where an interrupt of an instruction goes on."""
+    return next(part.target for part in bytecode.exception_entries if part.start <= first.offset < part.end)
+
+
+def loud(found: list[dis.Instruction]) -> list[str]:
+    """Return the instructions where something might strike."""
+    return [f"{one.offset} {one.opname} {one.argval!r}" for one in found if not QUIET.fullmatch(one.opname)]
+
+
+@pytest.mark.parametrize("path", MARKED, ids=lambda path: path.stem)
+def test_nothing_can_strike_where_the_main_thread_holds_a_lock(path: Path) -> None:
+    """From the instruction that takes the lock to the one that gives it back."""
+    seen = dict(blocks(path))
+    assert sorted(seen) == MARKED[path], "this CPython compiles `with` otherwise: a handler may run with the lock held"
+    assert all(seen.values())
+    assert {f"{path.name}:{line}": loud(found) for line, found in seen.items() if loud(found)} == {}
+
+
+Change = tuple[str, str | None]
+
+
+def between(function: Callable[..., object], first: Change, last: Change) -> list[dis.Instruction]:
+    """Return the instructions from one change to another, where no condition sends the thread elsewhere."""
+    found = list(dis.get_instructions(getattr(function, "__wrapped__", function)))
+    places = {one.offset: index for index, one in enumerate(found)}
+    changes: list[Change] = [(one.opname, one.argval) for one in found]
+    at, path = changes.index(first), []
+    while changes[at] != last:
+        path.append(found[at])
+        at = places[found[at].argval] if found[at].opname == "JUMP_FORWARD" else at + 1
+    return path
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "last"),
+    [
+        (Writer.hand_over, ("STORE_ATTR", "joined"), ("STORE_ATTR", "_told")),
+        (Room.refused, ("STORE_ATTR", "refused"), ("STORE_ATTR", "_incoming")),
+        (_Shelter.call, ("DELETE_SUBSCR", None), ("STORE_ATTR", "sent")),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_an_interrupt_finds_both_done_or_nothing(function: Callable[..., object], first: Change, last: Change) -> None:
+    """Two changes without a lock that belong together."""
+    assert loud(between(function, first, last)) == []
+
+
+def test_a_strike_finds_every_place_of_code_that_has_not_run_before() -> None:
+    """Five jumps backwards, and the beginning of the function: what `strikes` counts, it can strike."""
+    made: dict[str, Callable[[], None]] = {}
+    exec(compile("def loop():\n    for _ in range(5):\n        pass\n", f"{ROOT}loop.py", "exec"), made)
+    strike = Strike(at=100)
+    assert not strike.run(made["loop"])
+    assert strike.seen == 6
