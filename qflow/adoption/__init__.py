@@ -216,8 +216,7 @@ class Adoption:
         try:
             self._ask_again(batch)  # before it is taken, and read
             manifest = self._inbox.take(waiting)
-            if manifest is not None:
-                self._commit_all(manifest, known)
+            stored = manifest is not None and self._commit_all(manifest, known)
         except _NEVER as error:
             return self._refuse(waiting, error)
         except QflowError as error:
@@ -225,7 +224,8 @@ class Adoption:
                 self._inbox.put_back(batch)  # who handed it in may take it back
             return f"batch {batch.batch} of query {batch.query}: {error}"
         if manifest is not None:
-            self._adopted += 1
+            self._adopted += stored
+            self._replayed += not stored
             try:
                 self._inbox.remove(waiting._replace(taken=True))
             except QflowError as error:
@@ -253,8 +253,8 @@ class Adoption:
 
     # Committing ------------------------------------------------------------------------------------------------------
 
-    def _commit_all(self, manifest: Manifest, known: Adopted) -> None:
-        """Commit what of a stage is not in the log yet.
+    def _commit_all(self, manifest: Manifest, known: Adopted) -> bool:
+        """Commit what of a stage is not in the log yet; return whether there was anything.
 
         Raises:
             One of `_NEVER`: nothing more of it can be. QflowError: it may be tried again.
@@ -271,6 +271,10 @@ class Adoption:
                 f"the first {done:,} messages of this batch are in the log already, from another attempt at it that "
                 "was not finished, and nobody knows which of these they are. Start the query anew, from behind it"
             )
+        with self._log.read() as txn:
+            known = sink_batches.adopted(txn, *manifest.batch, manifest.targets)
+        if known.batch >= manifest.batch.batch:
+            return False
         for load in self._loads(manifest, done):
             if done + load.messages < manifest.messages and self._checked != manifest.token:
                 for later in self._loads(manifest, done + load.messages):  # none is begun that a later one fails
@@ -279,6 +283,7 @@ class Adoption:
                 self._checked = manifest.token
             done = self._commit(load, manifest, known, done)
             del load
+        return True
 
     def _loads(self, manifest: Manifest, done: int) -> Iterator[Load]:
         return loads(self._inbox.pieces(manifest), done, self._routing, *self._most)
@@ -292,10 +297,15 @@ class Adoption:
         batch = manifest.batch
         done += load.messages
         partial = None if done == manifest.messages else Partial(batch.batch, manifest.token, done)
-        adopted = Adopted(batch.batch if partial is None else known.batch, partial, manifest.once)
+        adopted = (
+            Adopted(batch.batch, None, manifest.once, every=manifest.every, plan=manifest.plan)
+            if partial is None
+            else known._replace(partial=partial, once=manifest.once)
+        )
         puts = load.puts()
         self._reserve(batch, sum(map(put_charge, puts)))
-        rider: Any = _Rider(with_arguments(self._write, batch.query, adopted))
+        records = [batch.query, *(target.record for target in manifest.targets if partial is None)]
+        rider: Any = _Rider([with_arguments(self._write, record, adopted) for record in records])
         try:
             self._together.commit(load.steps, [rider], puts=puts, timeout=0)
         except QueueFull as error:
@@ -304,7 +314,7 @@ class Adoption:
         return done
 
     def _write(self, query: str, adopted: Adopted, txn: Any) -> None:
-        """Write the record of a batch, in the transaction of its messages."""
+        """Write a record of a batch, in the transaction of its messages."""
         now_ms = int(self._clock() * 1000)
         sink_batches.write(txn, query, adopted._replace(at_ms=now_ms))
         if adopted.once:  # who adds one that goes by itself has some old ones go
@@ -333,13 +343,13 @@ class Adoption:
 
 
 class _Rider:
-    """The record of a batch, as `Together` takes what goes into its unit."""
+    """The records of a batch, as `Together` takes what goes into its unit."""
 
     depth = None
 
-    def __init__(self, write: Callable[[Any], None]) -> None:
+    def __init__(self, writes: list[Callable[[Any], None]]) -> None:
         self.queue = self
-        self.writes = (write,)
+        self.writes = writes
         self.unit: Unit | None = None
 
     def settles(self) -> list[Any]:

@@ -90,7 +90,15 @@ def _parse_target(_context: click.Context, _parameter: click.Parameter, value: s
     kind, colon, directory = value.partition(":")
     if kind != "parquet" or not colon or not directory:
         raise click.BadParameter(f"it is parquet:DIR, not {value!r}")
-    return str(Path(directory).absolute())
+    from qflow.spark.options import local_path
+
+    path = local_path(directory)
+    if path is None and "://" in directory:
+        raise click.BadParameter(
+            f"an archive lies on a disk of this host, and {directory} does not: give a directory here, or write there "
+            "with a query of your own"
+        )
+    return path or str(Path(directory).absolute())
 
 
 def _parse_columns(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:

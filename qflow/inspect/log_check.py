@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from qflow.inspect.stream_check import as_problems, check_streams
-from qflow.storage import block_log, bodies, producers, sink_batches
+from qflow.storage import block_log, bodies, eras, producers, sink_batches
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
 from qflow.storage.recovery import QueueRecord, Recovery
@@ -38,6 +38,7 @@ def check_log(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator
     yield from as_problems(_in_transaction(env, _set_aside_bodies), "shared bodies: ")
     yield from as_problems(_in_transaction(env, producers.problems), "producers: ")
     yield from as_problems(_in_transaction(env, sink_batches.problems), "batches from outside: ")
+    yield from as_problems(_in_transaction(env, eras.problems), "eras: ")
     yield from check_streams(env, found, lost)
     yield from as_problems(check_bodies(env), "shared bodies: ")
     yield from as_problems(_walk(env))

@@ -11,6 +11,7 @@ is for where it does not.
 
 from __future__ import annotations
 
+from qflow.spark.progress import lag
 from qflow.spark.sessions import register, session
 
-__all__ = ["register", "session"]
+__all__ = ["lag", "register", "session"]

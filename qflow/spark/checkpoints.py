@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+from xxhash import xxh3_64_hexdigest
+
 from qflow.errors import StorageError
 from qflow.spark.options import local_path
-from qflow.storage.files import Files, storage_error
+from qflow.storage.files import Files, read_whole, storage_error
 
 
-def make_durable(location: str, batch: int, files: Files) -> None:
-    """Force to the disk which query this is, and what goes into a batch.
+def make_durable(location: str, batch: int, files: Files) -> str:
+    """Force to the disk which query this is, and what goes into a batch; return a digest of that.
 
     Args:
         location: of the checkpoint, as Spark was given it. One that is elsewhere is left to those who keep it.
@@ -26,7 +28,7 @@ def make_durable(location: str, batch: int, files: Files) -> None:
     """
     path = local_path(location)
     if path is None:
-        return
+        return ""
     offsets = os.path.join(path, "offsets")
     try:
         for directory, name in ((path, "metadata"), (offsets, str(batch))):
@@ -35,6 +37,7 @@ def make_durable(location: str, batch: int, files: Files) -> None:
                 files.sync_file(os.path.join(directory, f".{name}.crc"))
         for directory in (offsets, path, os.path.dirname(path)):
             files.sync_directory(directory)
+        return xxh3_64_hexdigest(read_whole(files, os.path.join(offsets, str(batch))))
     except FileNotFoundError as error:
         raise StorageError(
             f"batch {batch} is not in the checkpoint at {path} ({error.filename} is missing), and is not stored for "

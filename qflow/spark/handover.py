@@ -35,11 +35,12 @@ class Handover:
         """Return when the batch is in the log, by this attempt or one before.
 
         Raises:
-            StorageError: it could not be handed in, or was refused, or was not adopted in time.
+            StorageError: it does not follow what the log has of its query; it could not be handed in, or was refused,
+                or was not adopted in time.
             DiskFull, CorruptionError, NotFound: as `qflow.open`.
         Cost: four syncs, and the commit.
         """
-        if self._adopted().batch >= self._batch.batch:
+        if self._adopted_in_line().batch >= self._batch.batch:
             self._sweep()
             return
         try:
@@ -48,13 +49,20 @@ class Handover:
             raise storage_error(error, "hand a batch in", stages.handed_in(self._spool, self._batch)) from error
         self._sweep()
         self._wait()
+        self._adopted_in_line()  # what was adopted may be of an attempt before
 
     def _sweep(self) -> None:
         stages.remove_staged(self._files, self._spool, self._batch.query, up_to=self._batch.batch)
 
     def _adopted(self) -> Adopted:
         with spools.reading(self._spool, self._manifest.uuid) as txn:
-            return sink_batches.read(txn, self._batch.query)
+            return sink_batches.adopted(txn, *self._batch, self._manifest.targets)
+
+    def _adopted_in_line(self) -> Adopted:
+        known = self._adopted()
+        if self._manifest.every:
+            sink_batches.check_follows(known, *self._batch, self._manifest.plan, self._spool)
+        return known
 
     def _wait(self) -> None:
         deadline = time.monotonic() + self._timeout_s

@@ -14,8 +14,10 @@ import xxhash
 from qflow.errors import NotFound
 from qflow.spark import spools
 from qflow.spark.failures import spark_errors
-from qflow.spark.write_options import batch_of
+from qflow.spark.takers import Takers
+from qflow.spark.write_options import batch_of, target_of
 from qflow.storage import sink_batches
+from qflow.storage.stages import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,18 +53,28 @@ def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: 
         raise NotFound(f"there is no directory {directory}: give the one of the Parquet files")
     with spark_errors():
         frame = _parquet(spark, directory)
-        batch = batch_of(f"load-{_identity(directory, _files(frame), stream, name)}", "0")
+        app = f"load-{_identity(directory, _files(frame), stream, name)}"
         messages = frame.count()  # of the files that were listed above; it looks at their ends only
-        with spools.reading(spool) as txn:
-            before = sink_batches.read(txn, batch.query).batch >= batch.batch
-        spools.let_go(spool)
+        before = _is_there(spool, batch_of(app, "0"), stream)
         if not before:
             order = [key for name in ("partition", "offset") if name in frame.columns for key in _order(frame, name)]
             if order:
                 frame = frame.orderBy(*order)
             writer = frame.write.format("qflow").mode("append").option("stream", stream)
-            writer.option("txnAppId", batch.query.removeprefix("app-")).option("txnVersion", batch.batch).save(spool)
+            writer.option("txnAppId", app).option("txnVersion", 0).save(spool)
         return Loaded(messages, before)
+
+
+def _is_there(spool: str, batch: Batch, stream: str) -> bool:
+    """Tell whether a stream has a batch of an application."""
+    try:
+        found = spools.look(spool)
+        Takers(found.found, spool, stream)  # raises, if there is no such stream
+        target = target_of(batch, "stream", stream, found.streams[stream].owner, None)
+        with spools.reading(spool, found.uuid) as txn:
+            return sink_batches.adopted(txn, *batch, [target]).batch >= batch.batch
+    finally:
+        spools.let_go(spool)
 
 
 def _parquet(spark: SparkSession, directory: str) -> DataFrame:

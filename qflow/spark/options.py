@@ -21,6 +21,7 @@ NAMES = (
     "path",
     "subscribe",
     "subscribePattern",
+    "assign",
     "queue",
     "filter",
     "group",
@@ -30,25 +31,26 @@ NAMES = (
     "endingTimestamp",
     "startingOffsetsByTimestamp",
     "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "minPartitions",
     "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "failOnDataLoss",
     "includeHeaders",
 )
-OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix|startingoffsetsbytimestampstrategy")
+OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix")
 """What a job for Kafka may have set that has no meaning here, and does no harm."""
 _INSTEAD = {
-    "assign": "name streams with subscribe, and one partition's rows with .where('partition = 0')",
-    "minoffsetspertrigger": "wait for more with a longer trigger interval",
-    "maxtriggerdelay": "wait for more with a longer trigger interval",
     "topic": "name streams with subscribe; topics are chosen with filter",
     "topics": "name streams with subscribe; topics are chosen with filter",
     "stream": "name streams with subscribe",
 }
-_ONLY_STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_ONLY_STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _ONLY_BATCH = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "queue")
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _LATEST_OFFSET, _EARLIEST_OFFSET = -1, -2
 """Kafka's numbers for them, in the JSON of offsets."""
 
@@ -62,6 +64,8 @@ class Bound:
     """OFFSETS: where in each partition; TIMES: milliseconds since the epoch."""
     time_ms: int | None = None
     """TIMES: for every stream that is not named."""
+    must_exist: bool = False
+    """TIMES: there is to be a message of then or later."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,6 +74,8 @@ class ReadOptions:
 
     path: str
     streams: tuple[str, ...] | None
+    partitions: Mapping[str, frozenset[int]]
+    """By stream: those to be read; of a stream that is missing all of them."""
     pattern: str | None
     queue: str | None
     filter: str
@@ -80,11 +86,15 @@ class ReadOptions:
     max_records_per_partition: int | None
     max_offsets_per_trigger: int | None
     max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_s: float
     fail_on_data_loss: bool
     include_headers: bool
 
-    def selects(self, name: str) -> bool:
-        """Tell whether a stream is one of those to be read."""
+    def selects(self, name: str, partition: int | None = None) -> bool:
+        """Tell whether a stream, or a partition of it, is one of those to be read."""
+        if partition is not None and partition not in self.partitions.get(name, (partition,)):
+            return False
         if self.streams is not None:
             return name in self.streams
         return self.pattern is not None and re.fullmatch(self.pattern, name) is not None
@@ -109,27 +119,26 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     for wrong in sorted(set(elsewhere) & set(values)):
         kind = "spark.read" if streaming else "spark.readStream"
         raise InvalidArgument(f"option {wrong!r} is for {kind} only: leave it out")
-    one = [name for name in ("subscribe", "subscribePattern", "queue") if name in values]
-    if len(one) != 1:
-        given_ones = f"{' and '.join(one)} are" if one else "none of them is"
-        raise InvalidArgument(
-            "say what to read with one of the options subscribe (names of streams), subscribePattern (a pattern of "
-            f"them) and queue (the name of a durable queue); {given_ones} given"
-        )
-    if "queue" in values:
-        _check_queue(values)
+    _check_source(values)
     group = values.get("group")
     if group is not None and not group.strip():
         raise InvalidArgument("option 'group' is empty: give the group a name, or leave it out")
     starting = _bound(values, "starting", EARLIEST if not streaming else LATEST)
     if starting.kind == COMMITTED and group is None:
         raise InvalidArgument("startingOffsets is 'committed': say whose with option 'group'")
+    strategy = values.get("startingOffsetsByTimestampStrategy", LATEST).strip().lower()
+    if strategy not in ("error", LATEST):
+        raise InvalidArgument(f"option 'startingOffsetsByTimestampStrategy' is {strategy!r:.120}: give error or latest")
+    starting = attrs.evolve(starting, must_exist=strategy == "error")
     ending = _bound(values, "ending", LATEST)
     if ending.kind in (EARLIEST, COMMITTED):
         raise InvalidArgument(f"endingOffsets cannot be {ending.kind!r}: leave it out for 'latest', or give offsets")
+    least, most = _limits(values)
+    assigned = _assigned(values["assign"]) if "assign" in values else {}
     return ReadOptions(
         path=parse_path(values),
-        streams=_names(values["subscribe"]) if "subscribe" in values else None,
+        streams=_names(values["subscribe"]) if "subscribe" in values else tuple(assigned) or None,
+        partitions=assigned,
         pattern=_pattern(values.get("subscribePattern")),
         queue=values.get("queue"),
         filter=_parsed(values, "filter", check_filter, "#"),
@@ -138,8 +147,10 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
         ending=ending,
         min_partitions=_count(values, "minPartitions"),
         max_records_per_partition=_count(values, "maxRecordsPerPartition"),
-        max_offsets_per_trigger=_count(values, "maxOffsetsPerTrigger"),
+        max_offsets_per_trigger=most,
         max_bytes_per_trigger=_parsed(values, "maxBytesPerTrigger", _size, None),
+        min_offsets_per_trigger=least,
+        max_trigger_delay_s=_parsed(values, "maxTriggerDelay", _seconds, 15 * 60.0),
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
         include_headers=_flag(values, "includeHeaders", default=False),
     )
@@ -160,8 +171,15 @@ def _unknown(name: str, known: dict[str, str]) -> str:
     return f"format qflow has no option {name!r}; {hint}"
 
 
-def _check_queue(values: Mapping[str, str]) -> None:
-    for name in values:
+def _check_source(values: Mapping[str, str]) -> None:
+    one = [name for name in ("subscribe", "subscribePattern", "assign", "queue") if name in values]
+    if len(one) != 1:
+        given_ones = f"{' and '.join(one)} are" if one else "none of them is"
+        raise InvalidArgument(
+            "say what to read with one of the options subscribe (names of streams), subscribePattern (a pattern of "
+            f"them), assign (their partitions) and queue (the name of a durable queue); {given_ones} given"
+        )
+    for name in values if "queue" in values else ():
         if name not in ("path", "queue", "includeHeaders"):
             raise InvalidArgument(f"option {name!r} is for streams, and does not go with option 'queue': leave it out")
 
@@ -199,6 +217,23 @@ def _split(text: str) -> list[str]:
     return list(filter(None, map(str.strip, text.split(","))))
 
 
+def _assigned(text: str) -> dict[str, frozenset[int]]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"option 'assign' is no JSON ({error}): {text:.120}") from error
+    if not (isinstance(found, dict) and found and all(map(_are_partitions, found.values()))):
+        raise InvalidArgument(
+            f"option 'assign' is {text:.120}: give the numbers of the partitions of each stream that are read, such as "
+            '{"stream":[0,1]}'
+        )
+    return {name: frozenset(numbers) for name, numbers in found.items()}
+
+
+def _are_partitions(numbers: Any) -> bool:
+    return isinstance(numbers, list) and bool(numbers) and all(type(one) is int and one >= 0 for one in numbers)
+
+
 def _pattern(text: str | None) -> str | None:
     if text is not None:
         try:
@@ -222,6 +257,25 @@ def _size(text: str) -> int:
     if size < 1:
         raise InvalidArgument(f"a size is at least 1, not {text!r}")
     return size
+
+
+def _limits(values: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Return how many messages a batch is to have at least, and at most."""
+    least, most = _count(values, "minOffsetsPerTrigger"), _count(values, "maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise InvalidArgument(
+            f"minOffsetsPerTrigger is {least} and maxOffsetsPerTrigger {most}: a batch would wait for more than it may "
+            "have"
+        )
+    return least, most
+
+
+def _seconds(text: str) -> float:
+    """Return a span as Spark writes it: milliseconds, or a number and a unit."""
+    found = re.fullmatch(r"\s*(\d{1,18})\s*(us|ms|s|m|min|h|d)?\s*", text.lower())
+    if found is None:
+        raise InvalidArgument(f"give a time such as 30s or 15m, not {text!r:.120}")
+    return int(found[1]) * _UNITS_S[found[2] or "ms"]
 
 
 def _count(values: Mapping[str, str], name: str) -> int | None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from qflow.errors import InvalidArgument
 from qflow.message import HeaderValue, Message, Record, check_key, encode_headers
+from qflow.spark.schema import NULL_HEADER
 from qflow.spark.takers import Takers, too_large
 from qflow.storage import blocks
 from qflow.storage.stage_files import StageWriter
@@ -73,20 +74,16 @@ class Outgoing:
         """Add rows. Cost: 0.1 µs a row; 4 with keys or headers.
 
         Raises:
-            InvalidArgument: a value or a topic is null, or a topic, key or header is none of ours.
+            InvalidArgument: a topic is null, or a topic, key or header is none of ours.
             NotFound: nobody takes a topic. MessageTooLarge: a row is.
         """
         values = self._column(batch, "value")
         assert values is not None
-        if values.null_count:
-            raise InvalidArgument(
-                "a row has null in column 'value', and a message has a body: leave such rows out with .where('value is "
-                "not null'), or give them one with coalesce"
-            )
         names, numbers = self._topics(batch)
         rooms = np.fromiter(map(self._room, names), np.int64, len(names))
         keys, headers = self._column(batch, "key"), self._column(batch, "headers")
-        if (keys is None or keys.null_count == len(keys)) and (headers is None or headers.null_count == len(headers)):
+        columns = [column for column in (keys, headers) if column is not None]
+        if not values.null_count and all(column.null_count == len(column) for column in columns):
             self._add_plain(values, names, numbers, rooms, writer)
         else:
             self._add_messages(values, keys, headers, names, numbers, rooms, writer)
@@ -184,11 +181,14 @@ def _check_sizes(sizes: Array, names: list[str], numbers: Array | None, rooms: A
         raise too_large(name, int(sizes[row]), int(of_rows[row]))
 
 
-def _record(body: bytes, key: bytes | None, headers: Sequence[dict[str, Any]] | None) -> Record:
-    if key is None and not headers:
+def _record(body: bytes | None, key: bytes | None, headers: Sequence[dict[str, Any]] | None) -> Record:
+    if key is None and not headers and body is not None:
         return body
     check_key(key)
-    return Message(body, encode_headers(_header_values(headers or ())), key=key or b"")
+    found = _header_values(headers or ())
+    if body is None:
+        found |= {NULL_HEADER: True}
+    return Message(body or b"", encode_headers(found), key=key or b"")
 
 
 def _header_values(headers: Sequence[dict[str, Any]]) -> dict[str, HeaderValue]:

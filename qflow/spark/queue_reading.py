@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from qflow.errors import CorruptionError, NotFound
 from qflow.message import Message, Record, is_logged
 from qflow.spark.options import ReadOptions
-from qflow.spark.record_batches import header_list
+from qflow.spark.record_batches import check_nulls, headers_of
 from qflow.spark.schema import LOG_APPEND_TIME, Column, arrow_schema
 from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
@@ -74,9 +74,8 @@ class QueueReader(DataSourceReader):
                     rows, position = _rows(txn, partition, position)
                 if rows:
                     columns = list(zip(*rows, strict=True))
-                    yield pa.RecordBatch.from_arrays(
-                        [pa.array(columns[_NAMES.index(field.name)], field.type) for field in schema], schema=schema
-                    )
+                    arrays = [pa.array(columns[_NAMES.index(field.name)], field.type) for field in schema]
+                    yield check_nulls(pa.RecordBatch.from_arrays(arrays, schema=schema))
                 if position < 0:
                     return
 
@@ -113,4 +112,6 @@ def _row(record: Record, lane: int, sequence: int, time_ms: int) -> Sequence[Any
         key, body, topic, headers = record.key or None, record.body, record.topic or None, record.header_bytes
     else:
         key, body, topic, headers = None, bytes(record), None, b""
-    return key, body, topic, lane, sequence, time_ms * 1000, LOG_APPEND_TIME, header_list(headers)
+    said = headers_of(headers)
+    value = None if said.is_null else body
+    return key, value, topic, lane, sequence, time_ms * 1000, LOG_APPEND_TIME, said.headers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, StreamDeleted
 from qflow.message import LANE_SHIFT
 from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadOptions, is_earliest, is_latest
+from qflow.spark.parallelism import parallelism
 from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, StreamState
 from qflow.spark.words import plainly
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("qflow.spark")
 
 LEAST_TASK_BYTES, MOST_TASK_BYTES = 16 * 2**20, 2**30
-"""What a task reads, about, where nothing else is said: between those, so that every processor has one. Few large ones
-are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
+"""What a task reads, about, where nothing else is said: between those, so that as many run as can at once. Few large
+ones are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
 
 Offsets = dict[str, dict[int, int]]
 """By stream and partition."""
@@ -84,7 +84,13 @@ def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True)
     for stream in found:
         if not stream.rows:
             raise CorruptionError(f"the rows of stream {stream.name!r} are damaged: see `qflow check {options.path}`")
-    return found
+        missing = options.partitions.get(stream.name, frozenset()) - set(range(len(stream.rows)))
+        if missing and all_named:
+            raise NotFound(
+                f"option 'assign' names partition {min(missing)} of stream {stream.name!r}, which has "
+                f"{len(stream.rows)}, numbered from 0: leave it out"
+            )
+    return [stream._replace(assigned=options.partitions.get(stream.name)) for stream in found]
 
 
 def resolve(
@@ -108,7 +114,7 @@ def resolve(
     return {
         stream.name: {
             number: _resolve_one(txn, bound, which, stream, number, committed.get(stream.name, {}).get(number))
-            for number in range(len(stream.rows))
+            for number in stream.numbers
         }
         for stream in streams
     }
@@ -118,11 +124,12 @@ def _check_complete(bound: Bound, which: str, stream: StreamState) -> None:
     """See that a number is given for each partition of a stream, where numbers are given."""
     if bound.time_ms is not None or bound.kind in (EARLIEST, LATEST, COMMITTED):
         return
-    given, there = set(bound.numbers.get(stream.name, {})), set(range(len(stream.rows)))
+    given, there = set(bound.numbers.get(stream.name, {})), set(stream.numbers)
     if given != there:
         what = f"{which} {'names' if given - there else 'leaves out'} partition {min(given ^ there)}"
+        names = f"0 to {len(there) - 1}" if stream.assigned is None else ", ".join(map(str, sorted(there)))
         raise InvalidArgument(
-            f"{what} of stream {stream.name!r}: give a number for each of its partitions, 0 to {len(there) - 1}"
+            f"{what} of stream {stream.name!r}: give a number for each of its partitions that are read, {names}"
         )
 
 
@@ -139,7 +146,14 @@ def _resolve_one(txn: Any, bound: Bound, which: str, stream: StreamState, number
         time_ms = bound.numbers.get(stream.name, {}).get(number, bound.time_ms)
         assert time_ms is not None
         row = stream.rows[number]
-        return partitions.find_time(txn, stream.owner, number, row, row.next, time_ms) - (number << LANE_SHIFT)
+        found = partitions.find_time(txn, stream.owner, number, row, row.next, time_ms)
+        if found == row.next and bound.must_exist:
+            raise InvalidArgument(
+                f"stream {stream.name!r}, partition {number}, has no message of {time_ms} ms since 1970 or later, and "
+                "startingOffsetsByTimestampStrategy is 'error': give an earlier time, or have it begin at the end with "
+                "'latest'"
+            )
+        return found - (number << LANE_SHIFT)
     offset = bound.numbers[stream.name][number]
     if is_earliest(offset):
         return first
@@ -201,12 +215,12 @@ def miss_stream(name: str, *, fail: bool) -> None:
 def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], options: ReadOptions) -> list[Range]:
     """Cut (stream, partition, start, end) into what tasks read, in order; empty ranges make no task.
 
-    By default into one for each processor of this host, for it is they who read. Tasks end where blocks do, so that
+    By default into as many as Spark runs at once. Tasks end where blocks do, so that
     none is read twice, unless it was said how many there are to be, or how long.
     """
     ranges = [one for one in ranges if one[2] < one[3]]
     sizes = [_bytes_in(*one) for one in ranges]
-    task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // (os.cpu_count() or 1) + 1))
+    task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // parallelism() + 1))
     total = sum(end - start for _, _, start, end in ranges)
     found: list[Range] = []
     for (stream, number, start, end), size in zip(ranges, sizes, strict=True):

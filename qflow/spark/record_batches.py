@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from qflow.errors import CorruptionError
+from qflow.errors import CorruptionError, InvalidArgument
 from qflow.message import Message, Record, decode_headers
 from qflow.spark.parts import take_apart
-from qflow.spark.schema import LOG_APPEND_TIME, headers_type
+from qflow.spark.schema import LOG_APPEND_TIME, NULL_HEADER, headers_type
 from qflow.storage.column_pieces import ColumnPiece
 
 HEADERS = headers_type()
@@ -49,6 +49,8 @@ class _Bodies:
         self.keys: list[pa.Array] = []
         self.headers: list[pa.Array] = []
         self.lengths: list[Array] = []
+        self.nulls: list[Array] = []
+        """Which values are null; a body is there nevertheless, which is empty."""
         self.chunks: list[Chunk] = []
         for plain, group in groupby(pieces, _is_plain):
             if plain:
@@ -71,6 +73,7 @@ class _Bodies:
                 raise _torn(piece)
             self.chunks.append(payload)
         self.lengths.append(lengths)
+        self.nulls.append(np.zeros(len(lengths), np.bool_))
         self.keys.append(pa.nulls(len(lengths), pa.binary()))
         self.headers.append(pa.nulls(len(lengths), HEADERS))
 
@@ -89,8 +92,9 @@ class _Bodies:
         parts = take_apart(payload, ends, packed)
         self.keys.append(parts.keys)
         distinct = parts.headers.dictionary_encode()
-        lists = pa.array([header_list(one.as_py()) for one in distinct.dictionary], HEADERS)
-        self.headers.append(lists.take(distinct.indices))
+        found = [headers_of(one.as_py()) for one in distinct.dictionary]
+        self.headers.append(pa.array([one.headers for one in found], HEADERS).take(distinct.indices))
+        self.nulls.append(np.array([one.is_null for one in found], np.bool_)[distinct.indices.to_numpy()])
         _, offsets, bodies = parts.bodies.buffers()
         places = np.frombuffer(offsets, np.int32, len(ends) + 1)
         self.lengths.append(np.diff(places))
@@ -119,22 +123,38 @@ def _torn(piece: ColumnPiece) -> CorruptionError:
     return CorruptionError(f"block {piece.columns.header.key}: the lengths of the messages do not add up")
 
 
-def header_list(header_bytes: bytes) -> list[tuple[str, bytes | None]] | None:
-    """Return headers as Kafka has them: text as its bytes, numbers and flags as JSON writes them."""
+class HeadersOf(NamedTuple):
+    """What the headers of a message say."""
+
+    headers: list[tuple[str, bytes | None]] | None
+    """As Kafka has them: text as its bytes, numbers and flags as JSON writes them."""
+    is_null: bool
+    """Its value is null."""
+
+
+def headers_of(header_bytes: bytes) -> HeadersOf:
+    """Return what the headers of a message say. Cost: 5 µs, nothing where there are none."""
     if not header_bytes:
-        return None
-    return [
+        return HeadersOf(None, False)
+    headers = decode_headers(header_bytes)
+    is_null = headers.get(NULL_HEADER) is True
+    found = [
         (name, None if value is None else (value if isinstance(value, str) else json.dumps(value)).encode())
-        for name, value in decode_headers(header_bytes).items()
+        for name, value in headers.items()
+        if not (is_null and name == NULL_HEADER)
     ]
+    return HeadersOf(found or None, is_null)
 
 
-def _binary(lengths: Sequence[Array], chunks: Iterable[Chunk]) -> pa.Array:
+def _binary(bodies: _Bodies) -> pa.Array:
     """Return an array of values, given as their lengths and all their bytes."""
-    count = sum(map(len, lengths))
+    count = sum(map(len, bodies.lengths))
     offsets: Array = np.zeros(count + 1, np.int32)
-    np.cumsum(np.concatenate(lengths), out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), _laid_out(chunks, int(offsets[-1]))])
+    np.cumsum(np.concatenate(bodies.lengths), out=offsets[1:])
+    nulls = np.concatenate(bodies.nulls)
+    valid = pa.py_buffer(np.packbits(~nulls, bitorder="little")) if nulls.any() else None
+    payload = _laid_out(bodies.chunks, int(offsets[-1]))
+    return pa.Array.from_buffers(pa.binary(), count, [valid, pa.py_buffer(offsets), payload])
 
 
 def _laid_out(chunks: Iterable[Chunk], size: int) -> pa.Buffer:
@@ -164,15 +184,15 @@ class BatchMaker:
         columns = [self._column(name, pieces, bodies, count) for name in self.schema.names]
         batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         if any(piece.chosen is not None for piece in pieces):
-            return batch.filter(pa.array(np.concatenate([_wanted(piece) for piece in pieces])))
-        return batch
+            batch = batch.filter(pa.array(np.concatenate([_wanted(piece) for piece in pieces])))
+        return check_nulls(batch)
 
     def _column(self, name: str, pieces: list[ColumnPiece], bodies: _Bodies, count: int) -> pa.Array:
         match name:
             case "key":
                 return _concatenated(bodies.keys)
             case "value":
-                return _binary(bodies.lengths, bodies.chunks)
+                return _binary(bodies)
             case "topic":
                 return _topics(pieces)
             case "partition":
@@ -186,6 +206,21 @@ class BatchMaker:
             case "headers":
                 return _concatenated(bodies.headers)
         raise AssertionError(name)
+
+
+def check_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch in which no column has a null that the schema excludes: Spark would read something there.
+
+    Raises:
+        InvalidArgument: one has.
+    """
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise InvalidArgument(
+                f"column {field.name!r} is 'not null' in the schema that was given, and a message has none: leave that "
+                f"out of the schema, and such messages with .where('{field.name} is not null')"
+            )
+    return batch
 
 
 def _concatenated(parts: list[pa.Array]) -> pa.Array:

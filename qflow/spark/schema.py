@@ -26,6 +26,11 @@ LOG_APPEND_TIME = 1
 """The one `timestampType` there is: when a message was confirmed. (Kafka has 0, too: when it was created.)"""
 
 
+NULL_HEADER = "qflow-null"
+"""A message has a body. One whose value is null has an empty body, and this header, which is true; Spark has headers as
+text, so none of its own is taken for it."""
+
+
 class Column(NamedTuple):
     """One column that was asked for."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from qflow.errors import NotFound
 
 def write_shim(name: str, script: str) -> Path:
     """Write a shell script to `<a directory>/bin/<name>`, and return that directory: each script has its own.
+
+    It lies in the temporary directory, from which a cleaner may remove it: for what is run at once.
 
     Raises:
         NotFound: the place for it belongs to somebody else, or others may write there.
@@ -35,34 +36,22 @@ def write_shim(name: str, script: str) -> Path:
     return home
 
 
-_WITHOUT_ZIPS = """#!/bin/sh
-left=$PYTHONPATH: PYTHONPATH=
-while [ -n "$left" ]; do
-  one=${left%%:*} left=${left#*:}
-  case $one in
-    */python/lib/pyspark.zip|*/python/lib/py4j-*-src.zip|"") ;;
-    *) PYTHONPATH=$PYTHONPATH${PYTHONPATH:+:}$one ;;
-  esac
-done
-export PYTHONPATH
-"""
+_WORKER = Path(__file__).with_name("worker-python")
+"""Lies with the package, for as long as that does: a cleaner may empty any other place while a session lives."""
 _CHECK = "import sys, importlib.util as u; sys.exit(not (u.find_spec('pyspark') and u.find_spec('py4j')))"
 
 
 def worker_python() -> str:
-    """Return a program that is this Python, and takes PySpark from where it is installed.
+    """Return a program that is this Python, by `QFLOW_PYTHON`, and takes PySpark from where it is installed.
 
     Spark has its workers import PySpark from a zip file, which compiles it anew: 0.4 s each time a streaming query
     starts. Where a worker would not find it but there, or the program cannot be run, this Python itself is returned.
 
-    Raises:
-        NotFound: see `write_shim`.
     Cost: 50 ms.
     """
-    home = write_shim("python", f'{_WITHOUT_ZIPS}exec {shlex.quote(sys.executable)} "$@"\n')
-    program = str(home / "bin" / "python")
+    os.environ["QFLOW_PYTHON"] = sys.executable
     try:
-        tried = subprocess.run([program, "-c", _CHECK], cwd="/", capture_output=True, timeout=60, check=False)
+        tried = subprocess.run([_WORKER, "-c", _CHECK], cwd="/", capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):  # a file system where nothing may be run
         return sys.executable
-    return sys.executable if tried.returncode else program
+    return sys.executable if tried.returncode else str(_WORKER)

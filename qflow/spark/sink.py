@@ -24,11 +24,12 @@ from qflow.errors import InvalidArgument
 from qflow.spark import spools
 from qflow.spark.checkpoints import make_durable
 from qflow.spark.outgoing import Outgoing, check_columns
-from qflow.spark.takers import Takers
+from qflow.spark.takers import Taker, Takers
 from qflow.spark.words import plainly
-from qflow.spark.write_options import WriteOptions
+from qflow.spark.write_options import WriteOptions, stage_of, target_of
 from qflow.storage import recovery, stages
 from qflow.storage.files import Files, storage_error
+from qflow.storage.sink_batches import Target
 from qflow.storage.stage_files import StageFile, StageWriter
 from qflow.storage.stages import Batch, Manifest, check_batch
 
@@ -49,6 +50,8 @@ class Staged(WriterCommitMessage):
     uuid: str
     file: StageFile | None
     """None: it had no rows."""
+    takers: frozenset[Taker]
+    """Who takes its rows."""
 
 
 class _Writer:
@@ -70,7 +73,8 @@ class _Writer:
         path = self._options.path
         with spools.reading(path, self._uuid) as txn:
             found = recovery.read(txn, path)
-        outgoing = Outgoing(self._columns, self._options.topic, Takers(found, path, self._options.stream))
+        takers = Takers(found, path, self._options.stream)
+        outgoing = Outgoing(self._columns, self._options.topic, takers)
         directory = stages.staged(path, batch, self._token)
         writer: StageWriter | None = None
         with _as_sentences(directory):
@@ -85,21 +89,56 @@ class _Writer:
                 if writer is not None:
                     writer.discard()
                 raise
-        return Staged(batch, self._token, self._uuid, file)
+        return Staged(batch, self._token, self._uuid, file, frozenset(takers.found))
 
-    def _hand_over(self, messages: list[WriterCommitMessage | None], *, once: bool) -> None:
+    def _hand_over(
+        self, messages: list[WriterCommitMessage | None], *, once: bool = False, every: bool = False, plan: str = ""
+    ) -> None:
+        """Have a batch in the log. With `every` one without rows, too; see `Manifest`."""
         found = [message for message in messages if isinstance(message, Staged)]
         files = tuple(message.file for message in found if message.file is not None)
-        if files:
-            batch, token, uuid, _ = attrs.astuple(found[0], recurse=False)
+        if files or (every and found):
             from qflow.spark.handover import Handover  # brings the engine with it, which tasks need not wait for
 
-            manifest = Manifest(batch=batch, token=token, uuid=uuid, once=once, files=files)
-            Handover(self._options.path, manifest, self._options.commit_timeout_s).run()
+            batch, token, path = found[0].batch, found[0].token, self._options.path
+            targets = self._targets(found)
+            if targets:
+                renamed = stage_of(batch, targets)
+                with _as_sentences(stages.staged(path, batch, token)):
+                    stages.rename_staged(Files(), path, batch, token, renamed)
+                batch = renamed
+            manifest = Manifest(
+                batch=batch,
+                token=token,
+                uuid=found[0].uuid,
+                once=once,
+                every=every,
+                plan=plan,
+                files=files,
+                targets=targets,
+            )
+            Handover(path, manifest, self._options.commit_timeout_s).run()
 
-    def _discard(self, messages: list[WriterCommitMessage | None]) -> None:
-        for batch, token in {(message.batch, message.token) for message in messages if isinstance(message, Staged)}:
-            _discard_stage(self._options.path, batch, token)
+    def _targets(self, found: list[Staged]) -> tuple[Target, ...]:
+        """Return where a batch of an application goes; nothing for one that is not of an application."""
+        app = self._options.batch
+        if app is None:
+            return ()
+        takers = frozenset[Taker]().union(*(message.takers for message in found))
+        return tuple(sorted(target_of(app, *taker[:3], self._options.topic) for taker in takers))
+
+    def _discard(self, *tokens: str) -> None:
+        """Remove the stages of some tokens that are not handed in.
+
+        Raises:
+            StorageError: one could not be removed.
+        """
+        for directory, _ in stages.list_staged(Files(), self._options.path):
+            if directory.endswith(tokens):
+                try:
+                    stages.remove_tree(Files(), directory)
+                except OSError as error:
+                    raise storage_error(error, "remove what was written of a batch", directory) from error
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -122,7 +161,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove what tasks have staged."""
         with plainly():
-            _discard_stage(self._options.path, self._batch, self._token)
+            self._discard(self._token)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -136,25 +175,24 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Return when the batch is in the log, and what the checkpoint says of it on the disk."""
         with plainly():
-            if self._options.checkpoint is not None:
-                make_durable(self._options.checkpoint, batchId, Files())
-            self._hand_over(messages, once=False)
+            checkpoint = self._options.checkpoint
+            plan = "" if checkpoint is None else make_durable(checkpoint, batchId, Files())
+            self._hand_over(messages, every=True, plan=plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Remove what tasks have staged."""
         with plainly():
-            self._discard(messages)
+            self._discard(*{message.token for message in messages if isinstance(message, Staged)})
 
 
-def refuse_overwrite(overwrite: bool, *, streaming: bool) -> None:
+def refuse_overwrite(overwrite: bool) -> None:
     """Refuse what would replace what a spool holds.
 
     Raises:
         InvalidArgument: that is asked for.
     """
     if overwrite:
-        how = "outputMode('append')" if streaming else "mode('append')"
-        raise InvalidArgument(f"format qflow appends to a spool, and replaces nothing there: write with .{how}")
+        raise InvalidArgument("format qflow appends to a spool, and replaces nothing there: write with .mode('append')")
 
 
 def _batch_of_task() -> Batch:
@@ -182,16 +220,3 @@ def _as_sentences(directory: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, "write a batch", directory) from error
-
-
-def _discard_stage(spool: str, batch: stages.Batch, token: str) -> None:
-    """Remove a stage that is not handed in.
-
-    Raises:
-        StorageError: it could not be removed.
-    """
-    path = stages.staged(spool, batch, token)
-    try:
-        stages.remove_tree(Files(), path)
-    except OSError as error:
-        raise storage_error(error, "remove what was written of a batch", path) from error

@@ -57,16 +57,15 @@ class QflowDataSource(DataSource):
         from qflow.spark.write_options import parse_for_writing
 
         with plainly():
-            refuse_overwrite(overwrite, streaming=False)
+            refuse_overwrite(overwrite)
             return BatchWriter(parse_for_writing(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return who publishes what a streaming query makes."""
-        from qflow.spark.sink import StreamWriter, refuse_overwrite
+        """Return who publishes what a streaming query makes; in mode complete, all of it with each batch."""
+        from qflow.spark.sink import StreamWriter
         from qflow.spark.write_options import parse_for_writing
 
         with plainly():
-            refuse_overwrite(overwrite, streaming=True)
             return StreamWriter(parse_for_writing(self.options, streaming=True), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -120,6 +120,13 @@ class StreamState(NamedTuple):
     owner: int
     rows: list[Row]
     """Of each partition."""
+    assigned: frozenset[int] | None = None
+    """Partitions to be read; None: all there are."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """The partitions that are to be read, and are there."""
+        return [number for number in range(len(self.rows)) if self.assigned is None or number in self.assigned]
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the first offset of a partition and the one behind its last."""

@@ -11,6 +11,9 @@ Only what is synced in the log is reported: readers of LMDB see nothing else.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -18,15 +21,16 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
-from qflow.errors import StorageError
-from qflow.spark.offsets import Position, Progress
+from qflow.errors import InvalidArgument, StorageError
+from qflow.spark.offsets import Position, Progress, eras_of, other_era
 from qflow.spark.options import ReadOptions
 from qflow.spark.ranges import RangeReader, check_floor, committed, cut, miss_stream, offset_after, resolve, selected
 from qflow.spark.schema import Column
-from qflow.spark.spools import SpoolState, look, other_log, reading
+from qflow.spark.spools import SpoolState, StreamState, look, other_log, reading
 from qflow.spark.words import plainly
 from qflow.storage.files import Files
 from qflow.storage.groups import Group
@@ -39,6 +43,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         super().__init__(options, columns)
         self._target: Position | None = None
         self._group: Group | None = None
+        self._triggered_s = -math.inf
+        """When a batch began last, for which there was enough, or no more time."""
 
     # Where to begin, and how far to go -------------------------------------------------------------------------------
 
@@ -59,13 +65,17 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                 starts[stream.name][number] = check_floor(
                     stream.name, number, start, first, fail=options.fail_on_data_loss
                 )
-        return Position(state.uuid, {stream.name: Progress(stream.owner, starts[stream.name]) for stream in streams})
+        return self._with_eras(
+            state.uuid, {stream.name: Progress(stream.owner, starts[stream.name]) for stream in streams}
+        )
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Return how far the next batch goes; `start` if there is nothing. Everything below `start` is done."""
         with plainly():
             begin = self._initial() if start is None else Position.from_json(start)
             self._acknowledge(begin)
+            if self._waits(begin, limit):
+                return begin.to_json() if start is None else start
             end = self._next(begin, limit)
             while self._acknowledge(begin, end):  # what is new is held from here on: retention may have been faster
                 end = self._next(begin, limit)
@@ -73,59 +83,98 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                 return start
             return end.to_json()
 
+    def _waits(self, begin: Position, limit: Any) -> bool:
+        """Tell whether there is less than a batch should have, and the time for that is not over."""
+        options = self._options
+        if options.min_offsets_per_trigger is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        now = time.monotonic()
+        if now - self._triggered_s < options.max_trigger_delay_s:
+            end = self._next(begin, ReadAllAvailable())
+            if sum(_waiting(begin, end.streams).values()) < options.min_offsets_per_trigger:
+                return True
+        self._triggered_s = now
+        return False
+
     def _next(self, begin: Position, limit: Any) -> Position:
         state = look(self._options.path, begin.uuid)
         self._check_known(state, begin)
-        there = selected(state, self._options, all_named=False)
-        end: dict[str, Progress] = {}
-        for stream in there:
+        end = self._left(state, begin)
+        for stream in selected(state, self._options, all_named=False):
             known = begin.streams.get(stream.name)
             if known is not None and known.number != stream.owner:
                 known = None  # deleted, and declared again
-            bounds = [stream.bounds(number) for number in range(len(stream.rows))]
-            ends = {number: high for number, (_, high) in enumerate(bounds)}
-            target = None if self._target is None else self._target.streams.get(stream.name)
+            bounds = {number: stream.bounds(number) for number in stream.numbers}
+            ends = {number: high for number, (_, high) in bounds.items()}
             if self._target is not None:
+                target = self._target.streams.get(stream.name)
                 if target is None or target.number != stream.owner:
                     continue  # it appeared after the query was to end
                 ends = {number: min(high, target.offsets.get(number, 0)) for number, high in ends.items()}
-            if known is None:
-                began = {number: low for number, (low, _) in enumerate(bounds)}
-                end[stream.name] = Progress(stream.owner, _not_below(ends, began), began)
-            else:
-                end[stream.name] = Progress(stream.owner, _not_below(ends, known.offsets))
+            offsets = {} if known is None else known.offsets
+            began = {number: low for number, (low, _) in bounds.items() if number not in offsets}
+            end[stream.name] = Progress(
+                stream.owner, offsets | _not_below(ends, began | offsets), began if began or known is None else None
+            )
         if not isinstance(limit, ReadAllAvailable):
             self._limit(state, begin, end)
-        return Position(state.uuid, end)
+        return self._with_eras(state.uuid, end)
+
+    def _left(self, state: SpoolState, begin: Position) -> dict[str, Progress]:
+        """Return how far the query is in streams that it reads no more, as long as they are there: it may take them
+        again."""
+        return {
+            name: known._replace(began=None)
+            for name, known in begin.streams.items()
+            if not self._options.selects(name) and name in state.streams and state.streams[name].owner == known.number
+        }
+
+    def _with_eras(self, uuid: str, streams: dict[str, Progress]) -> Position:
+        """Return a position, with what a copy of the log that went on by itself is known by."""
+        with reading(self._options.path, uuid) as txn:
+            return Position(
+                uuid, {name: one._replace(eras=eras_of(txn, one.number, one.offsets)) for name, one in streams.items()}
+            )
 
     def _check_known(self, state: SpoolState, begin: Position) -> None:
         """Look after the streams that were read so far."""
+        if begin.streams and not any(map(self._options.selects, begin.streams)):
+            raise InvalidArgument(
+                f"the checkpoint is one of a query that reads {', '.join(map(repr, sorted(begin.streams)))}, and this "
+                "one reads nothing of that: give it a checkpoint directory of its own"
+            )
         for name, known in begin.streams.items():
             stream = state.streams.get(name)
-            if stream is None or stream.owner != known.number:
+            if stream is not None and stream.owner == known.number:
+                self._check_log(stream, known)
+            elif self._options.selects(name):
                 miss_stream(name, fail=self._options.fail_on_data_loss)
-                continue
-            for number, offset in known.offsets.items():
-                _, high = stream.bounds(number)
-                self._check_end(name, number, offset, high)
 
-    def _check_end(self, name: str, number: int, offset: int, end: int) -> None:
-        if offset > end:
+    def _check_log(self, stream: StreamState, known: Progress) -> None:
+        """See that the log is the one that these offsets of a stream were taken from."""
+        path = self._options.path
+        remedy = "Bring the newer one back, or begin anew with another checkpoint directory"
+        for number, offset in known.offsets.items():
+            _, end = stream.bounds(number)
+            if offset > end:
+                raise StorageError(
+                    f"stream {stream.name!r}, partition {number}: the checkpoint of this query knows offsets up to "
+                    f"{offset}, and the spool at {path} ends at {end}: it was replaced by an older copy of it. {remedy}"
+                )
+        with reading(path) as txn:
+            apart = other_era(txn, known.number, known.offsets, known.eras)
+        if apart is not None:
             raise StorageError(
-                f"stream {name!r}, partition {number}: the checkpoint of this query knows offsets up to {offset}, and "
-                f"the spool at {self._options.path} ends at {end}: it was replaced by an older copy of it. Bring the "
-                "newer one back, or begin anew with another checkpoint directory"
+                f"stream {stream.name!r}, partition {apart}: what this query has read up to offset "
+                f"{known.offsets[apart]} is not what the spool at {path} holds there: it was replaced by an "
+                f"older copy of it, into which more was published since. {remedy}"
             )
 
     def _limit(self, state: SpoolState, begin: Position, end: dict[str, Progress]) -> None:
         """Take back what goes beyond the limits of a batch: of each partition in proportion to what waits there."""
         options = self._options
         starts = {name: _start_of(begin, name, one) for name, one in end.items()}
-        waiting = {
-            (name, number): offset - starts[name].get(number, 0)
-            for name, one in end.items()
-            for number, offset in one.offsets.items()
-        }
+        waiting = _waiting(begin, end)
         total = sum(waiting.values())
         if options.max_offsets_per_trigger is not None and total > options.max_offsets_per_trigger:
             shares = _shares(list(waiting.values()), options.max_offsets_per_trigger)
@@ -146,6 +195,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -164,9 +215,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         return Position(
             state.uuid,
             {
-                stream.name: Progress(
-                    stream.owner, {number: stream.bounds(number)[1] for number in range(len(stream.rows))}
-                )
+                stream.name: Progress(stream.owner, {number: stream.bounds(number)[1] for number in stream.numbers})
                 for stream in streams
             },
         )
@@ -185,15 +234,22 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         if self._group is None:
             look(options.path, done.uuid)  # what another log's group has acknowledged is not for this query to replace
             self._group = Group(options.path, options.group, done.uuid, Files())
-        offsets = {one.number: one.offsets for one in done.streams.values()}
-        new = {
-            one.number: _start_of(done, name, one)
-            for name, one in (end.streams if end is not None else {}).items()
-            if one.number not in offsets
+        offsets = {one.number: self._read_of(name, one.offsets) for name, one in done.streams.items()}
+        starts = {
+            one.number: self._read_of(name, _start_of(done, name, one))
+            for name, one in ({} if end is None else end.streams).items()
         }
         before = self._group.committed()
-        self._group.acknowledge(offsets | new)
-        return any(before.get(number) != starts for number, starts in new.items())
+        self._group.acknowledge({number: held for number, held in (offsets | starts).items() if held})
+        return any(
+            before.get(number) != held
+            for number, held in starts.items()
+            if held.keys() - offsets.get(number, {}).keys()
+        )
+
+    def _read_of(self, name: str, offsets: dict[int, int]) -> dict[int, int]:
+        """Return the offsets of those partitions of a stream that are read still."""
+        return {number: offset for number, offset in offsets.items() if self._options.selects(name, number)}
 
     # A batch ---------------------------------------------------------------------------------------------------------
 
@@ -216,10 +272,10 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                     miss_stream(name, fail=options.fail_on_data_loss)
                 continue
             starts = _start_of(begin, name, one)
+            self._check_log(stream, one)
             for number, stop in sorted(one.offsets.items()):
                 low = starts.get(number, 0)
-                first, high = stream.bounds(number)
-                self._check_end(name, number, stop, high)
+                first, _ = stream.bounds(number)
                 low = check_floor(name, number, low, first, fail=options.fail_on_data_loss, end=stop)
                 ranges.append((stream, number, low, stop))
         with reading(options.path, state.uuid) as txn:
@@ -229,6 +285,16 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         return {**self.__dict__, "_group": None}
 
 
+def _waiting(begin: Position, end: Mapping[str, Progress]) -> dict[tuple[str, int], int]:
+    """Return how many messages there are from one position to another, by stream and partition."""
+    starts = {name: _start_of(begin, name, one) for name, one in end.items()}
+    return {
+        (name, number): offset - starts[name].get(number, 0)
+        for name, one in end.items()
+        for number, offset in one.offsets.items()
+    }
+
+
 def _not_below(ends: dict[int, int], starts: dict[int, int]) -> dict[int, int]:
     return {number: max(end, starts.get(number, 0)) for number, end in ends.items()}
 
@@ -236,9 +302,8 @@ def _not_below(ends: dict[int, int], starts: dict[int, int]) -> dict[int, int]:
 def _start_of(begin: Position, name: str, end: Progress) -> dict[int, int]:
     """Return where a batch begins in a stream."""
     known = begin.streams.get(name)
-    if known is not None and known.number == end.number:
-        return known.offsets
-    return end.began or {}
+    is_known = known is not None and known.number == end.number
+    return (end.began or {}) | (known.offsets if known is not None and is_known else {})
 
 
 def _shares(waiting: list[int], most: int) -> list[int]:

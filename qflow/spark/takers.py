@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from qflow.errors import MessageTooLarge, NotFound
 from qflow.message import topic_prefix
 from qflow.storage.recovery import BINDINGS, Recovery
@@ -9,6 +11,16 @@ from qflow.streams.topic_filter import FilterTrie, check_topic
 
 _EXPIRY_BYTES = 8
 """What a queue with a lifetime stores with each message."""
+
+
+class Taker(NamedTuple):
+    """A stream, or a durable queue that is bound."""
+
+    kind: str
+    name: str
+    owner: int
+    most: int
+    """Bytes of a message."""
 
 
 class Takers:
@@ -20,20 +32,23 @@ class Takers:
         Raises:
             NotFound: there is no such stream.
         """
+        self.found: set[Taker] = set()
+        """Who takes the topics that were asked for."""
         self._spool = spool
         self._stream = stream
-        self._trie: FilterTrie[tuple[str, str, int]] = FilterTrie()
+        self._trie: FilterTrie[Taker] = FilterTrie()
         names = []
         for record in found.streams:
             if not record.deleted:
                 names.append(record.name)
                 for topic_filter in record.settings["topics"]:
-                    self._trie.add(topic_filter, ("stream", record.name, record.settings["max_message_bytes"]))
+                    most = record.settings["max_message_bytes"]
+                    self._trie.add(topic_filter, Taker("stream", record.name, record.owner, most))
         for record in found.queues:
             if not record.deleted:
                 for topic_filter in record.settings.get(BINDINGS, ()):
                     most = record.settings["max_message_bytes"] - (_EXPIRY_BYTES if record.settings.get("ttl_s") else 0)
-                    self._trie.add(topic_filter, ("queue", record.name, most))
+                    self._trie.add(topic_filter, Taker("queue", record.name, record.owner, most))
         self._names = ", ".join(map(repr, sorted(names))) or "none"
         if stream is not None and stream not in names:
             raise NotFound(f"there is no stream {stream!r} in {spool}; there are: {self._names}")
@@ -45,7 +60,7 @@ class Takers:
             NotFound: nobody takes it, or the stream that was named does not. InvalidArgument: it is no topic.
         """
         takers = self._trie.match(check_topic(topic))
-        if self._stream is not None and not any(taker[:2] == ("stream", self._stream) for taker in takers):
+        if self._stream is not None and ("stream", self._stream) not in {taker[:2] for taker in takers}:
             raise NotFound(
                 f"stream {self._stream!r} of {self._spool} does not take topic {topic!r}: have it take that with "
                 "alter_stream(topics=...), or leave option 'stream' out"
@@ -56,7 +71,8 @@ class Takers:
                 f"streams {self._names}. Declare one with topics that match it, before the rows are written"
             )
         prefix = len(topic_prefix(topic))  # in a queue each message has its topic with it
-        return min(most - (prefix if kind == "queue" else 0) for kind, _, most in takers)
+        self.found.update(takers)
+        return min(taker.most - (prefix if taker.kind == "queue" else 0) for taker in takers)
 
 
 def too_large(topic: str, size: int, most: int) -> MessageTooLarge:

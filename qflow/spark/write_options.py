@@ -5,18 +5,20 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
+from xxhash import xxh3_64_hexdigest
 
 from qflow.errors import InvalidArgument
 from qflow.spark.options import OF_KAFKA, parse_path
+from qflow.storage.sink_batches import Target
 from qflow.storage.stages import Batch, check_batch
 from qflow.streams.topic_filter import check_topic
 
 NAMES = ("path", "topic", "stream", "commitTimeout", "txnAppId", "txnVersion")
-_OF_SPARK = frozenset({"checkpointlocation", "queryname"})
-"""What Spark hands on of its own."""
+_OF_OTHERS = frozenset({"checkpointlocation", "queryname", "includeheaders"})
+"""What Spark hands on of its own; and what a job for Kafka may say, where headers are written if there are any."""
 COMMIT_TIMEOUT_S = 60.0
 _APP = re.compile(r"[A-Za-z0-9_-]{1,96}")
 
@@ -32,7 +34,8 @@ class WriteOptions:
     """Each row is to be in this one, perhaps among others."""
     commit_timeout_s: float
     batch: Batch | None
-    """Which one a data frame is, of an application that may write it again; None: it is one of its own."""
+    """Which one a data frame is, of an application that may write it again, wherever it goes; None: it is one of its
+    own."""
     checkpoint: str | None
     """Where that of a streaming query is, if it was told this query."""
 
@@ -46,7 +49,7 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower(): name for name in NAMES}
     for name in given:
-        if name not in known and name not in _OF_SPARK and not OF_KAFKA.fullmatch(name):
+        if name not in known and name not in _OF_OTHERS and not OF_KAFKA.fullmatch(name):
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {known[close[0]]!r}?" if close else f"there are: {', '.join(NAMES)}"
             raise InvalidArgument(f"format qflow has no option {name!r} for writing; {hint}")
@@ -78,7 +81,7 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
 
 
 def batch_of(app: str, version: str) -> Batch:
-    """Return the batch that an application calls so; those of a query of Spark's have other names.
+    """Return the batch that an application calls so, wherever it goes; those of a query of Spark's have other names.
 
     Raises:
         InvalidArgument: it cannot be called so.
@@ -90,6 +93,23 @@ def batch_of(app: str, version: str) -> Batch:
             f"option 'txnVersion' is {version!r:.120}: give a number from 0 on, each higher than before"
         )
     return check_batch(f"app-{app}", int(version))
+
+
+def target_of(app: Batch, kind: str, name: str, owner: int, topic: str | None) -> Target:
+    """Return one of the targets of a batch of an application.
+
+    Args:
+        kind, name, owner: of a stream or queue that takes some rows.
+        topic: that all rows have by the option; None where a column says it.
+    """
+    what = xxh3_64_hexdigest(repr((owner, topic)).encode())
+    return Target(f"{app.query}@{what}", f"{kind} {name!r}")
+
+
+def stage_of(app: Batch, targets: Iterable[Target]) -> Batch:
+    """Return the batch of an application under a name that it has for these targets alone."""
+    what = xxh3_64_hexdigest(repr(sorted(target.record for target in targets)).encode())
+    return check_batch(f"{what}-{app.query}", app.batch)
 
 
 def _seconds(text: str | None) -> float:

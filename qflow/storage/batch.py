@@ -77,8 +77,8 @@ class Lane:
     """
 
     __slots__ = (
-        "border", "broken", "hollow_at", "hollow_from", "hollow_steps", "is_logged", "lane", "leaves_gaps", "next",
-        "owner", "publisher", "remove_at", "removing", "row", "settled_bytes", "settled_messages", "time_ms",
+        "begins", "border", "broken", "hollow_at", "hollow_from", "hollow_steps", "is_logged", "lane", "leaves_gaps",
+        "next", "owner", "publisher", "remove_at", "removing", "row", "settled_bytes", "settled_messages", "time_ms",
     )  # fmt: skip
 
     def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
@@ -89,6 +89,8 @@ class Lane:
         self.row = row
         self.next = row.next
         """The next sequence to be assigned."""
+        self.begins = row.next
+        """The first sequence that this opening of the log assigns: see `eras`."""
         self.publisher = publisher
         self.leaves_gaps = False
         """Messages that are not logged pass through it, so `row.next` must run ahead."""

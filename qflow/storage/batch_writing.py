@@ -12,7 +12,7 @@ from typing import Any
 
 from qflow.errors import DiskFull, StorageError
 from qflow.message import Record
-from qflow.storage import block_log
+from qflow.storage import block_log, eras
 from qflow.storage.batch import NOWHERE, Batch, Lane, Step
 from qflow.storage.block_log import HOLLOWING_BYTES, RESERVED_SEQUENCES, TAIL_BYTES, Hollowed, Row, Settled
 from qflow.storage.bodies import RELEASED_AT_ONCE, RELEASING_BYTES, Releases, Sharing
@@ -35,6 +35,7 @@ class BatchWriting:
         self._clock = clock
         self._shares = shares
         self._releases = Releases()
+        self._era = eras.new_era()
         self.gone: list[int] = []
         """Numbers of messages in lanes that were deleted, to be counted out."""
 
@@ -187,6 +188,8 @@ class BatchWriting:
             else:
                 stand_ins = sharing.stand_ins(records)
                 row = block_log.append_stand_ins(txn, owner, number, row, first, stand_ins, now_ms, topics)
+            if first == lane.begins and topics is not None:
+                eras.note(txn, owner, number, first, self._era, row.floor)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
         row = tuple.__new__(Row, (max(row.next, following + ahead), *row[1:]))  # as in `append`
         remove_at, removing = lane.remove_at, False

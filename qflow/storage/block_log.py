@@ -9,6 +9,7 @@
     QUEUES  owner                            name, incarnation, settings (JSON)
     META    name                             format, uuid, clean mark
     BODIES  0  0  number                     what several queues share: see `bodies.py`
+    ERAS    owner  lane  first sequence      by which opening a stream's messages were written: see `eras.py`
 
 All numbers in keys are big-endian, so keys sort as numbers. The *row* says what is true: everything below `floor` is
 settled, whatever blocks lie there; `next` is above every sequence ever handed out; `messages` and `bytes` count what is
@@ -39,7 +40,7 @@ from qflow.storage import blocks, bodies
 from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey, Reference
 from qflow.storage.bodies import Releases
 
-BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META = 1, 2, 3, 4, 5, 6
+BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META, ERAS = 1, 2, 3, 4, 5, 6, 15
 FORMAT = 4
 TAIL_BYTES = 16 * 1024
 """The tail block grows under its key up to so many bytes."""
@@ -807,7 +808,7 @@ def delete_lanes(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE, releases: R
     releases = releases or Releases()
     removed = 0
     referring: dict[int, int] = {}
-    for table in (MARKS, ATTEMPTS, DAMAGED, BLOCKS):
+    for table in (MARKS, ATTEMPTS, DAMAGED, ERAS, BLOCKS):
         prefix = key_of(table, owner, 0, 0)[:-9]
         with txn.cursor() as cursor:
             found = cursor.set_range(prefix)

@@ -266,9 +266,8 @@ class Held:
             return {}
         held: dict[int, int] = {}
         for moment, offsets in state.history:
-            parts = offsets.get(owner)
-            if parts is not None and (moment <= now - state.grace_s or not held):
-                held = parts
+            if moment <= now - state.grace_s or not held:
+                held = offsets.get(owner, {})  # nothing of a stream that the group has left
         return held
 
     def _state(self, directory: str) -> _State | None:

@@ -40,7 +40,7 @@ class StageFile(NamedTuple):
     """CRC-32 of the checksums of its blocks."""
 
 
-def _check_no_link(files: Files, directory: str) -> None:
+def check_no_link(files: Files, directory: str) -> None:
     """Refuse something else in the place of a stage, or of the two directories of the inbox it is in."""
     staging = os.path.dirname(directory)
     for path in (os.path.dirname(staging), staging, directory):
@@ -60,7 +60,7 @@ class StageWriter:
         self._gathered_bytes = self._position = 0
         self._bytes = self._checksum = 0
         self.messages = 0
-        _check_no_link(files, directory)
+        check_no_link(files, directory)
         make_directories(files, directory)
         self._fd = files.open(self._path, CREATE, FILE_MODE)
 

@@ -26,12 +26,13 @@ import attrs
 
 from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage.block_log import seal, unseal
-from qflow.storage.files import Files, read_whole
-from qflow.storage.stage_files import StageFile
+from qflow.storage.files import Files, make_directories, read_whole
+from qflow.storage.sink_batches import Target
+from qflow.storage.stage_files import StageFile, check_no_link
 
 INBOX, STAGING, REFUSED = "inbox", "staging", "refused"
 MANIFEST, REASON = "manifest", "reason"
-_QUERY = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_QUERY = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _HANDED = re.compile(rf"({_QUERY.pattern})-(\d{{1,19}})(~?)")
 _STAGED = re.compile(rf"({_QUERY.pattern})-(\d{{1,19}})\.([0-9a-f]{{32}})")
 
@@ -59,6 +60,12 @@ class Manifest:
     once: bool
     """Its query hands in no other batch."""
     files: tuple[StageFile, ...]
+    every: bool = False
+    """Its query hands in every batch, also one without messages."""
+    plan: str = ""
+    """What its query says the batch is of, if that is known: the same when it is handed in again."""
+    targets: tuple[Target, ...] = ()
+    """Of an application: where the batch goes, each of which is to know it."""
 
     @property
     def messages(self) -> int:
@@ -73,11 +80,11 @@ def check_batch(query: str, batch: int) -> Batch:
     """Return a batch whose name can be one of a directory.
 
     Raises:
-        InvalidArgument: the query's is not 1 to 100 letters, digits, `-` and `_`, or the number not 0 to 2**63 - 1.
+        InvalidArgument: the query's is not 1 to 120 letters, digits, `-` and `_`, or the number not 0 to 2**63 - 1.
     """
     if not _QUERY.fullmatch(query) or not 0 <= batch < 2**63:
         raise InvalidArgument(
-            f"a batch has a query of 1 to 100 letters, digits, '-' and '_' and a number from 0 on, not {query!r:.120} "
+            f"a batch has a query of 1 to 120 letters, digits, '-' and '_' and a number from 0 on, not {query!r:.120} "
             f"and {batch}"
         )
     return Batch(query, batch)
@@ -122,6 +129,9 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
     batch = manifest.batch
     source, target = staged(spool, batch, manifest.token), handed_in(spool, batch)
     wanted = {file.name for file in manifest.files}
+    if not wanted:
+        check_no_link(files, source)
+        make_directories(files, source)
     for name in files.list(source):
         if name not in wanted:
             files.unlink(os.path.join(source, name))
@@ -141,6 +151,11 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
         return False
     files.sync_directory(inbox(spool))
     return True
+
+
+def rename_staged(files: Files, spool: str, batch: Batch, token: str, renamed: Batch) -> None:
+    """Give a stage that is not handed in the name of another batch."""
+    files.rename(staged(spool, batch, token), staged(spool, renamed, token))
 
 
 def withdraw(files: Files, spool: str, batch: Batch, token: str) -> bool:
@@ -230,6 +245,9 @@ def read_manifest(files: Files, directory: str) -> Manifest:
         uuid=fields["uuid"],
         once=fields["once"],
         files=tuple(StageFile(*file) for file in fields["files"]),
+        every=fields.get("every", False),
+        plan=fields.get("plan", ""),
+        targets=tuple(Target(*target) for target in fields.get("targets", ())),
     )
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import qflow
 from qflow.errors import NotFound
+from spark import reader_process as there
+from spark.reader_process import ReaderProcess
 from unit.clocks import Clock, open_still
 
 
@@ -73,3 +75,16 @@ def still(spool: Path, clock: Clock) -> Iterator[qflow.Broker]:
     yield broker
     assert broker.check() == []
     broker.close()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ReaderProcess]:
+    found = ReaderProcess()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def reader(process: ReaderProcess, spool: Path) -> Iterator[ReaderProcess]:
+    yield process
+    process(there.let_go, str(spool))

@@ -9,9 +9,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import wraps
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import qflow
+
+EARLIEST = {"startingOffsets": "earliest"}
 
 _streaming: list[Any] = []
+
+
+def publish(broker: qflow.Broker, count: int, start: int = 0, topic: str = "plant/{}/heat") -> None:
+    """Publish numbered messages over ten topics."""
+    broker.publish_many([(topic.format(n % 10), b"%d" % n) for n in range(start, start + count)])
 
 
 class Told(Exception):

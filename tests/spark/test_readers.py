@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +12,13 @@ import pytest
 
 import qflow
 from qflow.storage import groups
-from qflow.storage.block_log import meta_key, seal
+from qflow.storage.block_log import ERAS, meta_key, seal
 from qflow.storage.files import Files
 from spark import reader_process as there
-from spark.reader_process import ReaderProcess, Told
-from unit.clocks import Clock
+from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
+from unit.clocks import Clock, open_still
 
 pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
-EARLIEST = {"startingOffsets": "earliest"}
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[ReaderProcess]:
-    found = ReaderProcess()
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def reader(process: ReaderProcess, spool: Path) -> Iterator[ReaderProcess]:
-    yield process
-    process(there.let_go, str(spool))
-
-
-def publish(broker: qflow.Broker, count: int, start: int = 0, topic: str = "plant/{}/heat") -> None:
-    broker.publish_many([(topic.format(n % 10), b"%d" % n) for n in range(start, start + count)])
 
 
 def edit(spool: Path, change: Callable[[Any], None]) -> None:
@@ -190,6 +170,83 @@ def test_an_older_copy_that_was_put_back(
             reader(*step)
 
 
+@pytest.mark.parametrize("copied", ["closed", "open"])
+@pytest.mark.parametrize("kept", [1000, 1])
+def test_an_older_copy_that_has_outgrown_the_query(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, tmp_path: Path, copied: str, kept: int
+) -> None:
+    """It has all the offsets that the query knows, under which it holds other messages: also where retention took the
+    last of those that were read, and where the copy was made beside an owner, who went on."""
+    broker = open_spool()
+    broker.declare_stream("plants", topics=["plant/#"])
+    publish(broker, 10)
+    if copied == "closed":
+        broker.close()
+    shutil.copytree(spool, tmp_path / "copy")
+    if copied == "closed":
+        broker = open_spool()
+    publish(broker, 10, 10)
+    start = reader(there.begin, str(spool), **EARLIEST)
+    end = reader(there.latest, start)
+    broker.close()
+    reader(there.let_go, str(spool))
+    spool.rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "copy", spool)
+    with open_still(spool, Clock()) as other:
+        publish(other, 11, 1000)
+        other.alter_stream("plants", retention_messages=kept)
+        while other.stream("plants").retain():
+            pass
+        publish(other, 30, 1011)
+        assert kept > 1 or other.stream("plants").stats().first_offsets == [20]
+        for step in ((there.latest, end), (there.micro_batch, start, end)):
+            with pytest.raises(Told, match="up to offset 20 is not what the spool at .* holds there: it was replaced"):
+                reader(*step)
+
+
+def test_a_log_that_is_opened_and_compacted_again_and_again_is_read_on(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path
+) -> None:
+    """From any checkpoint that there ever was of it."""
+    at = []
+    for number in range(5):
+        with open_spool() as broker:
+            broker.declare_stream("plants", topics=["plant/#"], partitions=2)
+            publish(broker, 10, 10 * number)
+            at.append(reader(there.begin, str(spool), startingOffsets="latest"))
+        with open_spool() as broker:
+            broker.compact()
+        reader(there.let_go, str(spool))
+    with open_spool():
+        for number, start in enumerate(at):
+            end = reader(there.latest, start)
+            assert sorted(reader(there.micro_batch, start, end)) == list(range(10 * number + 10, 50))
+
+
+def test_a_log_from_before_there_were_eras_is_read_on(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, tmp_path: Path
+) -> None:
+    """It opens as it did, and what it gets from then on has an era: so an older copy is noticed from then on."""
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        publish(broker, 10)
+    edit(spool, lambda txn: [txn.delete(key) for key, _ in txn.cursor() if key[0] == ERAS])
+    shutil.copytree(spool, tmp_path / "copy")
+    start = reader(there.begin, str(spool), startingOffsets="latest")
+    assert "eras" not in start["streams"]["plants"]
+    with open_spool() as broker:
+        publish(broker, 10, 10)
+        end = reader(there.latest, start)
+        assert reader(there.micro_batch, start, end) == list(range(10, 20))
+    reader(there.let_go, str(spool))
+    spool.rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "copy", spool)
+    with open_spool() as broker:
+        publish(broker, 30, 1000)
+        with pytest.raises(Told, match="is not what the spool"):
+            reader(there.latest, end)
+
+
 def test_a_stream_that_was_deleted(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
     """Or declared again, too: an error, or the query goes on with what there is now, from its beginning."""
     publish(broker, 10)
@@ -292,7 +349,16 @@ def test_a_queue_is_read_with_little_memory(broker: qflow.Broker, reader: Reader
         ({"subscribe": "plants", "startingOffsets": '{"plants":{"' + "9" * 5000 + '":0}}'}, "give a number for each"),
         ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":3,"00":5}}'}, "gives partition 0 .* twice"),
         ({"subscribe": "", "queue": "q", "failOnDataLoss": "false"}, "'failOnDataLoss' is for streams"),
-        ({"subscribe": "plants", "assign": "{}"}, "name streams with subscribe"),
+        ({"subscribe": "plants", "assign": '{"plants":[0]}'}, "subscribe and assign are given"),
+        ({"subscribe": "", "assign": "{}"}, "give the numbers of the partitions of each stream"),
+        ({"subscribe": "", "assign": "plants"}, "'assign' is no JSON"),
+        ({"subscribe": "", "assign": '{"plants":[0,true]}'}, "give the numbers of the partitions"),
+        ({"subscribe": "", "assign": '{"plants":[0,1]}'}, "names partition 1 of stream 'plants', which has 1"),
+        (
+            {"subscribe": "", "assign": '{"plants":[0]}', "startingOffsets": '{"plants":{"0":0,"1":0}}'},
+            "names partition 1 of stream 'plants': give a number for each of its partitions that are read, 0",
+        ),
+        ({"subscribe": "plants", "minOffsetsPerTrigger": "5"}, "is for spark.readStream only"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(
@@ -308,6 +374,8 @@ def test_a_wrong_option_is_a_sentence(
     [
         ({"subscribe": "plants", "endingOffsets": "latest"}, "'endingOffsets' is for spark.read only"),
         ({"queue": "jobs"}, "'queue' is for spark.read only"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "would wait for more than it may have"),
+        ({"maxTriggerDelay": "soon"}, "'maxTriggerDelay': give a time such as 30s or 15m"),
         ({"subscribe": "plants", "startingOffset": "latest"}, "did you mean 'startingOffsets'"),
     ],
 )
@@ -374,219 +442,3 @@ def test_a_filter_reads_the_blocks_that_hold_a_match(
     assert 0 < matching <= decoded <= 2 * matching
     assert blocks > 20 * matching
     assert reader(there.batch, str(spool), filter="plant/42/+") == list(range(84_000, 86_000))
-
-
-# A query, step by step ------------------------------------------------------------------------------------------------
-
-
-def test_where_a_query_begins(still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path) -> None:
-    """By each form there is."""
-    still.declare_stream("plants", topics=["plant/#"], partitions=2)
-    still.publish_many([("plant/1", b"%d" % n) for n in range(10)])
-    clock.advance(60)
-    still.publish_many([("plant/1", b"%d" % n) for n in range(10, 20)])
-    (used,) = {message.partition for message in still.stream("plants").query()}
-    moment = str(int(clock.wall() * 1000))
-
-    def begins(**options: str) -> int:
-        at = reader(there.begin, str(spool), **options)
-        return int(at["streams"]["plants"]["offsets"][str(used)])
-
-    def both(low: int) -> str:
-        return f'{{"plants":{{"0":{low if used == 0 else 0},"1":{low if used == 1 else 0}}}}}'
-
-    assert begins() == 20
-    assert begins(startingOffsets="latest") == 20
-    assert begins(startingOffsets="earliest") == 0
-    assert begins(startingOffsets=both(7)) == 7
-    assert begins(startingOffsets=both(-2)) == 0
-    assert begins(startingOffsets=both(-1)) == 20
-    assert begins(startingTimestamp=moment) == 10
-    assert begins(startingOffsetsByTimestamp=both(int(moment))) == 10
-    assert begins(startingOffsets="committed", group="nobody") == 0
-
-
-def test_limits_of_a_batch(broker: qflow.Broker, reader: ReaderProcess, spool: Path) -> None:
-    """Are divided among partitions by what waits in them, and none is left out for ever."""
-    broker.declare_stream("plants", topics=["plant/#"], partitions=3)
-    publish(broker, 1000, topic="plant/{}")
-    for options in ({"maxOffsetsPerTrigger": "70"}, {"maxBytesPerTrigger": "100"}):
-        at = reader(there.begin, str(spool), **EARLIEST, **options)
-        read: list[int] = []
-        sizes: list[int] = []
-        while (end := reader(there.latest, at)) != at:
-            found = reader(there.micro_batch, at, end)
-            sizes.append(len(found))
-            read += found
-            at = end
-        assert sorted(read) == list(range(1000))
-        if "maxOffsetsPerTrigger" in options:
-            assert max(sizes) == 70
-
-
-def test_a_small_partition_beside_a_large_one_is_read(broker: qflow.Broker, reader: ReaderProcess, spool: Path) -> None:
-    """In proportion it would get nothing for as long as the other one is long; with the smallest of limits, too."""
-    broker.declare_stream("plants", topics=["plant"])
-    broker.declare_stream("plants2", topics=["new"])
-    broker.publish_many([("plant", b"0")] * 1000 + [("new", b"%d" % n) for n in range(1, 4)])
-    for limit, sizes in (("10", [10] * 4), ("1", [2] * 3 + [1])):
-        options = {"subscribe": "", "subscribePattern": "plants.*", "maxOffsetsPerTrigger": limit, **EARLIEST}
-        at = reader(there.begin, str(spool), **options)
-        read: list[int] = []
-        for size in sizes:
-            end = reader(there.latest, at)
-            found = reader(there.micro_batch, at, end)
-            assert len(found) == size
-            read += filter(None, found)
-            at = end
-        assert read == [1, 2, 3]
-
-
-def test_bodies_that_streams_share_count_as_what_they_are(
-    broker: qflow.Broker, reader: ReaderProcess, spool: Path
-) -> None:
-    """In bytes of a batch; the block that refers to them is small, and is cut where the limit is."""
-    broker.declare_stream("plants", topics=["plant"])
-    broker.declare_stream("others", topics=["plant"])
-    broker.publish_many([("plant", b"%-100000d" % n) for n in range(40)])
-    broker.publish("plant", b"40")
-    at = reader(there.begin, str(spool), maxBytesPerTrigger="1000000", **EARLIEST)
-    read = []
-    while (end := reader(there.latest, at)) != at:
-        read.append(reader(there.micro_batch, at, end))
-        at = end
-    assert list(map(len, read)) == [10] * 4 + [1]
-    assert [number for part in read for number in part] == list(range(41))
-
-
-def test_until_now_is_until_then(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
-    """What comes later, also streams of a pattern, waits for the next run."""
-    publish(broker, 10)
-    options = {"subscribe": "plants"}
-    start = reader(there.begin, str(spool), **options, **EARLIEST)
-    reader(there.until_now)
-    publish(broker, 10, 10)
-    end = reader(there.latest, start)
-    assert reader(there.micro_batch, start, end) == list(range(10))
-    assert reader(there.latest, end) == end
-
-
-def test_a_group_has_one_reader(broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path) -> None:
-    """The second one is told which process reads as the group."""
-    publish(broker, 10)
-    other = ReaderProcess()
-    try:
-        start = other(there.begin, str(spool), group="archive", **EARLIEST)
-        other(there.latest, start)
-        pid = other(os.getpid)
-        reader(there.go_on, str(spool), group="archive")
-        with pytest.raises(
-            Told, match=f"GroupInUse: group 'archive' of the spool .* is in use by process {pid}: stop the"
-        ):
-            reader(there.latest, start)
-    finally:
-        other.close()
-    assert reader(there.micro_batch, start, reader(there.latest, start)) == list(range(10))
-
-
-def test_a_new_query_goes_on_where_its_group_was(
-    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
-) -> None:
-    """With `committed` and no checkpoint: where the batch ends that was done, also for a batch query."""
-    publish(broker, 10)
-    start = reader(there.begin, str(spool), group="archive", startingOffsets="committed")
-    end = reader(there.latest, start)
-    assert reader(there.micro_batch, start, end) == list(range(10))
-    assert reader(there.begin, str(spool), group="archive", startingOffsets="committed") == start  # not known as done
-    reader(there.go_on, str(spool), group="other")
-    reader(there.latest, end)
-    publish(broker, 5, 10)
-    assert reader(there.begin, str(spool), group="other", startingOffsets="committed") == end
-    assert reader(there.batch, str(spool), group="other", startingOffsets="committed") == list(range(10, 15))
-
-
-def test_a_group_holds_retention(still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path) -> None:
-    """Until a batch is done and for a grace time, and not when nobody has read as the group for long."""
-    stream = still.declare_stream("plants", topics=["plant/#"], retention_messages=1)
-    publish(still, 100)
-    start = reader(there.begin, str(spool), group="archive", maxOffsetsPerTrigger="60", **EARLIEST)
-
-    def first_at(moment_s: float) -> int:
-        clock.wall_s = moment_s
-        while stream.retain():
-            pass
-        return stream.stats().first_offsets[0]
-
-    end = reader(there.latest, start)
-    now = time.time()
-    assert reader(there.micro_batch, start, end) == list(range(60))
-    assert first_at(now + groups.GRACE_S + 60) == 0  # it was not said to be done
-    reader(there.latest, end)
-    assert first_at(now) == 0  # it is done, but the checkpoint that says so is perhaps not on the disk yet
-    assert first_at(now + groups.GRACE_S + 60) == 60
-    assert first_at(now + groups.EXPIRY_S + 60) == 99
-
-
-def test_a_group_holds_a_stream_that_appears_while_the_query_runs(
-    still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
-) -> None:
-    """From the moment it is planned, also after a restart, and for the grace time after it was read."""
-    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
-    still.declare_stream("plants", topics=["plant/#"])
-    publish(still, 10)
-    start = reader(there.latest, reader(there.begin, str(spool), group="archive", **pattern, **EARLIEST))
-    reader(there.latest, start)
-    stream = still.declare_stream("plants2", topics=["new"], retention_messages=1)
-    publish(still, 20, topic="new")
-    end = reader(there.latest, start)
-    now = time.time()
-
-    def first_at(moment_s: float) -> int:
-        clock.wall_s = moment_s
-        while stream.retain():
-            pass
-        return stream.stats().first_offsets[0]
-
-    assert first_at(now + groups.GRACE_S + 60) == 0
-    reader(there.go_on, str(spool), group="archive", **pattern)
-    assert reader(there.micro_batch, start, end) == list(range(20))
-    assert first_at(now + groups.GRACE_S + 60) == 0
-    reader(there.latest, end)
-    assert first_at(now) == 0
-    assert first_at(now + groups.GRACE_S + 60) == 19
-
-
-def test_a_stream_that_loses_messages_just_before_it_is_held_begins_behind_them(
-    still: qflow.Broker, reader: ReaderProcess, spool: Path
-) -> None:
-    """What is planned is what the group has held, not what was there a moment before."""
-    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
-    still.declare_stream("plants", topics=["plant/#"])
-    start = reader(there.latest, reader(there.begin, str(spool), group="archive", **pattern, **EARLIEST))
-    stream = still.declare_stream("plants2", topics=["new"], retention_messages=5)
-    publish(still, 20, topic="new")
-    reader(there.look_now, str(spool))
-    while stream.retain():
-        pass
-    end = reader(there.latest, start)
-    assert reader(there.micro_batch, start, end) == list(range(15, 20))
-
-
-def test_a_group_holds_what_is_read_again_after_a_restart(
-    still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path
-) -> None:
-    """Spark has that planned before it asks how far it may go; the query had no group before."""
-    pattern = {"subscribe": "", "subscribePattern": "plants.*"}
-    streams = [still.declare_stream("plants", topics=["plant/#"], retention_messages=1)]
-    publish(still, 10)
-    start = reader(there.begin, str(spool), **pattern, **EARLIEST)
-    streams.append(still.declare_stream("plants2", topics=["new"], retention_messages=1))
-    publish(still, 20, 10, topic="new")
-    end = reader(there.latest, start)
-    reader(there.go_on, str(spool), group="archive", **pattern)
-    assert reader(there.micro_batch, start, end) == list(range(30))
-    clock.wall_s = time.time() + groups.GRACE_S + 60
-    for stream in streams:
-        while stream.retain():
-            pass
-        assert stream.stats().first_offsets == [0]

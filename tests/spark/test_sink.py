@@ -61,6 +61,8 @@ def test_rows_with_keys_and_headers_come_back_as_they_were(spark, broker, copies
         (None, b"", "copy/b", None),
         (b"k1", b"x" * 100_000, "copy/c", None),
         (None, "ü".encode(), "copy/ü", [("h", "ä".encode())]),
+        (b"k1", None, "copy/a", None),
+        (None, None, "copy/b", [("unit", b"C")]),
     ]
     schema = "key binary, value binary, topic string, headers array<struct<key:string,value:binary>>"
     frame = spark.createDataFrame(rows, schema)
@@ -68,6 +70,8 @@ def test_rows_with_keys_and_headers_come_back_as_they_were(spark, broker, copies
     save(frame.selectExpr("*", "1 as offset", "'extra' as extra").coalesce(1))
     found = read(subscribe="copies", includeHeaders="true").orderBy("offset").select(*frame.columns).collect()
     assert [tuple(row) for row in found] == rows
+    *_, tombstone, _ = copies.query()
+    assert (tombstone.body, tombstone.headers, tombstone.key) == (b"", {"qflow-null": True}, b"k1")
     assert left_in_inbox(spool) == []
     assert (broker.stats().commits_total, broker.stats().inbox.adopted_total) == (before + 1, 1)
 
@@ -100,8 +104,8 @@ def test_what_cannot_be_written_is_a_sentence_and_nothing_is_stored(spark, copie
         save(numbered(spark, 3).selectExpr("1 as value", "topic"))
     with pytest.raises(Exception, match="appends to a spool, and replaces nothing there"):
         save(numbered(spark, 3), mode="overwrite")
-    with pytest.raises(Exception, match="null in column 'value'"):
-        save(numbered(spark, 4).selectExpr("nullif(value, '2') as value", "topic"))
+    with pytest.raises(Exception, match="null in column 'topic'"):
+        save(numbered(spark, 4, tasks=1).selectExpr("value", "nullif(topic, 'copy/2') as topic"))
     assert bodies(copies) == []
     assert left_in_inbox(spool) == []
 
@@ -266,16 +270,36 @@ def test_a_batch_that_waits_and_then_cannot_be_stored_fails_the_query_with_the_r
     assert left_in_inbox(spool) == []
 
 
-def test_complete_mode_is_refused(spark, copies, spool, tmp_path):
-    """A stream grows at its end; nothing in it is replaced."""
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("a\n")
-    counts = spark.readStream.text(str(tmp_path / "in")).groupBy("value").count()
-    writer = counts.selectExpr("value").writeStream.format("qflow").outputMode("complete").option("topic", "copy/x")
-    with pytest.raises(Exception, match="appends to a spool, and replaces nothing there"):
-        writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start(
-            str(spool)
-        ).awaitTermination()
+def test_a_batch_that_writes_two_streams_under_one_version_stores_both_once(spark, broker, spool, tmp_path):
+    """By `foreachBatch`, whose batch is repeated after a crash."""
+    streams = [broker.declare_stream(name, topics=[f"{name}/#"]) for name in ("one", "two")]
+    source = Texts(spark, spool, tmp_path)
+    source.write("a", "b")
+
+    def write_both(frame: Any, batch: int) -> None:
+        for stream in streams:
+            rows = frame.selectExpr("value", f"'{stream.name}/text' as topic")
+            rows.write.format("qflow").mode("append").options(txnAppId="both", txnVersion=batch).save(str(spool))
+
+    for _ in range(2):
+        writer = spark.readStream.text(str(source.source)).writeStream.foreachBatch(write_both)
+        writer.option("checkpointLocation", str(source.checkpoint)).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+        source.forget_last_commit()
+    assert [bodies(stream) for stream in streams] == [[b"a", b"b"]] * 2
+
+
+def test_complete_mode_publishes_all_of_the_result_with_each_batch(spark, copies, spool, tmp_path):
+    """As Kafka's sink does: a stream grows at its end, and nothing in it is replaced."""
+    source = Texts(spark, spool, tmp_path)
+    for lines in (["a", "b"], ["b"]):
+        source.write(*lines)
+        counts = spark.readStream.text(str(source.source)).groupBy("value").count()
+        rows = counts.selectExpr("concat(value, count) as value", "'copy/x' as topic")
+        writer = rows.writeStream.format("qflow").outputMode("complete").trigger(availableNow=True)
+        writer.option("checkpointLocation", str(source.checkpoint)).start(str(spool)).awaitTermination()
+    assert bodies(copies) == [b"a1", b"a1", b"b1", b"b2"]
 
 
 def in_flight(spool: Path, moment: int) -> bool:

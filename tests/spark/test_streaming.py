@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import qflow
+from qflow.spark import lag
 from qflow.storage import groups
 from qflow.storage.files import Files
 from unit.clocks import until
@@ -85,9 +86,11 @@ def test_a_query_goes_on_where_it_was(broker: qflow.Broker, plants: Any, pipe: P
 
 
 def test_batches_are_no_larger_than_asked_for(broker: qflow.Broker, plants: Any, pipe: Pipe) -> None:
-    """In messages or in bytes, also where all that is there is to be read."""
+    """In messages or in bytes, also where all that is there is to be read; how far behind it is shows its progress."""
     publish(broker, 1000)
-    assert sizes(pipe.run(maxOffsetsPerTrigger=300)) == [300, 300, 300, 100]
+    query = pipe.run(maxOffsetsPerTrigger=300)
+    assert sizes(query) == [300, 300, 300, 100]
+    assert [lag(one) for one in query.recentProgress if one["numInputRows"]] == [700, 400, 100, 0]
     assert pipe.numbers() == list(range(1000))
     for start in range(1000, 3000, 500):
         broker.publish_many([("plant/1", b"%0100d" % n) for n in range(start, start + 500)])

@@ -52,6 +52,8 @@ def assert_says(said: str, sentence: str) -> None:
     [
         (["--to", "csv:x"], 2, "it is parquet:DIR, not 'csv:x'"),
         (["--to", "parquet:"], 2, "it is parquet:DIR"),
+        (["--to", "parquet:s3a://bucket/x"], 2, "lies on a disk of this host, and s3a://bucket/x does not: give a dir"),
+        (["--to", "parquet:file://{tmp}"], 2, "holds files that are none of an archive, such as 'file'"),
         (["--trigger", "soon"], 2, "seconds such as 10s, not 'soon'"),
         (["--trigger", "-1s"], 2, "not '-1s'"),
         (["--trigger", "nan"], 2, "not 'nan'"),

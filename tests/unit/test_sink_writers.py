@@ -25,6 +25,7 @@ from qflow.storage import stages  # noqa: E402
 from qflow.storage.files import Files  # noqa: E402
 from qflow.storage.inbox import Inbox  # noqa: E402
 from qflow.storage.stages import check_batch  # noqa: E402
+from unit.handing import hand  # noqa: E402
 
 HEADERS = types.ArrayType(types.StructType().add("key", "string").add("value", "binary"))
 TYPES: dict[str, Any] = {
@@ -111,6 +112,7 @@ def stored(spool: Path, stream: str = "copies") -> list[bytes]:
         (COLUMNS, {"commitTimeout": "0"}, "option 'commitTimeout' is '0': give seconds"),
         (COLUMNS, {"overwrite": True}, "appends to a spool, and replaces nothing there"),
         (COLUMNS, {"path": "/nowhere"}, "there is no spool at /nowhere"),
+        (COLUMNS, {"path": "s3a://bucket/x"}, "s3a://bucket/x: a spool lies on a local disk.*give the path of its dir"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_any_row_is(ready, columns, options, sentence):
@@ -125,7 +127,6 @@ def test_what_cannot_be_written_is_refused_before_any_row_is(ready, columns, opt
 @pytest.mark.parametrize(
     ("change", "options", "sentence"),
     [
-        ({"value": [None]}, {}, "null in column 'value'"),
         ({"topic": [None]}, {}, "null in column 'topic'"),
         ({"topic": ["copy/#"]}, {}, "topic 'copy/#' contains '#'"),
         ({"topic": ["no"]}, {}, "no stream of .* takes topic 'no'"),
@@ -147,6 +148,13 @@ def test_a_row_that_cannot_be_written_has_the_whole_frame_refused(ready, change,
         found.write(iter([rows(columns, **good), rows(columns, **good | change)]))
     found.abort([])
     assert stored(ready) == []
+
+
+def test_what_a_job_for_kafka_has_set_does_no_harm(ready):
+    """Options of its sink that have no meaning here."""
+    found = writer(ready, **{"kafka.bootstrap.servers": "a:9092", "includeHeaders": "true"})
+    found.commit([found.write(iter([numbered(0, 2)]))])
+    assert len(stored(ready)) == 2
 
 
 def test_a_topic_that_is_not_utf_8_is_a_sentence(ready):
@@ -206,6 +214,84 @@ def test_a_frame_of_an_application_is_stored_once_a_version(ready):
         found.commit([found.write(iter([numbered(first, 5)]))])
         spools.let_go(str(ready))
     assert sorted(map(int, stored(ready))) == [*range(5), *range(30, 35), *range(40, 45)]
+
+
+def test_a_version_goes_to_each_of_several_streams_once(ready):
+    """As a `foreachBatch` writes them, one after the other, and all of them again after a crash."""
+    for _ in range(2):
+        for version in ("0", "1"):
+            for topic, options in (("copy/1", {}), ("also", {}), ("copy/2", {"topic": "copy/2"})):
+                found = writer(ready, txnAppId="a", txnVersion=version, **options)
+                found.commit([found.write(iter([rows(value=[f"{topic} {version}"], topic=[topic])]))])
+                spools.let_go(str(ready))
+    assert stored(ready) == [b"copy/1 0", b"copy/2 0", b"copy/1 1", b"copy/2 1"]
+    assert stored(ready, "others") == [b"also 0", b"also 1"]
+
+
+def test_a_version_of_several_transactions_is_stored_once(ready, monkeypatch):
+    """Its streams have it when the last of them is done."""
+
+    def small(path: str) -> Any:
+        return qflow.open(path, max_transaction_bytes=200)
+
+    monkeypatch.setattr(handover, "open_broker", small)
+    for _ in range(2):
+        found = writer(ready, txnAppId="a", txnVersion="0")
+        found.commit([found.write(iter([numbered(0, 500)]))])
+        spools.let_go(str(ready))
+    assert sorted(map(int, stored(ready))) == list(range(500))
+
+
+def test_a_version_that_is_in_one_of_its_streams_only_is_a_sentence(ready):
+    """It may be the same frame, or another one: nothing is stored twice, and nothing is left out in silence."""
+    for topics in (["copy/1"], ["copy/1", "also"]):
+        found = writer(ready, txnAppId="a", txnVersion="0")
+        written = [found.write(iter([rows(value=topics, topic=topics)]))]
+        if len(topics) == 1:
+            found.commit(written)
+            continue
+        with pytest.raises(qflow.InvalidArgument, match="version 0 of txnAppId 'a' is in stream 'copies', and not in"):
+            found.commit(written)
+        found.abort(written)
+    assert stored(ready) == [b"copy/1"]
+    assert stored(ready, "others") == []
+
+
+def test_a_version_that_was_stored_before_targets_were_told_apart_is_known(ready):
+    """Of a log in which an application had one record."""
+    with qflow.open(ready) as broker:
+        hand(ready, broker.uuid, [("copy/1", b"of before")], query="app-a", number=3)
+        broker.adoption.run()
+    for version in ("3", "4"):
+        found = writer(ready, txnAppId="a", txnVersion=version)
+        found.commit([found.write(iter([numbered(int(version), 1)]))])
+        spools.let_go(str(ready))
+    assert stored(ready) == [b"of before", b"4"]
+
+
+def test_the_same_version_to_two_streams_waits_for_both(ready):
+    """Handed in by two threads, and adopted later: neither is taken for the other."""
+    for topic in ("copy/1", "also"):
+        found = writer(ready, txnAppId="a", txnVersion="0")
+        hand_in_only(found, found.write(iter([rows(value=[topic], topic=[topic])])))
+    spools.let_go(str(ready))
+    with qflow.open(ready) as broker:
+        broker.adoption.run()
+    assert (stored(ready), stored(ready, "others")) == ([b"copy/1"], [b"also"])
+
+
+def hand_in_only(found: Any, staged: Any) -> None:
+    """Commit, and be killed before the owner has adopted it."""
+
+    class Killed(Exception): ...
+
+    def die(self: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(handover.Handover, "_wait", die)
+        with pytest.raises(Killed):
+            found.commit([staged])
 
 
 def test_a_frame_that_is_given_up_leaves_nothing(ready):
@@ -300,13 +386,11 @@ def test_an_inbox_that_cannot_be_written_is_named(ready):
 
 
 def test_a_stream_writer_needs_to_know_its_batch(ready):
-    """What Spark tells its tasks; and nothing is replaced."""
+    """What Spark tells its tasks."""
     schema = types.StructType().add("value", "string").add("topic", "string")
     found = QflowDataSource({"path": str(ready)}).streamWriter(schema, False)
     with pytest.raises(qflow.InvalidArgument, match="did not tell this task which batch"):
         found.write(iter([numbered(0, 5)]))
-    with pytest.raises(qflow.InvalidArgument, match=r"write with .outputMode\('append'\)"):
-        QflowDataSource({"path": str(ready)}).streamWriter(schema, True)
 
 
 def checkpoint_of(directory: Path, batch: int) -> Path:
@@ -323,21 +407,21 @@ def test_a_batch_is_in_the_log_only_when_its_checkpoint_is_on_the_disk(ready, tm
 
     class Watched(Files):
         def sync_file(self, path: str) -> None:
-            assert not (ready / "inbox" / "query-7").exists()
+            assert not (ready / "inbox" / "query-0").exists()
             synced.append(path)
 
         def sync_directory(self, path: str) -> None:
             synced.append(path)
 
-    monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", 7))
+    monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", 0))
     schema = types.StructType().add("value", "string").add("topic", "string")
-    directory = checkpoint_of(tmp_path / "checkpoint", 7)
+    directory = checkpoint_of(tmp_path / "checkpoint", 0)
     options = {"path": str(ready), "checkpointLocation": f"file://{directory}"}
     found = QflowDataSource(options).streamWriter(schema, False)
     with monkeypatch.context() as patched:
         patched.setattr(sink, "make_durable", lambda location, batch, _: make_durable(location, batch, Watched()))
-        found.commit([found.write(iter([numbered(0, 5)]))], 7)
-    names = ["metadata", ".metadata.crc", "offsets/7", "offsets/.7.crc", "offsets"]
+        found.commit([found.write(iter([numbered(0, 5)]))], 0)
+    names = ["metadata", ".metadata.crc", "offsets/0", "offsets/.0.crc", "offsets"]
     assert synced == [*(str(directory / name) for name in names), str(directory), str(tmp_path)]
     assert len(stored(ready)) == 5
 
@@ -353,6 +437,76 @@ def test_a_batch_that_the_checkpoint_does_not_know_is_not_stored(ready, tmp_path
         found.commit(written, 8)
     found.abort(written, 8)
     assert stored(ready) == []
+
+
+@pytest.fixture
+def stream_query(ready, tmp_path, monkeypatch):
+    """A streaming query: a function that writes one of its batches of some rows, as Spark has it done."""
+    directory = tmp_path / "checkpoint"
+    schema = types.StructType().add("value", "string").add("topic", "string")
+
+    def write(batch: int, count: int, *, plan: str = "x") -> None:
+        if not (directory / "offsets").exists():
+            checkpoint_of(directory, batch)
+        (directory / "offsets" / str(batch)).write_text(plan)
+        monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", batch))
+        found = QflowDataSource({"path": str(ready), "checkpointLocation": str(directory)}).streamWriter(schema, False)
+        written = [found.write(iter([numbered(10 * batch, count)] if count else []))]
+        try:
+            found.commit(written, batch)
+        except qflow.QflowError:
+            found.abort(written, batch)
+            raise
+        finally:
+            spools.let_go(str(ready))
+
+    return write
+
+
+@pytest.mark.parametrize("counts", [(5, 5, 5), (5, 0, 5), (0, 0, 5), (5, 5, 0)])
+def test_a_target_that_lacks_batches_of_a_query_is_noticed(ready, stream_query, tmp_path, counts):
+    """It was made anew, or an older copy was put in its place: also where some batches had no rows."""
+    shutil.copytree(ready, tmp_path / "empty")
+    for batch, count in enumerate(counts):
+        stream_query(batch, count)
+        if batch == 0:
+            shutil.copytree(ready, tmp_path / "older")
+    assert len(stored(ready)) == sum(counts)
+    for copy, has in (("empty", "none of its batches"), ("older", "its batches up to 0 only")):
+        shutil.rmtree(ready)
+        shutil.copytree(tmp_path / copy, ready)
+        with pytest.raises(qflow.StorageError, match=f"is at batch 3, and the spool at {ready} has {has}: it was made"):
+            stream_query(3, 5)
+        assert len(stored(ready)) == (counts[0] if copy == "older" else 0)
+
+
+def test_batches_without_rows_are_repeated_and_followed(ready, stream_query):
+    """Each is known, and leaves nothing in the inbox."""
+    for batch, count in ((0, 0), (0, 0), (1, 5), (1, 5), (2, 0), (3, 5)):
+        stream_query(batch, count)
+    assert sorted(map(int, stored(ready))) == [*range(10, 15), *range(30, 35)]
+
+
+def test_a_checkpoint_that_is_older_than_the_target_is_noticed(ready, stream_query):
+    """It plans anew what the target has, with other messages in it, which would be left out."""
+    for batch in range(3):
+        stream_query(batch, 5)
+    stream_query(2, 5)
+    for batch, sentence in ((1, "has its batches up to 2:"), (2, "up to 2, which is of other messages:")):
+        with pytest.raises(qflow.StorageError, match=f"{sentence} the checkpoint was replaced by an older copy"):
+            stream_query(batch, 5, plan="another")
+    assert len(stored(ready)) == 15
+
+
+def test_a_query_that_left_out_batches_without_rows_goes_on(ready, stream_query):
+    """As before they were recorded: what its record says of numbers that are missing is not known."""
+    with qflow.open(ready) as broker:
+        hand(ready, broker.uuid, [("copy/1", b"7")], query="query", number=0)
+        broker.adoption.run()
+    stream_query(5, 1)
+    with pytest.raises(qflow.StorageError, match="is at batch 7, .* has its batches up to 5 only"):
+        stream_query(7, 1)
+    assert stored(ready) == [b"7", b"50"]
 
 
 def test_a_checkpoint_elsewhere_is_left_to_those_who_keep_it():

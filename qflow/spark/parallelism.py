@@ -1,0 +1,52 @@
+"""How many tasks Spark runs at once, as far as one of its Python processes can know: by the arguments of its Java."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+_SPARK = "org.apache.spark.deploy.SparkSubmit"
+_MASTER, _DEFAULT = "spark.master", "spark.default.parallelism"
+_ANCESTORS = 4
+"""A process of Spark's is begun by its Java, or by a daemon of that."""
+
+
+def parallelism() -> int:
+    """Return how many tasks run at once: `spark.default.parallelism`, or of the master `local[N]`; else the processors.
+
+    Cost: 50 µs.
+    """
+    pid = os.getpid()
+    for _ in range(_ANCESTORS):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            arguments = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+        except OSError:
+            break
+        if _SPARK in arguments:
+            return _said(arguments) or _processors()
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return _processors()
+
+
+def _said(arguments: Sequence[str]) -> int | None:
+    """Return what the arguments of Spark's Java say; None if that is nothing."""
+    said = {}
+    for name, text in pairwise(arguments):
+        if name == "--conf":
+            key, _, value = text.partition("=")
+            said[key] = value
+        elif name == "--master":
+            said[_MASTER] = text
+    default = said.get(_DEFAULT, "")
+    if default.isdecimal() and int(default):
+        return int(default)
+    found = re.fullmatch(r"local(?:\[(\d+)(?:,\d+)?\])?", said.get(_MASTER, ""))
+    return None if found is None else int(found[1] or 1)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,31 @@
+"""How far behind a streaming query is, by what Spark reports of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+
+def lag(progress: StreamingQueryProgress) -> int:
+    """Return how many messages of its streams a query had not read yet when a batch of it was done.
+
+    Args:
+        progress: `query.lastProgress`, or `event.progress` of a listener. Sources of other formats count for nothing.
+
+    Spark admits no metrics of a source in Python; this is made of the offsets in its progress.
+    """
+    from qflow.spark.offsets import Position
+
+    behind = 0
+    for source in json.loads(progress.json)["sources"]:
+        end, latest = source["endOffset"], source["latestOffset"]
+        if isinstance(end, dict) and isinstance(latest, dict) and "uuid" in end:
+            read = Position.from_json(end)
+            for name, there in Position.from_json(latest).streams.items():
+                known = read.streams.get(name)
+                offsets = known.offsets if known is not None and known.number == there.number else {}
+                behind += sum(offset - offsets.get(number, 0) for number, offset in there.offsets.items())
+    return behind
