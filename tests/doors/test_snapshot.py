@@ -154,7 +154,7 @@ def test_readers_beside_an_owner_who_compacts_see_the_log_whole_each_time(cli: C
     """At whatever moment they open it: before, between the renames, or after."""
     reading = python(
         "import sys\nfrom qflow import inspect\n"
-        "for _ in range(400):\n"
+        "for _ in range(150):\n"
         "    (queue,) = inspect.read_spool(sys.argv[1]).queues\n"
         "    assert queue.messages == 100\n"
         "    assert inspect.check_spool(sys.argv[1]) == []\n"

@@ -20,7 +20,7 @@ from qflow.storage.files import Files
 from unit.clocks import until
 
 SEED = int(os.environ.get("QFLOW_SEED", "1"))
-ROUNDS = 5
+ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "3"))
 
 
 class Pipe:
