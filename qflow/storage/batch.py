@@ -13,9 +13,10 @@ its puts, and without the units that hold some, what those settle included; all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qflow.errors import DiskFull
@@ -354,13 +355,31 @@ class Step(NamedTuple):
 class Batch:
     """What one transaction will hold; see the module. Of the writer alone."""
 
+    saved = 0
+    """How many bytes less it is that records are stored once."""
+    hollowed: Mapping[Lane, Hollowed] = MappingProxyType({})
+    """How far `hollows` came; empty if there was no room for that."""
+    deleted: tuple[int, ...] = ()
+    """Deleted queues of which nothing is left."""
+    short = False
+    """See `Request.short`."""
+    removes = block_log.REMOVED_AT_ONCE
+    """Settled blocks of a lane that are removed, at most; less where it is a part of a batch, on a full disk."""
+    is_part = turned = False
+    free = 0
+    """Pages that were free in the file, if the disk was full."""
+    size = 0
+    committing = False
+    committed = False
+    error: BaseException | None = None
+    """Why nothing of it was written, if so."""
+
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.puts: dict[Lane, list[Put]] = {}
         self.units: list[Unit] = []
         self.shared: dict[int, Record] = {}
-        """Records that are stored once for several puts, by identity; and how many bytes less that is."""
-        self.saved = 0
+        """Records that are stored once for several puts, by identity."""
         self.settled: dict[Lane, list[list[int]]] = {}
         """[first, end, messages, bytes] of each settled range."""
         self.attempts: dict[Lane, list[tuple[int, int, int]]] = {}
@@ -368,25 +387,10 @@ class Batch:
         self.purges: set[Lane] = set()
         self.damaged: list[bytes] = []
         self.hollows: list[Lane] = []
-        self.hollowed: dict[Lane, Hollowed] = {}
-        """How far those came; empty if there was no room for that."""
         self.deletes: list[int] = []
-        self.deleted: tuple[int, ...] = ()
-        """Deleted queues, by number, and those of which nothing is left."""
-        self.short = False
-        """See `Request.short`."""
-        self.removes = block_log.REMOVED_AT_ONCE
-        """Settled blocks of a lane that are removed, at most; less where it is a part of a batch, on a full disk."""
-        self.is_part = self.turned = False
-        self.free = 0
-        """Pages that were free in the file, if the disk was full."""
+        """Deleted queues, by number, a part of which is to be removed."""
         self.writes: list[Callable[[Any], None]] = []
-        self.size = 0
         self.plan: list[Step] = []
-        self.committing = False
-        self.committed = False
-        self.error: BaseException | None = None
-        """Why nothing of it was written, if so."""
 
     def add(self, request: Request) -> None:
         """Have a request in it."""

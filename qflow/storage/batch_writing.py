@@ -74,12 +74,13 @@ class BatchWriting:
         settles_only = not batch.is_writing
         self._make_room(batch, value_bytes, values + 4 * len(batch.deletes), settles_only=settles_only)
         batch.committing = False
-        batch.hollowed = {}
+        hollowed: dict[Lane, Hollowed] = {}
+        batch.hollowed = hollowed
         txn = env.begin(write=True)
         try:
             for lane in hollows:
                 with lane_errors(lane, env.path):
-                    batch.hollowed[lane] = _hollow(txn, lane, releases)
+                    hollowed[lane] = _hollow(txn, lane, releases)
             batch.plan = self._write(txn, batch, releases)
             batch.committing = True
             env.commit(txn)

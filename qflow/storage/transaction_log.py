@@ -147,13 +147,13 @@ class TransactionLog:
         """Return when a request is done; its `error` says what became of it."""
         if request.done:
             return
+        self.check_can_wait()
         gate = threading.Lock()
         gate.acquire()
         request.gate = gate  # seen by the writer, or what it did before is seen here
         if not request.rung:
             self._writer.now()
         if not request.done:
-            self.check_can_wait()
             gate.acquire()
 
     def commit(self, request: Request) -> None:

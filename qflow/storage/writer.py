@@ -69,6 +69,8 @@ class Writer:
         """The bell is about to ring, or has rung, for requests that nobody waits for."""
         self._working = False
         """Requests were taken that are not done."""
+        self._gates: list[threading.Lock] = []
+        """Of those that are done, and whose callers wait: opened as the last thing before this thread waits itself."""
         self._again: Batch | None = None
         """What is to be tried again of a batch that failed."""
         self._teller = Teller(env.path)
@@ -154,7 +156,7 @@ class Writer:
     @property
     def is_me(self) -> bool:
         """The calling thread is the writer: it cannot wait for itself."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
 
     def check_usable(self) -> None:
         """Refuse what could not be written any more."""
@@ -198,18 +200,30 @@ class Writer:
             try:
                 self._refuse_rest()
             finally:
+                self._open_gates()
                 self._over.set()
 
     def _wait_for_work(self) -> None:
         """Return when a batch is to be written."""
         bell = self._bell
-        with suppress(Empty):
-            urgent = bell.get(timeout=None if self._again is None else RETRY_S)
+        ring = bell.get
+        timeout = None if self._again is None else RETRY_S
+        try:
+            if self._gates:
+                self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
+            urgent = ring(timeout=timeout)
             if not (urgent or self._ending):
-                bell.get(timeout=FLUSH_S)
+                ring(timeout=FLUSH_S)
+        except Empty:
+            pass
         while not bell.empty():
-            bell.get()
+            ring()
         self._told = False  # who hands over from here on rings again
+
+    def _open_gates(self) -> None:
+        gates, self._gates = self._gates, []
+        for gate in gates:
+            gate.release()
 
     def _work(self) -> None:
         """Write one batch. If more was handed over than it holds, the next follows at once."""
@@ -408,7 +422,7 @@ class Writer:
 
     def _tell(self, batch: Batch) -> None:
         """Let go of everybody whose request a batch held; none of them is in the way of another."""
-        gates: list[threading.Lock] = []
+        gates = self._gates
         others: list[Request] = []
         for request in batch.requests:
             if request.error is None:
@@ -430,8 +444,6 @@ class Writer:
         batch.requests, batch.plan, batch.puts, batch.units, batch.shared = [], [], {}, [], {}
         if call.error is not None:
             _logger.error("%s: somebody could not be told of a commit", self._env.path, exc_info=call.error)
-        for gate in gates:  # last: whoever wakes up waits until this thread waits
-            gate.release()
 
     def _refuse_rest(self) -> None:
         """Refuse what was handed over too late."""

@@ -51,16 +51,35 @@ def test_an_ack_that_was_interrupted_and_repeated_settles_one_message(acked, spo
 
 
 def test_a_batch_whose_ack_was_interrupted_and_repeated_in_parts(spool, monkeypatch):
-    """I19: of a batch that was acked as a whole, and interrupted, one message is acked again, alone."""
+    """I19: of what was left of a batch, and acked, and interrupted, one message is acked again, alone."""
     with qflow.open(spool) as broker:
         queue = broker.declare_queue("q")
         queue.put_many([b"%d" % number for number in range(6)])
         batch = queue.get_many(4)
+        batch[0].ack()
         interrupt_after(monkeypatch, broker.log, "settle_all")
         with pytest.raises(KeyboardInterrupt):
             batch.ack()
         batch[1].ack()
         batch.ack(wait=True)
+    with qflow.open(spool) as broker:
+        assert drained(broker.queue("q")) == [b"4", b"5"]
+
+
+def test_a_whole_batch_whose_ack_was_interrupted_and_repeated(spool, monkeypatch):
+    """I19: it is settled once, and its caller is told so."""
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"%d" % number for number in range(6)])
+        batch = queue.get_many(4)
+        interrupt_after(monkeypatch, broker.log, "handed_over")
+        with pytest.raises(KeyboardInterrupt):
+            batch.ack()
+        with pytest.raises(qflow.AlreadySettled):
+            batch[1].ack()
+        with pytest.raises(qflow.AlreadySettled):
+            batch.ack(wait=True)
+        assert broker.check() == []
     with qflow.open(spool) as broker:
         assert drained(broker.queue("q")) == [b"4", b"5"]
 
