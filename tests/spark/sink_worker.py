@@ -1,4 +1,9 @@
-"""Copies stream `plants` of a spool into stream `copies`, in small batches, once told to run and until it is killed."""
+"""Copies stream `plants` of a spool into stream `copies`, in small batches, once told to run and until it is killed.
+
+    python sink_worker.py SPOOL CHECKPOINT [TARGET]
+
+`copies` is in the same spool, or in a target of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import sys
 from qflow.spark import session
 
 
-def main(spool: str, checkpoint: str) -> None:
+def main(spool: str, checkpoint: str, target: str = "") -> None:
     """Tell when it runs."""
     spark = session("worker", master="local[2]")
     sys.stdin.readline()
@@ -20,7 +25,7 @@ def main(spool: str, checkpoint: str) -> None:
         .load(spool)
         .selectExpr("key", "value", "concat('copy/', topic) as topic")
     )
-    query = frame.writeStream.format("qflow").option("checkpointLocation", checkpoint).start(spool)
+    query = frame.writeStream.format("qflow").option("checkpointLocation", checkpoint).start(target or spool)
     print("running", flush=True)
     query.awaitTermination()
 

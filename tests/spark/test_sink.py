@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import qflow
 from qflow.inspect import check_spool, read_spool
 from qflow.storage import stages
 from qflow.storage.files import Files
+from spark.trees import in_flight, kill, left_in_inbox
 from unit.clocks import until
 
 SEED = 20_251_122
@@ -42,11 +42,6 @@ def save(spool: Path) -> Callable[..., None]:
 def bodies(stream: Any) -> list[bytes]:
     """Return what a stream holds, sorted."""
     return sorted(message.body for message in stream.query())
-
-
-def left_in_inbox(spool: Path) -> list[str]:
-    """Return the files that lie in the inbox."""
-    return [str(path) for path in (spool / "inbox").rglob("*") if path.is_file()]
 
 
 def numbered(spark: Any, count: int, tasks: int = 2) -> Any:
@@ -300,22 +295,6 @@ def test_complete_mode_publishes_all_of_the_result_with_each_batch(spark, copies
         writer = rows.writeStream.format("qflow").outputMode("complete").trigger(availableNow=True)
         writer.option("checkpointLocation", str(source.checkpoint)).start(str(spool)).awaitTermination()
     assert bodies(copies) == [b"a1", b"a1", b"b1", b"b2"]
-
-
-def in_flight(spool: Path, moment: int) -> bool:
-    """Tell whether a batch is at some moment of its way: being written, handed in, or gone on since."""
-    inbox = spool / "inbox"
-    names = set(os.listdir(inbox)) if inbox.exists() else set()
-    staged = inbox / stages.STAGING
-    if moment == 0:
-        return any(any(path.iterdir()) for path in staged.iterdir() if path.exists()) if staged.exists() else False
-    return bool(names - {stages.STAGING, stages.REFUSED})
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """Kill a worker, its Java, and all that this has started."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
 
 
 @pytest.fixture
