@@ -131,6 +131,8 @@ class Holding(Intake):
         """Ends of ack timeouts that were extended; of what was settled since, until `tick`."""
         self._in_order = True
         """What is held is in order of when it was delivered."""
+        self._kept: list[Segment] = []
+        """What was held when the broker was closed: nobody settles that any more, and it is counted as delivered."""
         self._leaving: dict[Leaving, None] = {}
         self._arrivals = 0  # of those who wait without a thread
         self._returned = 0
@@ -838,9 +840,17 @@ class Holding(Intake):
         found = [Segment(delivery.sequence, [delivery.record], delivery._marks) for delivery in self._acquired]
         for batch in self._batches:
             found += batch.left()
+        found += self._kept
         for leaving in self._leaving:
             found += leaving.segments
         return found
+
+    def _keep_held(self) -> None:
+        """Let nobody settle what is held any more: the broker is being closed. Under the lock."""
+        self._kept += [Segment(one.sequence, [one.record], one._marks) for one in self._acquired]
+        for batch in self._batches:
+            self._kept += batch.left()
+        self._acquired, self._batches = {}, {}
 
     def _acquired_charge(self) -> int:
         return sum(charge(records) for _, records, _ in self._held_segments()) + SINGLE_BYTES * len(self._acquired)

@@ -12,7 +12,7 @@ from typing import Any
 from qflow import config
 from qflow.config import Overflow, QueueSettings, SlowConsumer
 from qflow.delivery import ONE_ATTEMPT, Entry, Segment
-from qflow.errors import InvalidArgument, NotFound, QflowError, QueueDeleted, QueueFull, again
+from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError, QueueDeleted, QueueFull, again
 from qflow.events import EventKind
 from qflow.memory.ledger import Account
 from qflow.memory.run import NOTHING, Place, Run
@@ -109,6 +109,7 @@ class Queue(Outlet):
         self._message_bytes = 0
         self._acquired.clear()
         self._batches.clear()
+        self._kept.clear()
         self._extended.clear()
         self._leaving.clear()
         for number, runs in self._lists.items():
@@ -420,6 +421,8 @@ class Queue(Outlet):
             self._ended = self._ended or reason
             for consumer in self._consumers:
                 consumer.end()
+            if self._ended is BrokerClosed:
+                self._keep_held()
             self._refresh()
             self._room.notify_all()
             self._arrived.notify_all()

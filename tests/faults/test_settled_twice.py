@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import qflow
-from faults.seams import drained
+from faults.seams import drained, in_thread
 from faults.test_damage import edit
+from qflow import broker as broker_module
 from qflow import inspect
 from qflow.storage import block_log
 from qflow.storage.block_log import Row, Settled
@@ -121,3 +122,29 @@ def test_numbers_that_were_reserved_are_no_messages(spool):
     with qflow.open(spool) as broker:
         assert broker.recovery.problems == ()
         assert broker.queue("q").put(b"y") == 70_000
+
+
+@pytest.mark.parametrize("how", ["one", "batch", "ack_many"])
+def test_an_ack_that_comes_while_the_rows_are_written_for_the_last_time_is_refused(how, spool, monkeypatch):
+    """I3: it would be confirmed, and written over."""
+    real = broker_module.write_ending
+    broker = qflow.open(spool)
+    queue = broker.declare_queue("q")
+    queue.put_many([b"0", b"1", b"2"])
+    held = queue.get_many(3)
+    one = held[0]
+    acks = {"one": one.ack, "batch": held.ack, "ack_many": lambda wait: queue.ack_many([one], wait=wait)}
+
+    def ending(log: Any, pieces: Any) -> None:
+        found = list(pieces())
+        with pytest.raises(qflow.BrokerClosed):
+            in_thread(lambda: acks[how](wait=True))
+        real(log, lambda: found)
+
+    monkeypatch.setattr(broker_module, "write_ending", ending)
+    broker.close()
+    with qflow.open(spool) as broker:
+        assert broker.recovery.problems == ()
+        again = broker.queue("q").get_many(3)
+        assert again.bodies == [b"0", b"1", b"2"]
+        assert [delivery.delivery_count for delivery in again] == [2, 2, 2]

@@ -12,7 +12,7 @@ import sys
 
 import qflow
 
-AT_ONCE = 50
+AT_ONCE = 5
 
 
 def main(spool: str, count: str) -> None:

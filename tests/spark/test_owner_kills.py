@@ -20,7 +20,7 @@ from unit.clocks import until
 TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "0")) or (30 if TORTURE else 1)
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or Random().randrange(10**6)
-COUNT = 3000
+COUNT = 20_000
 HERE = Path(__file__).parent
 
 Processes = list["subprocess.Popen[str]"]
