@@ -363,8 +363,6 @@ class Batch:
     """Deleted queues of which nothing is left."""
     short = False
     """See `Request.short`."""
-    removes = block_log.REMOVED_AT_ONCE
-    """Settled blocks of a lane that are removed, at most; less where it is a part of a batch, on a full disk."""
     is_part = turned = False
     free = 0
     """Pages that were free in the file, if the disk was full."""
@@ -391,6 +389,8 @@ class Batch:
         """Deleted queues, by number, a part of which is to be removed."""
         self.writes: list[Callable[[Any], None]] = []
         self.plan: list[Step] = []
+        self.removes = block_log.REMOVED_AT_ONCE
+        """Settled blocks of a lane that are removed, at most; less where it is a part of a batch, on a full disk."""
 
     def add(self, request: Request) -> None:
         """Have a request in it."""
