@@ -460,7 +460,8 @@ class Outlet(Holding):
 
     def _must_look(self) -> bool:
         return (
-            self._timed
+            self._ended is not None  # nothing is handed out any more, as a get that looks is told
+            or self._timed
             or self._is_watched()
             or self.settings.max_deliveries is not None
             or any(schedule.messages for schedule in self._schedules.values())

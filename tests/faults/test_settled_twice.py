@@ -148,3 +148,25 @@ def test_an_ack_that_comes_while_the_rows_are_written_for_the_last_time_is_refus
         again = broker.queue("q").get_many(3)
         assert again.bodies == [b"0", b"1", b"2"]
         assert [delivery.delivery_count for delivery in again] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("get", ["get", "get_many"])
+def test_nothing_is_delivered_while_the_rows_are_written_for_the_last_time(get, spool, monkeypatch):
+    """I3: its ack would be confirmed, and written over."""
+    real = broker_module.write_ending
+    broker = qflow.open(spool)
+    queue = broker.declare_queue("q")
+    queue.put_many([b"0", b"1"])
+    gets = {"get": lambda: queue.get(0), "get_many": lambda: queue.get_many(2, 0)}
+
+    def ending(log: Any, pieces: Any) -> None:
+        found = list(pieces())
+        with pytest.raises(qflow.BrokerClosed):
+            in_thread(gets[get])
+        real(log, lambda: found)
+
+    monkeypatch.setattr(broker_module, "write_ending", ending)
+    broker.close()
+    with qflow.open(spool) as broker:
+        assert broker.recovery.problems == ()
+        assert [(one.body, one.delivery_count) for one in broker.queue("q").get_many(2)] == [(b"0", 1), (b"1", 1)]
