@@ -11,7 +11,6 @@ import dis
 import os
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -23,7 +22,6 @@ ROOT = str(Path(qflow.__file__).parent) + os.sep
 BACK = {code for name, code in dis.opmap.items() if name == "JUMP_BACKWARD" or name.startswith("POP_JUMP_BACKWARD")}
 TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 """Strike everywhere, and tell how often."""
-PATIENCE_S = 30
 
 
 class Struck(BaseException):
@@ -104,22 +102,3 @@ def places(count: int, most: int, seed: int) -> Iterable[int]:
     if TORTURE or count <= most:
         return range(count)
     return sorted(random.Random(seed).sample(range(count), most))
-
-
-def aside(work: Callable[[], Any]) -> Any:
-    """Return what another thread returns for some work; it must not hang."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    assert outcome, "another thread hangs"
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]

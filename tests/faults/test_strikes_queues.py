@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import qflow
-from faults.strikes import PATIENCE_S, TORTURE, Strike, aside, places
+from faults.seams import PATIENCE_S, in_thread
+from faults.strikes import TORTURE, Strike, places
 
 MOST = 2
 """Places of each call, on each kind of queue, that are struck in a normal run by a handler that raises."""
@@ -642,14 +643,14 @@ def test_the_close_of_a_broker_can_be_struck(worlds: dict[str, World], kind: str
 def check_reopened(world: World, here: Round, strike: Strike) -> None:
     """The spool opens clean, and has what was confirmed."""
     try:
-        aside(world.reopen)
+        in_thread(world.reopen)
         if world.durable:
-            aside(lambda: world.check_contents(here, True))
+            in_thread(lambda: world.check_contents(here, True))
         else:
-            aside(lambda: [world.drained(queue) for queue in (world.other, world.dead)])
+            in_thread(lambda: [world.drained(queue) for queue in (world.other, world.dead)])
         for name in {*world.broker.queues()} & {here.name}:
-            aside(lambda: world.broker.delete_queue(name))  # noqa: B023
-        aside(world.check_books)
+            in_thread(lambda: world.broker.delete_queue(name))  # noqa: B023
+        in_thread(world.check_books)
     except BaseException as error:
         error.add_note(f"struck at {strike.where}")
         world.renew()
@@ -663,7 +664,7 @@ def strike_once(world: World, name: str, at: int, handler: Callable[[Round], obj
     try:
         ended = strike.run(lambda: CALLS[name].act(here))
         gc.collect(0)
-        aside(lambda: world.verify(name, here, ended))
+        in_thread(lambda: world.verify(name, here, ended))
     except BaseException as error:
         error.add_note(f"struck at place {at}: {strike.where}")
         world.renew()

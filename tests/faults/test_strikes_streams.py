@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import qflow
-from faults.strikes import TORTURE, Strike, aside, places
+from faults.seams import in_thread
+from faults.strikes import TORTURE, Strike, places
 
 MOST = 5
 """Places of each call that are struck in a normal run, for each kind of handler."""
@@ -103,7 +104,7 @@ class World:
     def reopen(self) -> None:
         if not self.broker.closed:
             before = time.monotonic()
-            aside(self.broker.close)
+            in_thread(self.broker.close)
             assert time.monotonic() - before < 2, "closing takes long"
         self.broker = qflow.open(self.path)
         assert self.broker.recovery.clean
@@ -423,7 +424,7 @@ def count_places(world: World, name: str) -> int:
             before(here)
         strike = Strike(NEVER)
         strike.run(lambda: act(here))  # noqa: B023
-        aside(lambda: world.verify(here, False))  # noqa: B023
+        in_thread(lambda: world.verify(here, False))  # noqa: B023
     COUNTS[name] = strike.seen
     return strike.seen
 
@@ -470,10 +471,10 @@ def test_a_handler_may_close_the_broker(world: World, name: str, seed: int) -> N
             refused.append(error)
         assert (strike.where is None) != world.broker.closed
         struck += world.broker.closed
-        aside(world.reopen)
+        in_thread(world.reopen)
         try:
-            aside(lambda: world.check_contents(here, bool(refused) or world.broker.closed))  # noqa: B023
-            aside(world.check_books)
+            in_thread(lambda: world.check_contents(here, bool(refused) or world.broker.closed))  # noqa: B023
+            in_thread(world.check_books)
         except BaseException as error:
             error.add_note(f"struck at place {at}: {strike.where}")
             world.renew()
@@ -491,7 +492,7 @@ def strike_once(world: World, name: str, at: int, handler: Callable[[Round], obj
     try:
         ended = strike.run(lambda: act(here))
         gc.collect(0)
-        aside(lambda: world.verify(here, ended))
+        in_thread(lambda: world.verify(here, ended))
     except BaseException as error:
         error.add_note(f"struck at place {at}: {strike.where}")
         world.renew()

@@ -13,6 +13,7 @@ import qflow
 from qflow.errors import NotFound
 from spark import reader_process as there
 from spark.reader_process import ReaderProcess
+from spark.trees import Trees
 from unit.clocks import Clock, open_still
 
 
@@ -35,6 +36,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip(str(error))
     yield found
     found.stop()
+
+
+@pytest.fixture
+def trees() -> Iterator[Trees]:
+    """Workers that are killed, with what they have started."""
+    started = Trees()
+    yield started
+    started.kill_all()
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +15,7 @@ import qflow
 from qflow.inspect import check_spool, read_spool
 from qflow.storage import stages
 from qflow.storage.files import Files
-from spark.trees import in_flight, kill, left_in_inbox
+from spark.trees import copy_the_rest, in_flight, left_in_inbox, said, tell
 from unit.clocks import until
 
 SEED = 20_251_122
@@ -297,17 +296,8 @@ def test_complete_mode_publishes_all_of_the_result_with_each_batch(spark, copies
     assert bodies(copies) == [b"a1", b"a1", b"b1", b"b2"]
 
 
-@pytest.fixture
-def workers() -> Iterator[list[subprocess.Popen[str]]]:
-    """Those that have been started and not killed."""
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for process in started:
-        kill(process)
-
-
 def test_kill_9_of_the_whole_tree_publishes_nothing_twice_and_loses_nothing(
-    spark, open_spool, read, spool, tmp_path, workers
+    spark, open_spool, read, spool, tmp_path, trees
 ):
     """Source to sink, with a batch in flight, while messages come and go; with an owner in another process, and without."""
     draw = Random(SEED)
@@ -316,23 +306,16 @@ def test_kill_9_of_the_whole_tree_publishes_nothing_twice_and_loses_nothing(
         first.declare_stream("plants", topics=["plant/#"])
         first.declare_stream("copies", topics=["copy/#"])
     published = 0
-    worker = Path(__file__).parent / "sink_worker.py"
 
     def start_worker() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(worker), str(spool), str(tmp_path / "checkpoint")],
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        return trees.start("sink_worker.py", spool, tmp_path / "checkpoint")
 
     def publish(broker: qflow.Broker, count: int) -> None:
         nonlocal published
         broker.publish_many([(f"plant/{n % 5}", b"%d" % n) for n in range(published, published + count)])
         published += count
 
-    workers.append(start_worker())
+    following = start_worker()
     for number in range(ROUNDS):
         broker = qflow.open(spool)
         if number:  # there is a group by now, which has it keep what was not read
@@ -340,34 +323,20 @@ def test_kill_9_of_the_whole_tree_publishes_nothing_twice_and_loses_nothing(
         publish(broker, 4000)
         if number % 2:
             broker.close()
-        process = workers[-1]
+        process = following
         if number + 1 < ROUNDS:
-            workers.append(start_worker())  # its Java starts meanwhile
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("run\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "running\n"
+            following = start_worker()  # its Java starts meanwhile
+        tell(process, "run")
+        assert said(process) == "running\n"
         for _ in range(draw.randrange(1, 4)):
             moment = draw.randrange(2)
             until(lambda moment=moment: in_flight(spool, moment))
             if not broker.closed:
                 publish(broker, 300)
-        kill(process)
-        workers.remove(process)
+        trees.kill(process)
         broker.close()
     owner = open_spool()
-    frame = (
-        spark.readStream.format("qflow")
-        .option("subscribe", "plants")
-        .option("startingOffsets", "earliest")
-        .option("group", "copier")
-        .load(str(spool))
-        .selectExpr("key", "value", "concat('copy/', topic) as topic")
-    )
-    checkpoint = str(tmp_path / "checkpoint")
-    query = frame.writeStream.format("qflow").option("checkpointLocation", checkpoint).trigger(availableNow=True)
-    query.start(str(spool)).awaitTermination()
+    copy_the_rest(spark, spool, spool, tmp_path / "checkpoint")
     found = sorted(int(row.value) for row in read(subscribe="copies").select("value").collect())
     assert found == list(range(published))
     assert left_in_inbox(spool) == []

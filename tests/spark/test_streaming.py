@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +14,7 @@ import qflow
 from qflow.spark import lag
 from qflow.storage import groups
 from qflow.storage.files import Files
+from spark.trees import Trees, said, tell
 from unit.clocks import until
 
 SEED = int(os.environ.get("QFLOW_SEED", "1"))
@@ -148,27 +146,8 @@ def test_a_group_has_one_query(
     assert pipe.numbers() == other.numbers() == list(range(10))
 
 
-def kill_session(session: int) -> None:
-    """Kill every process of a session: Spark's workers have left the group of the one that began it."""
-    while members := [
-        pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if session_of(pid) == session
-    ]:
-        for pid in members:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def session_of(pid: int) -> int | None:
-    """Return the session of a process, None if it is dead."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if after_name[0] in "ZX" else int(after_name[3])
-
-
 def test_kill_9_of_the_whole_tree_loses_and_doubles_nothing(
-    spark: Any, broker: qflow.Broker, pipe: Pipe, spool: Path
+    spark: Any, broker: qflow.Broker, pipe: Pipe, spool: Path, trees: Trees
 ) -> None:
     """Source to Parquet, while messages come in and retention runs; Parquet of a killed stream is read with Spark."""
     draw = Random(SEED)
@@ -185,36 +164,24 @@ def test_kill_9_of_the_whole_tree_loses_and_doubles_nothing(
         """Return how many batches were begun; the last of them is in flight."""
         return len([one for one in offsets.glob("[0-9]*") if one.name.isdecimal()]) if offsets.is_dir() else 0
 
-    started: list[subprocess.Popen[str]] = []
+    def start() -> subprocess.Popen[str]:
+        return trees.start("stream_worker.py", spool, pipe.out, pipe.checkpoint)
 
-    def start() -> None:
-        worker = Path(__file__).parent / "stream_worker.py"
-        command = [sys.executable, str(worker), str(spool), str(pipe.out), str(pipe.checkpoint)]
-        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        started.append(subprocess.Popen(command, start_new_session=True, text=True, **streams))
-
-    try:
-        start()
-        for number in range(ROUNDS):
-            process = started[number]
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            print("begin", file=process.stdin, flush=True)
-            if number + 1 < ROUNDS:
-                start()  # Spark takes longest to start: the next one does so beside this one
-            batch = planned()
-            for _ in range(draw.randrange(1, 5)):
-                publish(broker, 200, published)
-                published += 200
-            until(lambda: planned() > batch)  # noqa: B023 - it is called here only
-            for _ in range(draw.randrange(200)):
-                publish(broker, 1, published)  # some moment later, by commits and not by the clock
-                published += 1
-            kill_session(process.pid)
-    finally:
-        for process in started:
-            kill_session(process.pid)
-            process.communicate()
+    following = start()
+    for number in range(ROUNDS):
+        process = following
+        assert said(process) == "ready\n"
+        tell(process, "begin")
+        if number + 1 < ROUNDS:
+            following = start()  # Spark takes longest to start: the next one does so beside this one
+        batch = planned()
+        for _ in range(draw.randrange(1, 5)):
+            publish(broker, 200, published)
+            published += 200
+        until(lambda: planned() > batch)  # noqa: B023 - it is called here only
+        for _ in range(draw.randrange(200)):
+            publish(broker, 1, published)  # some moment later, by commits and not by the clock
+            published += 1
+        trees.kill(process)
     pipe.run(group="archive")
     assert pipe.numbers() == list(range(published))
