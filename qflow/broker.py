@@ -1391,8 +1391,7 @@ class Broker:
             queues = list(self._queues.values())
         more = False
         for queue in queues:
-            more |= queue.sweep(WIPED_AT_ONCE) | queue.fit()
-            queue.spill_excess()
+            more |= queue.sweep(WIPED_AT_ONCE) | queue.fit() | queue.spill_left_over()
         return more
 
     def _remove_settled(self) -> bool:

@@ -118,6 +118,7 @@ class Admission(Backlog):
         self._acked = self._dropped = self._expired = self._dead_lettered = 0
         self._line: deque[Asking] = deque()  # puts that wait at a limit, first come first served
         self._timed = False  # some message may expire
+        self._was_over = False  # the bounds, when maintenance looked
         self._unlogged_lanes: dict[int, Lane] = {}  # how commits know the lanes of a queue that is not logged
 
     # Messages on their way --------------------------------------------------------------------------------------------
@@ -508,6 +509,18 @@ class Admission(Backlog):
                 excess = self._used - min(self._account.borrowed, self._account.capacity)
             if excess <= 0 or not self._find_room(excess):
                 return
+
+    def spill_left_over(self) -> bool:
+        """Spill what was above the bounds at the last call, too: who puts spills, mostly, and returns when it is done.
+
+        Returns:
+            whether it is to be called again soon: something is above the bounds, and was not before.
+        """
+        before = self._was_over
+        self._was_over = self._used > self._account.borrowed or self._put_slack > 0 or self._get_slack > 0
+        if self._was_over and before:
+            self.spill_excess()
+        return self._was_over and not before
 
     def would_admit(self, messages: int, size: int) -> bool:
         """Tell whether so many messages, of so many bytes together, pass the limits as things are."""

@@ -763,3 +763,14 @@ def test_nothing_of_time_lies_in_the_spool_of_who_does_not_use_it(open_spool: Op
     queue = open_spool().declare_queue("q")
     queue.put_many([b"x"] * 3)
     assert len(queue.lanes) == 1
+
+
+def test_maintenance_spills_only_what_nobody_spilled_for_a_round(open_at: Open) -> None:
+    """Who puts returns when the excess is on disk; did maintenance come first, that would still be on its way."""
+    broker = open_at()
+    queue = broker.declare_queue("q", capacity_bytes=0)
+    queue.submit(b"body").result(LONG_S)
+    assert broker._sweep()
+    assert queue.stats().spilled_messages == 0
+    assert not broker._sweep()
+    assert queue.stats().spilled_messages == 1
