@@ -97,6 +97,14 @@ class Strike:
         self._handler()
 
 
+def reach(at: int, strike_at: Callable[[int], tuple[Strike, bool]]) -> tuple[Strike, bool]:
+    """Strike a call at a place, or earlier where it did not come so far: some wait, for longer or shorter."""
+    strike, ended = strike_at(at)
+    while strike.where is None and strike.seen:
+        strike, ended = strike_at(at % strike.seen)
+    return strike, ended
+
+
 def places(count: int, most: int, seed: int) -> Iterable[int]:
     """Return which of so many places to strike: all of them, or a sample of `most`."""
     if TORTURE or count <= most:

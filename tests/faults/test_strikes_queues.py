@@ -19,7 +19,7 @@ import pytest
 
 import qflow
 from faults.seams import PATIENCE_S, in_thread
-from faults.strikes import TORTURE, Strike, places
+from faults.strikes import TORTURE, Strike, places, reach
 
 MOST = 2
 """Places of each call, on each kind of queue, that are struck in a normal run by a handler that raises."""
@@ -564,7 +564,7 @@ def test_a_handler_that_raises_finds_a_call_done_or_not_done(
     number = count_places(world, name)
     struck = 0
     for at in places(number, MOST, seed):
-        strike, ended = strike_once(world, name, at, None)
+        strike, ended = reach(at, lambda at: strike_once(world, name, at, None))
         struck += ended
         assert ended == (strike.where is not None)
     report(kind, name, "raises", number, struck)
@@ -578,7 +578,7 @@ def test_a_handler_may_use_the_broker(worlds: dict[str, World], kind: str, name:
     number = count_places(world, name)
     struck = 0
     for at in places(number, MOST_USED, seed):
-        strike, _ = strike_once(world, name, at, Round.use_broker)
+        strike, _ = reach(at, lambda at: strike_once(world, name, at, Round.use_broker))
         struck += strike.where is not None
     report(kind, name, "uses the broker", number, struck)
     assert struck or not number

@@ -19,7 +19,7 @@ import pytest
 
 import qflow
 from faults.seams import in_thread
-from faults.strikes import TORTURE, Strike, places
+from faults.strikes import TORTURE, Strike, places, reach
 
 MOST = 5
 """Places of each call that are struck in a normal run, for each kind of handler."""
@@ -435,7 +435,7 @@ def test_a_handler_that_raises_finds_a_call_done_or_not_done(world: World, name:
     count = count_places(world, name)
     struck = 0
     for at in places(count, MOST, seed):
-        strike, ended = strike_once(world, name, at, None)
+        strike, ended = reach(at, lambda at: strike_once(world, name, at, None))
         struck += ended
         assert ended == (strike.where is not None)
     report(name, "raises", count, struck)
@@ -448,7 +448,7 @@ def test_a_handler_may_use_the_broker(world: World, name: str, seed: int) -> Non
     count = count_places(world, name)
     struck = 0
     for at in places(count, MOST, seed):
-        strike, _ = strike_once(world, name, at, Round.use_broker)
+        strike, _ = reach(at, lambda at: strike_once(world, name, at, Round.use_broker))
         struck += strike.where is not None
     report(name, "uses the broker", count, struck)
     assert struck
