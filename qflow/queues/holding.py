@@ -214,17 +214,40 @@ class Holding(Intake):
 
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
         """Ack one delivery; see `Delivery.ack`."""
+        if self._log is not None:
+            self._settle_logged(delivery, wait)
+            return
+        size = len(delivery.record)
+        looks = False
+        try:
+            with self._lock:  # a straight line; see `waiting`
+                acquired = self._acquired
+                if delivery in acquired:
+                    self._acked += 1
+                    self._used = used = self._used - size - _SINGLE_CHARGE
+                    self._message_bytes -= size
+                    del acquired[delivery]
+                    if used >= self._give_back_below:
+                        return
+                    looks = True
+            if looks:
+                self._let_others_look()
+            else:
+                self._check_late(delivery.sequence)
+        except BaseException:
+            self._let_others_look()
+            raise
+
+    def _settle_logged(self, delivery: Delivery, wait: bool) -> None:
+        """Ack one delivery of a queue that has a log."""
+        log: Any = self._log
         record = delivery.record
         size = len(record)
-        log = self._log
-        requests: Any = None
-        one: tuple[Request, ...] = ()
-        if log is not None:
-            sequence = delivery.sequence
-            lane = self._lane if sequence < LANE_ONE else self._log_lane(sequence)
-            settling = Settling([(lane, [_settled(sequence, [record], size)])])  # type: ignore[list-item]
-            log.check_usable()
-            requests, one = log.requests, (settling,)
+        sequence = delivery.sequence
+        lane = self._lane if sequence < LANE_ONE else self._log_lane(sequence)
+        settling = Settling([(lane, [_settled(sequence, [record], size)])])  # type: ignore[list-item]
+        log.check_usable()
+        requests, one = log.requests, (settling,)
         found = looks = False
         try:
             with self._lock:  # a straight line; see `waiting`
@@ -233,25 +256,21 @@ class Holding(Intake):
                     found = True
                     self._acked += 1
                     self._used = used = self._used - size - _SINGLE_CHARGE
-                    del acquired[delivery]
-                    if log is not None:
-                        requests += one
                     self._message_bytes -= size
+                    del acquired[delivery]
+                    requests += one
                     looks = used < self._give_back_below
             if looks:
                 self._let_others_look()
             if not found:
-                self._check_late(delivery.sequence)
+                self._check_late(sequence)
                 return
-            if log is not None:
-                log.handed_over(settling, urgent=wait)
+            log.handed_over(settling, urgent=wait)
         except BaseException:
-            if log is not None:
-                log.rouse()
+            log.rouse()
             self._let_others_look()
             raise
-        if log is not None:
-            self._finish_settle(settling, wait)
+        self._finish_settle(settling, wait)
 
     @sheltered
     def _let_others_look(self) -> None:
