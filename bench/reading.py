@@ -14,7 +14,7 @@ from pathlib import Path
 from time import thread_time
 
 import qflow
-import qflow.broker
+import qflow.spool
 from bench import children
 from bench.engines.qflow_queues import PATIENCE_S, open_broker
 from bench.measure import Row, Setup, Workload, bytes_name, interleave, micros, ratio
@@ -74,7 +74,7 @@ def _told(setup: Setup, size: int) -> Row:
 
             return run
 
-        measured = interleave(setup.few_rounds, 1, side(qflow.broker.ALLOCATOR_HINT_BYTES), side(0))
+        measured = interleave(setup.few_rounds, 1, side(qflow.spool.ALLOCATOR_HINT_BYTES), side(0))
     names = ("told", "not told")
     ours, other = (micros(name, count, seconds) for name, seconds in zip(names, measured, strict=True))
     return Row(
@@ -83,7 +83,7 @@ def _told(setup: Setup, size: int) -> Row:
         details=[other, ours],
         notes=[
             _note(count),
-            "a process for each side and round, in turns; `qflow.broker.ALLOCATOR_HINT_BYTES` is 0 or not",
+            "a process for each side and round, in turns; `qflow.spool.ALLOCATOR_HINT_BYTES` is 0 or not",
         ],
     )
 
@@ -126,7 +126,7 @@ def _drained(queue: qflow.Queue, count: int, size: int) -> float:
 def _drain_told(path: str, hint: str, messages: str, message_bytes: str) -> None:
     """Drain a second time: the first warms up."""
     count, size = int(messages), int(message_bytes)
-    qflow.broker.ALLOCATOR_HINT_BYTES = int(hint)
+    qflow.spool.ALLOCATOR_HINT_BYTES = int(hint)
     with open_broker(Path(path), spill="segments") as broker:
         queue = _declare(broker, count, size)
         _drained(queue, count, size)

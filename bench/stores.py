@@ -37,7 +37,7 @@ def _store(setup: Setup, spill: str, runs: int) -> Row:
             broker = stack.enter_context(open_broker(path / "spool", spill=spill))
         except Exception as error:
             return Row(name=_name(spill), problem=f"not measured: {error}")
-        area = broker._store.area("bench", 2**31 - 1, 1)
+        area = broker.engine.spool.store.area("bench", 2**31 - 1, 1)
         files = stack.enter_context(loops.append_files(path))
         records: list[Record] = [BODY] * RUN
         first = 0

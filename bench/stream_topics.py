@@ -25,7 +25,7 @@ SHARE = 100
 def index(broker: qflow.Broker, stream: Any, *, everything: bool) -> None:
     """Index now what maintenance would, or everything but the last block."""
     least = 1 if everything else None
-    with broker._upkeep:  # maintenance indexes, too
+    with broker.engine.upkeep.moving:  # maintenance indexes, too
         while stream.index(least):
             pass
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qflow.broker import Broker
-    from qflow.broker import open_broker as open
     from qflow.config import Overflow, SlowConsumer
     from qflow.delivery import Deliveries, Delivery, Entry
     from qflow.errors import (
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
         TransactionTooLarge,
     )
     from qflow.events import Event, EventKind
+    from qflow.opening import open_broker as open
     from qflow.queues.consumer import Consumer
     from qflow.queues.queue import Queue
     from qflow.queues.transaction import Transaction
@@ -133,6 +133,7 @@ _ROOMS = (
     "queues.queue",
     "routing",
     "broker",
+    "opening",
 )
 """Where the names are, the light ones first. They are imported when they are asked for: whoever takes but a part of the
 package, as Spark's workers do, does not wait for the engine."""

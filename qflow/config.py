@@ -252,6 +252,14 @@ def _topics(value: Any, what: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
+def listed(topics: Any) -> Any:
+    """Return topic filters, of whatever can be iterated, as a list; a text as it is, for the settings to refuse."""
+    try:
+        return topics if isinstance(topics, str) else list(topics)
+    except TypeError as error:
+        raise InvalidArgument(f"topics must be a list of topic filters, not {topics!r}") from error
+
+
 def _partitions(value: Any, what: str) -> int:
     if parse_count(value, what) > MAX_PARTITIONS:
         raise InvalidArgument(f"{what} must be at most {MAX_PARTITIONS}, got {value!r}")

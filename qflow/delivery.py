@@ -221,6 +221,12 @@ class Deliveries(Sequence[Delivery]):
         if self.settled is None or position in self.settled:
             raise AlreadySettled(f"message {self.at(position)[0]} of queue {self.name!r} was settled before")
 
+    def unsettled_place(self, delivery: Delivery) -> tuple[Settler, int]:
+        """Return who settles a delivery of it, and where in it that is. Raises as `check_unsettled`."""
+        position = self._position(delivery.sequence)
+        self.check_unsettled(position)
+        return self._settler, position
+
     def take_back(self, delivery: Delivery, position: int) -> None:
         """Have a delivery again that was on its own for a while; the others may have been settled meanwhile."""
         if self.settled is None:

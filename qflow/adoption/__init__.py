@@ -37,12 +37,13 @@ from qflow.errors import (
 )
 from qflow.queues.together import Together
 from qflow.routing import Routing
+from qflow.spool import Spool
 from qflow.stats import InboxStats
 from qflow.storage import sink_batches
 from qflow.storage.inbox import Inbox, Waiting
 from qflow.storage.sink_batches import Adopted, Partial
 from qflow.storage.stages import Batch, Manifest
-from qflow.storage.transaction_log import TransactionLog, Unit
+from qflow.storage.transaction_log import Unit
 from qflow.streams.partition import put_charge
 from qflow.streams.room import Asking, Room
 
@@ -68,30 +69,19 @@ class Adoption:
     """See the module. Thread-safe: one step at a time."""
 
     def __init__(
-        self,
-        inbox: Inbox,
-        *,
-        log: TransactionLog,
-        routing: Routing,
-        together: Together,
-        room: Room,
-        uuid: str,
-        max_transaction_bytes: int,
-        report: Callable[[str, int], None],
-        wake: Callable[[], None],
-        clock: Callable[[], float] = time.time,
+        self, spool: Spool, routing: Routing, together: Together, room: Room, wake: Callable[[], None]
     ) -> None:
         """`wake` is called when there is memory again: call `run` then."""
-        self._inbox = inbox
-        self._log = log
+        self._inbox = Inbox(spool.files, spool.path)
+        self._log = spool.log
         self._routing = routing
         self._together = together
         self._room = room
-        self._uuid = uuid
-        self._most = (max_transaction_bytes, room.ledger.capacity // MEMORY_SHARE)
-        self._report = report
+        self._uuid = str(spool.uuid)
+        self._most = (spool.settings.max_transaction_bytes, room.ledger.capacity // MEMORY_SHARE)
+        self._report = spool.report
         self._wake = wake
-        self._clock = clock
+        self._clock = spool.clock
         self._running = threading.Lock()
         self._asking: Asking | None = None
         self._asker: Batch | None = None

@@ -18,10 +18,11 @@ from qflow.aio.queue import AsyncQueue, Body
 from qflow.aio.stream import AsyncStream
 from qflow.aio.subscription import AsyncSubscription
 from qflow.aio.transaction import AsyncTogether, AsyncTransaction
-from qflow.broker import Broker, open_broker
+from qflow.broker import Broker
 from qflow.errors import BrokerClosed
 from qflow.events import Event
 from qflow.message import Headers
+from qflow.opening import open_broker
 from qflow.queues.queue import Queue
 from qflow.routing import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, SnapshotReport
@@ -41,7 +42,7 @@ class AsyncBroker:
         self._worker = Worker(broker.path)
         self._homes = Homes(broker.log)
         self._together = AsyncTogether(broker.together, self._homes, self._worker)
-        self._publishing = AsyncPublishing(broker, self._together, self._homes, self._worker)
+        self._publishing = AsyncPublishing(broker.engine.publisher, self._together, self._homes, self._worker)
         self._queues: dict[Queue, AsyncQueue] = {}
         self._streams: dict[Stream, AsyncStream] = {}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from qflow.aio.loops import Home, Homes, Waiter, Worker, attend
 from qflow.aio.transaction import AsyncTogether
-from qflow.broker import Broker
 from qflow.errors import QueueDeleted, StreamDeleted
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
+from qflow.publishing import Publisher
 from qflow.routing import Claimed, Lots, PublishResult
 from qflow.streams.producers import Answer, Claim
 from qflow.streams.publishing import Sending, Sent
@@ -22,8 +22,8 @@ from qflow.streams.room import Asking
 class AsyncPublishing:
     """See the module. One a broker."""
 
-    def __init__(self, broker: Broker, together: AsyncTogether, homes: Homes, worker: Worker) -> None:
-        self._broker = broker
+    def __init__(self, publisher: Publisher, together: AsyncTogether, homes: Homes, worker: Worker) -> None:
+        self._publisher = publisher
         self._together = together
         self._homes = homes
         self._worker = worker
@@ -36,7 +36,7 @@ class AsyncPublishing:
         Cancelled while it waits for room, or for another with its number, nothing was done; while it waits for the
         commit, it is done all the same, or refused.
         """
-        claim = self._broker.claim_of(producer, number)
+        claim = self._publisher.claim_of(producer, number)
         if claim is None:
             return await self._publish(messages, headers, None)
         try:
@@ -52,7 +52,7 @@ class AsyncPublishing:
     ) -> PublishResult:
         """`publish` of one message."""
         if producer is None and number is None:
-            lots = self._broker.lots_of([message], headers)
+            lots = self._publisher.lots_of([message], headers)
             if lots is not None:
                 if not lots.lots:
                     return lots.results(None)[0]
@@ -68,7 +68,7 @@ class AsyncPublishing:
         """`publish_one` that does not wait: where that can be done at once, without a task."""
         home = self._homes.here()
         if producer is None and number is None:
-            lots = self._broker.lots_of([message], headers)
+            lots = self._publisher.lots_of([message], headers)
             if lots is not None:
                 if not lots.lots:
                     future: asyncio.Future[PublishResult] = home.loop.create_future()
@@ -86,7 +86,7 @@ class AsyncPublishing:
         if room is None or not in_place(partial(room.reserve_at_once, sending.amount)):
             return None
         try:
-            return in_place(partial(sending.enter, self._broker.log, soon=False))
+            return in_place(partial(sending.enter, self._publisher.log, soon=False))
         except StreamDeleted:
             return None
 
@@ -105,12 +105,12 @@ class AsyncPublishing:
     async def _publish(
         self, messages: list[Any], headers: Headers | None, claim: Claim | None
     ) -> Sequence[PublishResult]:
-        broker, home = self._broker, self._homes.here()
-        while (lots := broker.lots_of(messages, headers)) is not None:
+        publisher, home = self._publisher, self._homes.here()
+        while (lots := publisher.lots_of(messages, headers)) is not None:
             sending = Sending(lots.lots, claim)
             try:
                 await self._reserve(home, sending)
-                sent = in_place(partial(sending.enter, broker.log, soon=False))
+                sent = in_place(partial(sending.enter, publisher.log, soon=False))
             except StreamDeleted:
                 await asyncio.sleep(0)
                 continue  # it was deleted since, and is not reached any more
@@ -118,7 +118,7 @@ class AsyncPublishing:
                 await home.confirmed(sent.request)
             return lots.results(sent)
         while True:
-            groups = [broker.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
+            groups = [publisher.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
             steps = [step for group in groups for step in group]
             leavings: list[Any] = [] if claim is None else [Claimed(claim)]
             try:
@@ -126,7 +126,7 @@ class AsyncPublishing:
             except (QueueDeleted, StreamDeleted):
                 await asyncio.sleep(0)
                 continue
-            return [broker.result_of([next(places) for _ in group]) for group in groups]
+            return [publisher.result_of([next(places) for _ in group]) for group in groups]
 
     async def _reserve(self, home: Home, sending: Sending) -> None:
         room = sending.room

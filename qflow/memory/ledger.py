@@ -6,24 +6,32 @@ all borrowed ≤ the broker's capacity, at every instant. (A capacity that is lo
 as they are settled.)
 
 When nothing is left to borrow, shares are max-min fair: who asks for more takes from the one who has most, as long as
-that one has more than the asker would. `heavier` ranks them; who gives way is the broker's business.
+that one has more than the asker would. `relieve` has others give way, in that order.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+
+GiveWay = Callable[[int, bool], bool]
+"""Given how many bytes are missing, and whether to spill: give back what is borrowed; return whether any was."""
 
 
 class Account:
     """What one queue has borrowed. Changed by the ledger only, under the lock of its queue."""
 
-    __slots__ = ("borrowed", "capacity", "name", "number")
+    __slots__ = ("borrowed", "capacity", "give_way", "is_cache", "name", "number")
 
     def __init__(self, number: int, name: str, capacity: int) -> None:
         self.number = number
         self.name = name
         self.capacity = capacity
         self.borrowed = 0
+        self.give_way: GiveWay | None = None
+        """Called without a lock when others are short of memory; None: nothing of it can be given back."""
+        self.is_cache = False
+        """What it can give back costs nothing: it gives way first, and has nothing to spill."""
 
 
 class Ledger:
@@ -83,6 +91,23 @@ class Ledger:
 
     def free(self) -> int:
         return self.capacity - self.borrowed
+
+    def relieve(self, account: Account, missing: int) -> bool:
+        """Have others give memory back: caches, then what is not used, else what the heaviest of them can spill.
+
+        Returns:
+            whether any was given back: try to borrow again. Called without a lock.
+        """
+        gave = False
+        for other in sorted(self.others(account), key=lambda other: not other.is_cache):
+            if other.give_way is not None and other.give_way(missing, False):
+                gave = True
+                if self.free() >= missing:
+                    return True
+        for other in self.heavier(account, missing):
+            if not other.is_cache and other.give_way is not None and other.give_way(missing, True):
+                return True
+        return gave
 
     def heavier(self, account: Account, missing: int) -> list[Account]:
         """Return who has more than `account` would have with `missing` more, heaviest first."""

@@ -28,19 +28,24 @@ from functools import partial, wraps
 from queue import Empty, SimpleQueue
 from threading import Lock, get_ident
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from qflow.errors import BrokerClosed, Reentered
 from qflow.memory.line import FOREVER, WORK, Wake
 
 P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C", bound="_Closed")
 _OURS = sys.stdlib_module_names | {"attr", "lmdb", "qflow", "sortedcontainers"}
 """Code that a call of a broker runs, at the top level."""
 _GUARDS = {"call", "in_place", "serve"}
 """Functions of this module that begin such a call, or go on with it in another thread."""
 Step = Callable[[Wake], float | None]
 """Try; return None when done, else how long to wait at most for the wake-up."""
+
+
+class _Closed(Protocol):
+    def close(self) -> object: ...
 
 
 class _Job:
@@ -144,6 +149,18 @@ def shelter(work: Callable[[], T]) -> T:
     return in_place(work)
 
 
+def shelter_made(make: Callable[[], C]) -> C:
+    """`shelter` for what is to be closed: if the caller is interrupted it is closed, for nobody else will do that."""
+    made: list[C] = []
+    try:
+        shelter(lambda: made.append(make()))
+        return made[0]
+    except BaseException:
+        for one in made:
+            one.close()
+        raise
+
+
 def in_place(work: Callable[[], T]) -> T:
     """Do some work where it stands: that of an event loop, which must not wait for another thread.
 
@@ -233,4 +250,4 @@ def _check_caller() -> None:
         frame = frame.f_back
 
 
-__all__ = ["FOREVER", "WORK", "attend", "in_place", "shelter", "sheltered"]
+__all__ = ["FOREVER", "WORK", "attend", "in_place", "shelter", "shelter_made", "sheltered"]

@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
 from qflow.errors import CorruptionError, NotFound, StorageError
@@ -64,12 +64,6 @@ SPARED_CHUNKS = 8
 """What a queue keeps of what it has borrowed and does not use, until others need it: its next batch borrows nothing."""
 NOWHERE = RunList(-1)
 """Where a fast get finds nothing, and goes the long way."""
-
-
-class Relief(Protocol):
-    """Who can make other queues give way: the broker."""
-
-    def __call__(self, account: Account, missing: int) -> bool: ...
 
 
 class Unlocked:
@@ -118,7 +112,6 @@ class Backlog:
         rows: dict[int, Row] | None,
         owner: int,
         priorities: int,
-        relief: Relief,
         report: Callable[[str, int], None],
         tell: Teller,
     ) -> None:
@@ -127,7 +120,6 @@ class Backlog:
         self._ledger = ledger
         self._area = area
         self._log = log
-        self._relief = relief
         self._report = report
         self._tell = tell
         self._lock = threading.RLock()
@@ -461,7 +453,11 @@ class Backlog:
     def _find_room(self, missing: int) -> bool:
         """Free `missing` bytes for this queue: others give way, or the own tail is spilled."""
         account = self._account
-        if account.borrowed < account.capacity and self._ledger.free() < missing and self._relief(account, missing):
+        if (
+            account.borrowed < account.capacity
+            and self._ledger.free() < missing
+            and self._ledger.relieve(account, missing)
+        ):
             return True
         return self._spill_tail(missing)
 

@@ -18,113 +18,21 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from qflow.delivery import Deliveries, Delivery
-from qflow.errors import AlreadySettled, CorruptionError, InvalidArgument, TransactionTooLarge
-from qflow.memory.ledger import Account, Ledger
+from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
-from qflow.queues.backlog import Relief
+from qflow.queues.desk import Desk, Tab, Waiting
 from qflow.queues.holding import Held, Leaving
 from qflow.queues.intake import Moment
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
-from qflow.storage.spill import Slots, SpillArea
 
 RUN_BYTES = 64 * 1024
 """Charged at once for puts that follow each other."""
 
 
-class Desk:
-    """Where bodies of open transactions wait: memory borrowed like that of a queue, and a spill area. One a broker."""
-
-    def __init__(self, account: Account, ledger: Ledger, relief: Relief, area: SpillArea) -> None:
-        self._account = account
-        self.ledger = ledger
-        self._relief = relief
-        self._area = area
-        self._lock = threading.Lock()
-        self._position = 0
-        self.tabs: dict[Tab, weakref.ref[Transaction]] = {}
-        """What transactions have that are not ended, and who has it."""
-
-    def charge(self, amount: int) -> bool:
-        """Borrow for bodies, making queues give way; False if there is no room."""
-        self.collect()
-        for _ in range(2):
-            with self._lock:
-                if self.ledger.borrow_exactly(self._account, amount):
-                    return True
-            if not self._relief(self._account, amount):
-                return False
-        return False
-
-    def has_room(self, amount: int) -> bool:
-        """Tell whether nobody would have to give way."""
-        return self.ledger.free() >= amount
-
-    def discharge(self, amount: int) -> None:
-        with self._lock:
-            self.ledger.give_back(self._account, amount)
-
-    def spill(self, records: list[Record]) -> tuple[int, Slots]:
-        """Write bodies to disk; return where they are."""
-        with self._lock:
-            position = self._position
-            self._position += len(records)
-        return position, self._area.write(position, records)
-
-    def read(self, position: int, slots: Slots, largest: int) -> list[Record]:
-        """Read them back, all of them.
-
-        Raises:
-            CorruptionError: one of them is damaged.
-        """
-        records: list[Record] = []
-        left = slots
-        while left:
-            found, problems = self._area.read(position + len(records), left, 2**62, largest)
-            if problems:
-                raise CorruptionError(f"a message of an open transaction cannot be read back: {problems[0][1]}")
-            records += found  # type: ignore[arg-type]
-            left = left.take(len(found))[1]
-        return records
-
-    def free(self, slots: Slots) -> None:
-        self._area.free(slots)
-
-    @property
-    def borrowed(self) -> int:
-        shelter(self.collect)
-        return self._account.borrowed
-
-    def collect(self) -> None:
-        """Take back what transactions had that are gone, and that nobody ended: an interrupt may prevent that."""
-        for tab, transaction in list(self.tabs.items()):
-            if transaction() is None and self.tabs.pop(tab, None) is not None:
-                self.close(tab)
-
-    def close(self, tab: Tab) -> None:
-        """Take back what a transaction has; twice is fine."""
-        self.tabs.pop(tab, None)
-        charged, tab.charged = tab.charged, 0
-        waiting, tab.waiting = tab.waiting, []
-        self.discharge(charged)
-        for one in waiting:
-            if one.slots:
-                self.free(one.slots)
-
-
-class Tab:
-    """What a transaction has taken: bodies that wait for its end, and what is charged for them."""
-
-    __slots__ = ("charged", "waiting")
-
-    def __init__(self) -> None:
-        self.charged = 0
-        self.waiting: list[_Waiting] = []
-
-
 class Router(Protocol):
-    """Who knows the queues, and where a topic leads: the broker."""
+    """Who knows the queues, and where a topic leads: `Publisher`."""
 
     def own(self, queue: Queue | str) -> Queue: ...
     def steps_of(
@@ -142,20 +50,6 @@ class _Call:
         self.kind = kind
         self.start = start
         self.stop = stop
-
-
-class _Waiting:
-    """A step whose bodies wait for the end, in memory or spilled."""
-
-    __slots__ = ("charged", "largest", "number", "position", "queue", "records", "slots")
-
-    def __init__(self, step: Step) -> None:
-        self.queue, self.number, records = step
-        self.records: list[Record] | None = records
-        self.charged = charge(records)
-        self.largest = max(map(len, records))
-        self.position = 0
-        self.slots = Slots()
 
 
 class Transaction:
@@ -303,9 +197,8 @@ class Transaction:
             raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
         batch = delivery._settler
         if isinstance(batch, Deliveries):
-            position = batch._position(delivery.sequence)
-            batch.check_unsettled(position)
-            return self._checked(batch._settler, delivery, (id(batch), position), seen)
+            settler, position = batch.unsettled_place(delivery)
+            return self._checked(settler, delivery, (id(batch), position), seen)
         return self._checked(batch, delivery, (id(delivery), -1), seen)
 
     def _checked(self, queue: Any, one: Held, key: tuple[int, int], seen: set[tuple[int, int]]) -> tuple[Any, Held]:
@@ -351,7 +244,7 @@ class Transaction:
         start = len(self._tab.waiting)
         try:
             for step in steps:
-                self._tab.waiting.append(self._seat(_Waiting(step)))
+                self._tab.waiting.append(self._seat(Waiting(step)))
         except BaseException:
             self._unseat(start)
             raise
@@ -360,7 +253,7 @@ class Transaction:
         if run is not None:
             self._begin_run(run)
 
-    def _seat(self, waiting: _Waiting) -> _Waiting:
+    def _seat(self, waiting: Waiting) -> Waiting:
         """Find room for bodies: in memory, if need be for that by spilling those before them; else on disk."""
         desk = self._desk
         if desk.charge(waiting.charged):
@@ -456,7 +349,7 @@ class Transaction:
         self._check_open()
         self.end("rolled back")
 
-    def _records_of(self, waiting: _Waiting) -> list[Record]:
+    def _records_of(self, waiting: Waiting) -> list[Record]:
         if waiting.records is not None:
             return waiting.records
         if self._desk.charge(waiting.charged):  # else they pass without room, as a batch does that is too large for it

@@ -6,8 +6,8 @@ import json
 import os
 import time
 
-from qflow.broker import open_broker
 from qflow.errors import QflowError, SpoolInUse, StorageError
+from qflow.opening import open_broker
 from qflow.spark import spools
 from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files, owner_pid, storage_error

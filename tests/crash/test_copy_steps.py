@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import qflow
 from crash.seams import Steps, open_stepped
 from crash.test_kill_steps import bodies_of, kills
@@ -31,8 +32,7 @@ def make_spool(path: Path) -> None:
 def compact_in(path: Path, steps: Steps) -> qflow.Broker:
     """Open a spool and compact it, with no maintenance beside."""
     broker = open_stepped(path, steps)
-    broker._stop.set()
-    broker._maintenance.join()
+    inside.still(broker)
     broker.compact()
     return broker
 
@@ -94,8 +94,7 @@ def test_a_snapshot_can_be_killed_anywhere(tmp_path):
 
     def task(steps: Steps, path: Path) -> None:
         broker = open_stepped(path, steps)
-        broker._stop.set()
-        broker._maintenance.join()
+        inside.still(broker)
         steps.take("open")
         broker.snapshot(copy)
         os._exit(0)

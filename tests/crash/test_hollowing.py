@@ -11,6 +11,7 @@ from typing import Any
 import lmdb
 import pytest
 
+import inside
 import qflow
 from crash.seams import Steps, open_stepped
 from crash.test_kill_steps import kills
@@ -35,14 +36,14 @@ def settle_down(broker: Broker, *, whole: bool = False) -> None:
     if whole:
         for name in broker.queues():
             broker.queue(name).lanes[0].hollow_at = 0
-    with broker._upkeep:
-        while broker._hollow() or broker._remove_settled():
+    with inside.paused(broker):
+        while inside.upkeep(broker).hollow() or inside.upkeep(broker).remove_settled():
             pass
 
 
 def blocks_of(broker: Broker) -> dict[int, int]:
     """Return the size of each block of the first queue, by its first sequence."""
-    with broker._log.read() as txn:
+    with broker.log.read() as txn:
         found = block_log.scan(txn, OWNER, 0, 0, block_log.NO_PREVIOUS)
         return {int.from_bytes(key[-8:], "big"): len(value) for key, value in found}
 
@@ -50,7 +51,7 @@ def blocks_of(broker: Broker) -> dict[int, int]:
 def copy(broker: Broker, path: Path) -> Path:
     """Make a spool of the log as it is now: what a kill would leave."""
     (path / "log").mkdir(parents=True)
-    broker._log._env.copy_to(str(path / "log"))
+    broker.log._env.copy_to(str(path / "log"))
     return path
 
 
@@ -111,8 +112,7 @@ def test_every_fiftieth_message_is_there_after_a_reopen(how, tmp_path, spool, op
         queue.put(body(start + 1_999), headers=headers[start])
     expected = {number: body(number) for number in range(10_000) if number % 50 == 49}
     before = blocks_of(broker)
-    broker._stop.set()  # no pass begins before everything is acked
-    broker._maintenance.join()
+    inside.still(broker)  # no pass begins before everything is acked
     batch = queue.get_many(10_000)
     for index in range(10_000):
         if index % 50 != 49:
@@ -165,8 +165,7 @@ def test_a_pass_can_be_killed_at_any_step_and_resumes(tmp_path, monkeypatch):
 
     def task(steps: Steps, path: Path) -> None:
         broker = open_stepped(path, steps)
-        broker._stop.set()
-        broker._maintenance.join()
+        inside.still(broker)
         batch = broker.queue("q").get_many(60)
         broker.queue("q").ack_many([one for one in batch if one.sequence not in stay], wait=True)
         confirmed.touch()
@@ -280,7 +279,7 @@ def test_a_full_disk_puts_a_pass_off(spool, monkeypatch):
     first, *rest = queue.get_many(60)
     queue.ack_many(rest, wait=True)
     assert queue.lanes[0].hollow_due
-    assert not broker._hollow()
+    assert not inside.upkeep(broker).hollow()
     assert blocks_of(broker) == before
     faults.heal()
     monkeypatch.setattr(batch_writing, "HOLLOWING_BYTES", 2**20)
@@ -321,8 +320,7 @@ def test_a_pass_whose_commit_fails_changes_nothing_for_anybody(error, late, spoo
     small_steps(monkeypatch)
     faults = Faults()
     broker = open_faulty(spool, faults)
-    broker._stop.set()
-    broker._maintenance.join()
+    inside.still(broker)
     queue = broker.declare_queue("q")
     for number in range(60):
         queue.put(body(number))
@@ -334,7 +332,7 @@ def test_a_pass_whose_commit_fails_changes_nothing_for_anybody(error, late, spoo
         settle_down(broker)
     except (qflow.StorageError, KeyboardInterrupt):
         faults.heal()
-    if not broker._log.failed:
+    if not broker.log.failed:
         settle_down(broker)
         assert len(blocks_of(broker)) < len(before)
         assert broker.check() == []
@@ -353,8 +351,7 @@ def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monk
     small_steps(monkeypatch)
     monkeypatch.setattr(log_check, "READ_AT_ONCE", 1)
     broker = open_spool()
-    broker._stop.set()
-    broker._maintenance.join()
+    inside.still(broker)
     queue = broker.declare_queue("q")
     for number in range(400):
         queue.put(body(number), durable=number % 7 != 5)
@@ -364,8 +361,8 @@ def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monk
 
     class Meanwhile:
         def reading(self) -> Any:
-            assert broker._hollow() or not queue.lanes[0].hollow_due
-            return broker._log._env.reading()
+            assert inside.upkeep(broker).hollow() or not queue.lanes[0].hollow_due
+            return broker.log._env.reading()
 
     record = QueueRecord(OWNER, "q", 0, {}, {0: Row()}, False)
     assert list(log_check.check_lane(Meanwhile(), record, 0, Row())) == []  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import qflow
 from crash.seams import SteppedFiles, Steps, open_stepped, read_beside, run_in_child, was_killed
 from qflow.adoption import Adoption
@@ -47,9 +48,8 @@ def recorded(broker: qflow.Broker) -> int:
 def adopt(steps: Steps, spool: Path, most: str = "64MiB") -> None:
     """Adopt what waits, in an owner whose steps are counted, and stop there."""
     broker = open_stepped(spool, Steps(), max_transaction_bytes=most)
-    broker._stop.set()
-    broker._maintenance.join()
-    files, log = broker._adoption._inbox, broker._log._env
+    inside.still(broker)
+    files, log = broker.adoption._inbox, broker.log._env
     files._files = SteppedFiles(steps)
     for name in ("begin", "commit", "make_room"):
         setattr(log, name, steps.watched(name, getattr(log, name)))
@@ -76,8 +76,7 @@ def test_an_owner_that_is_killed_while_it_adopts_leaves_a_batch_once(start, spoo
     seen: set[int] = set()
     for _ in kills(lambda steps, path: adopt(steps, path, most), spool, start):
         with qflow.open(spool, max_transaction_bytes=most) as broker:
-            broker._stop.set()
-            broker._maintenance.join()
+            inside.still(broker)
             found = stored(broker)
             if most == "64MiB":
                 assert found in ([], BODIES)

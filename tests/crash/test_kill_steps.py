@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import qflow
 from crash.seams import Steps, open_stepped, read_beside, run_in_child, was_killed
 from qflow.broker import Broker
@@ -67,9 +68,8 @@ def dirty_spool(path: Path, spill: str, work: Callable[[Broker], None]) -> None:
 
 def remove_everything(broker: Broker) -> None:
     """Do what the maintenance thread would do in time, in its place."""
-    broker._stop.set()
-    broker._maintenance.join()
-    while broker._remove_settled() or broker._remove_deleted():
+    inside.still(broker)
+    while inside.upkeep(broker).remove_settled() or inside.upkeep(broker).remove_deleted():
         pass
 
 
@@ -132,9 +132,8 @@ def test_recovery_and_wipe_can_be_killed_anywhere(spill, tmp_path):
 
     def recover(steps: Steps, path: Path) -> None:
         broker = open_stepped(path, steps, capacity_bytes=1_000)
-        broker._stop.set()  # the wiper is for one thread
-        broker._maintenance.join()
-        while broker._wiper.step(1000):
+        inside.still(broker)  # the wiper is for one thread
+        while broker.engine.spool.wiper.step(1000):
             pass
         steps.take("open")
         os.kill(os.getpid(), 9) if steps.kill_at == 2**60 else os._exit(0)
@@ -258,8 +257,7 @@ def test_blocks_left_by_a_purge_are_removed_after_a_reopen_without_any_new_messa
 
     def task() -> None:
         broker = open_stepped(spool, Steps())
-        broker._stop.set()  # no maintenance: the kill comes before it gets there
-        broker._maintenance.join()
+        inside.still(broker)  # no maintenance: the kill comes before it gets there
         broker.queue("q").purge()
         os.kill(os.getpid(), 9)
 

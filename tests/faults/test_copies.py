@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import qflow
 from crash.seams import SteppedFiles, Steps
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, open_faulty
@@ -58,8 +59,7 @@ def make_spool(path: Path) -> None:
 def open_striking(path: Path, steps: Striking) -> Broker:
     """Open a spool whose file operations may fail, without maintenance beside."""
     broker = Broker(path, BrokerSettings(), files=SteppedFiles(steps))
-    broker._stop.set()
-    broker._maintenance.join()
+    inside.still(broker)
     return broker
 
 
@@ -356,8 +356,7 @@ def test_what_a_killed_reader_pinned_is_let_go_while_the_broker_runs(spool):
         "print('reading', flush=True); sys.stdin.read()"
     )
     with qflow.open(spool) as broker:
-        broker._stop.set()
-        broker._maintenance.join()
+        inside.still(broker)
         child = subprocess.Popen(
             [sys.executable, "-c", reading, str(spool / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

@@ -10,6 +10,7 @@ from typing import Any
 import lmdb
 import pytest
 
+import inside
 import qflow
 from faults.seams import in_thread
 from qflow import inspect
@@ -80,7 +81,7 @@ def expect(spool: Path, gone: range, *words: str, capacity: int | str = "64MiB")
     assert queue.put(b"new") == 30
     assert [*take(broker.queue("other")).values()] == [b"o1", b"o2"]
     assert take(queue) == {30: b"new"}
-    broker._problems.clear()
+    inside.problems(broker).clear()
     assert broker.check() == []
     broker.close()
     with qflow.open(spool) as broker:
@@ -165,7 +166,7 @@ def test_a_row_that_counts_wrong_is_reported_and_served(messages, written):
     assert any("'q'" in problem for problem in broker.recovery.problems)
     assert queue.put(b"new") == 30
     assert take(queue) == {30: b"new"}
-    broker._problems.clear()
+    inside.problems(broker).clear()
     assert broker.check() == []
     broker.close()
 
@@ -178,7 +179,7 @@ def test_next_comes_from_the_row_although_no_block_reaches_there(written):
         assert queue.put(b"new") == 5_000
         came = in_thread(lambda: take(queue))
         assert came == {**{number: body(number) for number in range(30)}, 5_000: b"new"}
-        broker._problems.clear()
+        inside.problems(broker).clear()
         assert broker.check() == []
 
 
@@ -209,16 +210,16 @@ def test_a_queue_with_a_damaged_row_can_be_deleted_and_declared_again(reopened, 
         if not reopened:
             assert broker.declare_queue("q").put(b"new") == 0
             assert broker.check() == []
-            with broker._upkeep:
-                while broker._remove_deleted():
+            with inside.paused(broker):
+                while inside.upkeep(broker).remove_deleted():
                     pass
     with qflow.open(written) as broker:
         assert broker.recovery.problems == ()
         queue = broker.declare_queue("q")
         assert take(queue) == ({} if reopened else {0: b"new"})
         assert broker.check() == []
-        with broker._upkeep:
-            while broker._remove_deleted():
+        with inside.paused(broker):
+            while inside.upkeep(broker).remove_deleted():
                 pass
     assert block_keys(written) == []
     assert inspect.check_spool(written) == []
@@ -270,8 +271,7 @@ def test_a_damaged_mark_brings_messages_again_and_never_loses_any(written):
 def test_a_queue_with_a_damaged_mark_is_not_taken_for_empty(held, written):
     """I1: however many messages a damaged mark brings again, `len` is above 0 as long as one waits."""
     with qflow.open(written) as broker:
-        broker._stop.set()  # maintenance would remove the blocks of what is settled
-        broker._maintenance.join()
+        inside.still(broker)  # maintenance would remove the blocks of what is settled
         batch = broker.queue("q").get_many(30)
         broker.queue("q").ack_many([batch[index] for index in range(3, 24)], wait=True)
     flip(written, key_of(block_log.MARKS, OWNER, 0, 3), 0)
@@ -300,7 +300,7 @@ def test_numbers_that_were_never_logged_are_not_counted_behind_a_backlog(tmp_pat
     queue.put(b"")
     queue.put(b"", durable=False)
     (tmp_path / "after" / "log").mkdir(parents=True)
-    broker._log._env.copy_to(str(tmp_path / "after" / "log"))
+    broker.log._env.copy_to(str(tmp_path / "after" / "log"))
     with qflow.open(tmp_path / "after", capacity_bytes=0) as again:
         batch = again.queue("q").get_many(1, timeout_s=0)
         assert (len(batch), len(again.queue("q"))) == (1, 1)
@@ -318,7 +318,7 @@ def test_the_last_commit_of_a_log_that_was_not_closed_is_read_when_it_is_opened(
     broker.publish("a", b"x")
     after = tmp_path / "after"
     (after / "log").mkdir(parents=True)
-    broker._log._env.copy_to(str(after / "log"))
+    broker.log._env.copy_to(str(after / "log"))
     keys: list[bytes] = []
     edit(after, lambda txn: keys.extend(key for key, _ in txn.cursor()))
     keys = [key for key in keys if key[0] == block_log.BLOCKS and key[-8:] != b"\xff" * 8]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.storage.block_log import Row, read_row
@@ -273,9 +274,9 @@ def test_what_the_last_commit_freed_takes_the_next_put(tmp_path):
             while True:
                 queue.put(bytes(300_000))
         filled(queue, 500)
-        with broker._upkeep:
+        with inside.paused(broker):
             queue.purge()
-            while broker._remove_settled():
+            while inside.upkeep(broker).remove_settled():
                 pass
             queue.put_many([bytes(1_000)] * 200)
         assert len(queue) == 200

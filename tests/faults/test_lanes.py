@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.bare_log import Line, bare_log, create_log, in_log
 from faults.seams import Faults
@@ -199,15 +200,14 @@ def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch)
     monkeypatch.setattr(block_log, "REMOVED_AT_ONCE", limit)
     steps = 0
     with qflow.open(written) as broker:
-        broker._stop.set()
-        broker._maintenance.join()
-        with broker._log.read() as txn, txn.cursor() as cursor:
+        inside.still(broker)
+        with broker.log.read() as txn, txn.cursor() as cursor:
             records = sum(key[1:5] == OWNER.to_bytes(4, "big") for key in cursor.iternext(values=False))
         broker.delete_queue("q")
-        while broker._remove_deleted():
+        while inside.upkeep(broker).remove_deleted():
             steps += 1
         assert steps == 1 + (records - 2) // limit  # one of them is its name
-        with broker._log.read() as txn, txn.cursor() as cursor:
+        with broker.log.read() as txn, txn.cursor() as cursor:
             left = [key for key in cursor.iternext(values=False) if key[0] not in (block_log.META,)]
         assert {key[1:5] for key in left} == {(2).to_bytes(4, "big")}
         assert len(left) == 3

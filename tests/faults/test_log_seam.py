@@ -103,8 +103,8 @@ def test_a_lone_unwaited_ack_reaches_the_log_with_nobody_after_it(spool):
         queue = broker.declare_queue("q")
         queue.put(b"x")
         queue.get().ack()
-        until(lambda: not broker._log.busy)
-        txn = broker._log._env.begin()
+        until(lambda: not broker.log.busy)
+        txn = broker.log._env.begin()
         try:
             assert read_row(txn, queue.owner, 0).messages == 0
         finally:
@@ -213,7 +213,7 @@ def test_ack_many_settles_all_or_none_though_the_log_fails_meanwhile(spool, faul
 
     def gather():
         yield held[0]
-        broker._log.drain()  # had the first one been settled by itself, it would be on disk now
+        broker.log.drain()  # had the first one been settled by itself, it would be on disk now
         faults.fail("commit", lmdb.Error("Input/output error"), times=1)
         with pytest.raises(qflow.InDoubt):
             queue.put(b"doubtful")
@@ -281,7 +281,7 @@ def test_a_full_map_is_grown_and_the_put_goes_on(spool, monkeypatch):
             queue.put_many(bodies)
             if number % 4 == 0:
                 queue.get().ack(wait=True)
-        assert broker._log._env._env.info()["map_size"] > 2**20
+        assert broker.log._env._env.info()["map_size"] > 2**20
         assert broker.check() == []
         assert drained(queue) == (bodies * 20)[5:]
         assert broker.check() == []
@@ -307,7 +307,7 @@ def test_a_long_reader_does_not_stop_puts(spool):
     with qflow.open(spool) as broker:
         queue = broker.declare_queue("q")
         queue.put(b"a")
-        txn = broker._log._env.begin()
+        txn = broker.log._env.begin()
         try:
             for _ in range(50):
                 queue.put(b"x" * 1_000)
@@ -325,14 +325,14 @@ def test_no_room_for_the_log_refuses_puts_and_lets_acks_and_gets_go_on(number, s
     with faulty_broker(spool, faults) as broker:
         queue = broker.declare_queue("q")
         queue.put_many([b"x" * 1_000] * 10)
-        real = broker._log._env.make_room
+        real = broker.log._env.make_room
 
         def full(value_bytes: int, values: int, *, settles_only: bool) -> None:
             if not settles_only:
                 raise qflow.DiskFull("no room: free some space")
             real(value_bytes, values, settles_only=settles_only)
 
-        broker._log._env.make_room = full
+        broker.log._env.make_room = full
         with pytest.raises(qflow.DiskFull, match="free some space"):
             queue.put(b"y")
         with pytest.raises(qflow.DiskFull):
@@ -341,7 +341,7 @@ def test_no_room_for_the_log_refuses_puts_and_lets_acks_and_gets_go_on(number, s
         queue.get().ack(wait=True)
         queue.get().ack()
         assert broker.check() == []
-        broker._log._env.make_room = real
+        broker.log._env.make_room = real
         queue.put(b"z")
         assert len(queue) == 9
         assert broker.check() == []

@@ -16,6 +16,7 @@ from typing import Any
 import lmdb
 import pytest
 
+import inside
 import qflow
 from crash.seams import run_in_child, was_killed
 from faults.seams import Faults, in_thread, open_faulty
@@ -339,12 +340,11 @@ def test_what_is_planted_beside_the_statistics_is_replaced(plant: Callable[[Path
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"precious")
     with qflow.open(spool) as broker:
-        broker._stop.set()
-        broker._maintenance.join()
+        inside.still(broker)
         for name in ("stats.json", "stats.json.new"):
             (spool / name).unlink(missing_ok=True)
             plant(spool / name, elsewhere)
-        in_thread(broker._write_stats)
+        in_thread(broker.engine.figures.write)
         assert stat.S_ISREG((spool / "stats.json").lstat().st_mode)
         assert not os.path.lexists(spool / "stats.json.new")
     assert elsewhere.read_bytes() == b"precious"

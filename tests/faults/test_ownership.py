@@ -163,7 +163,7 @@ def test_files_of_others_inside_a_spool_are_left_alone(spool):
     for path in strange:
         path.write_text("mine")
     with qflow.open(spool) as broker:
-        broker._wiper.step(1_000)
+        broker.engine.spool.wiper.step(1_000)
     assert all(path.read_text() == "mine" for path in strange)
 
 

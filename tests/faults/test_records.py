@@ -15,10 +15,11 @@ from faults.seams import Faults, drained, faulty_broker
 from faults.test_full_disk import disk_of, filled
 from qflow import broker as broker_module
 from qflow.memory import waiting
+from qflow.queues import registry as queues_module
 from qflow.storage import records
 from qflow.streams import registry
 
-WHERE = {module.__file__ for module in (broker_module, records, registry, waiting)}
+WHERE = {module.__file__ for module in (broker_module, queues_module, records, registry, waiting)}
 
 
 PLACES = 70

@@ -9,8 +9,8 @@ import pytest
 import qflow
 from faults.seams import drained, in_thread
 from faults.test_damage import edit
-from qflow import broker as broker_module
 from qflow import inspect
+from qflow import spool as spool_module
 from qflow.storage import block_log
 from qflow.storage.block_log import Row, Settled
 
@@ -127,7 +127,7 @@ def test_numbers_that_were_reserved_are_no_messages(spool):
 @pytest.mark.parametrize("how", ["one", "batch", "ack_many"])
 def test_an_ack_that_comes_while_the_rows_are_written_for_the_last_time_is_refused(how, spool, monkeypatch):
     """I3: it would be confirmed, and written over."""
-    real = broker_module.write_ending
+    real = spool_module.write_ending
     broker = qflow.open(spool)
     queue = broker.declare_queue("q")
     queue.put_many([b"0", b"1", b"2"])
@@ -141,7 +141,7 @@ def test_an_ack_that_comes_while_the_rows_are_written_for_the_last_time_is_refus
             in_thread(lambda: acks[how](wait=True))
         real(log, lambda: found)
 
-    monkeypatch.setattr(broker_module, "write_ending", ending)
+    monkeypatch.setattr(spool_module, "write_ending", ending)
     broker.close()
     with qflow.open(spool) as broker:
         assert broker.recovery.problems == ()
@@ -153,7 +153,7 @@ def test_an_ack_that_comes_while_the_rows_are_written_for_the_last_time_is_refus
 @pytest.mark.parametrize("get", ["get", "get_many"])
 def test_nothing_is_delivered_while_the_rows_are_written_for_the_last_time(get, spool, monkeypatch):
     """I3: its ack would be confirmed, and written over."""
-    real = broker_module.write_ending
+    real = spool_module.write_ending
     broker = qflow.open(spool)
     queue = broker.declare_queue("q")
     queue.put_many([b"0", b"1"])
@@ -165,7 +165,7 @@ def test_nothing_is_delivered_while_the_rows_are_written_for_the_last_time(get, 
             in_thread(gets[get])
         real(log, lambda: found)
 
-    monkeypatch.setattr(broker_module, "write_ending", ending)
+    monkeypatch.setattr(spool_module, "write_ending", ending)
     broker.close()
     with qflow.open(spool) as broker:
         assert broker.recovery.problems == ()

@@ -7,6 +7,7 @@ from typing import Any
 import lmdb
 import pytest
 
+import inside
 import qflow
 from crash.seams import LOG, Steps
 from crash.test_kill_steps import kills
@@ -375,11 +376,11 @@ def test_a_message_whose_body_is_damaged_is_reported_and_the_rest_is_served(how,
             assert queue.stats().quarantined_total == 1
             assert any(f"'{name}'" in text and f"shared body {number}" in text for text in broker.recovery.problems)
         assert broker.recovery.quarantined_blocks == (2 if how == "damaged" else 0)
-        with broker._upkeep:
-            while broker._remove_settled():
+        with inside.paused(broker):
+            while inside.upkeep(broker).remove_settled():
                 pass
         assert broker.check() == []
-        assert stored(broker._log) == {}
+        assert stored(broker.log) == {}
     kept = [f"damaged shared body {number} was set aside" in text for text in inspect.check_spool(written)]
     assert kept == ([True] if how == "damaged" else [])
 
@@ -398,7 +399,7 @@ def test_a_shared_body_is_read_back_and_removed_by_queues_that_know_nothing_of_i
             assert (delivery.body, delivery.headers) == (OTHER.body, {"a": 1})
             delivery.ack(wait=True)
             queue.get(0).ack(wait=True)
-        assert stored(broker._log) == {}
+        assert stored(broker.log) == {}
         assert broker.check() == []
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.storage.spill_files import FilesArea
@@ -146,7 +147,7 @@ def test_a_spill_directory_removed_underneath_costs_a_durable_queue_nothing(whol
     assert stats.lost_total == 0
     assert stats.spill_repaired_total == spilled
     assert "read from the log" in broker.recovery.problems[0]
-    broker._problems.clear()  # they were looked at; the rest must be clean
+    inside.problems(broker).clear()  # they were looked at; the rest must be clean
     assert broker.check() == []
 
 
@@ -166,7 +167,7 @@ def test_a_spill_directory_removed_underneath_loses_transient_messages_and_says_
     assert queue.stats().lost_total == len(BODIES) - len(resident)
     assert sorted(named_in(broker.recovery.problems)) == sorted(set(range(len(BODIES))) - resident)
     assert queue.put(b"x") == len(BODIES)
-    broker._problems.clear()
+    inside.problems(broker).clear()
     assert broker.check() == []
 
 
@@ -230,7 +231,7 @@ def test_a_damaged_spill_file_of_a_durable_message_is_read_from_the_log(kind, sp
         assert (stats.spill_repaired_total >= 2) == (kind not in HARMLESS)
     assert stats.lost_total == 0
     assert len(named_in(broker.recovery.problems)) == stats.spill_repaired_total
-    broker._problems.clear()
+    inside.problems(broker).clear()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,7 +255,7 @@ def test_a_damaged_spill_file_of_a_transient_message_is_counted_as_lost(kind, sp
         assert lost == []
     else:
         assert lost == [sequence for sequence in sequences if lost[0] <= sequence <= lost[-1]] != sequences
-    broker._problems.clear()
+    inside.problems(broker).clear()
 
 
 def test_transient_messages_of_a_durable_queue_are_lost_with_their_file_and_the_others_are_not(
@@ -270,7 +271,7 @@ def test_transient_messages_of_a_durable_queue_are_lost_with_their_file_and_the_
     expected = [body for number, body in enumerate(BODIES) if number % 2 or number not in spilled]
     assert in_thread(lambda: drained(queue)) == expected
     assert queue.stats().lost_total == len(BODIES) - len(expected)
-    broker._problems.clear()
+    inside.problems(broker).clear()
     assert broker.check() == []
 
 

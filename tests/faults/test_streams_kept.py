@@ -12,6 +12,7 @@ from typing import Any
 import lmdb
 import pytest
 
+import inside
 import qflow
 from faults.seams import in_thread
 from qflow.broker import Broker
@@ -91,8 +92,8 @@ def test_a_damaged_stream_keeps_its_subscriptions(written: Path) -> None:
     flip(written, block_log.queue_key(STREAM))
     with qflow.open(written) as broker:
         assert broker.streams() == []
-        with broker._upkeep:
-            broker._remove_deleted()
+        with inside.paused(broker):
+            inside.upkeep(broker).remove_deleted()
     assert records(written, "cursor") == [CURSOR]
     edit(written, lambda txn: txn.put(block_log.queue_key(STREAM), txn.pop(b"kept")))
     with qflow.open(written) as broker, broker.subscribe("s", name="panel") as panel:
@@ -119,8 +120,8 @@ def test_records_of_a_later_version_are_left_alone(written: Path, what: str) -> 
         elif what != "kind":
             with pytest.raises(qflow.CorruptionError, match="of a later version"):
                 broker.stream("s")
-        with broker._upkeep:
-            broker._remove_deleted()
+        with inside.paused(broker):
+            inside.upkeep(broker).remove_deleted()
     kept: list[bytes] = []
     edit(written, lambda txn: kept.append(txn.get(key)))
     assert kept == [value]
@@ -227,8 +228,8 @@ def test_the_number_of_what_was_deleted_does_not_come_back(spool: Path) -> None:
             numbers.append(broker.declare_queue("q").owner)
             broker.delete_queue("q")
             broker.delete_stream("s")
-            with broker._upkeep:
-                while broker._remove_deleted():
+            with inside.paused(broker):
+                while inside.upkeep(broker).remove_deleted():
                     pass
         assert records(spool, "stream") == records(spool, "queue") == []
         if round_ == 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import PATIENCE_S
 from qflow.storage.block_log import BLOCKS
@@ -89,8 +90,8 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
         publishing.result(PATIENCE_S)
     assert there == [1]
     assert not place.joining
-    with broker._upkeep:
-        while broker._remove_deleted():
+    with inside.paused(broker):
+        while inside.upkeep(broker).remove_deleted():
             pass
     with broker.log.read() as txn:
         left = [key for key, _ in txn.cursor() if key[0] == BLOCKS and key[1:5] == stream.owner.to_bytes(4, "big")]

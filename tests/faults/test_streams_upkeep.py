@@ -10,6 +10,7 @@ from typing import Any
 import lmdb
 import pytest
 
+import inside
 import qflow
 from qflow.storage import bodies
 from qflow.storage.block_log import BLOCKS, key_of
@@ -82,7 +83,7 @@ def reopen(written: Path, clock: Clock) -> Iterator[Callable[[], qflow.Broker]]:
 
 
 def maintain(broker: qflow.Broker) -> None:
-    while broker._streams.tick(broker._attempt) or broker._remove_settled():
+    while broker._streams.tick(inside.upkeep(broker).attempt) or inside.upkeep(broker).remove_settled():
         pass
 
 
@@ -180,7 +181,7 @@ def test_a_block_cut_before_its_times_has_none(spool: Path, clock: Clock) -> Non
     broker = open_still(spool, clock)
     clock.advance(1000)
     maintain(broker)
-    assert broker._troubles == {}
+    assert inside.troubles(broker) == {}
     assert held(broker) == (0, 10)
     broker.publish_many([("a", bytes(70_000)), ("a", b"new")])
     clock.advance(1000)
@@ -216,22 +217,24 @@ def test_a_job_that_fails_stops_no_other_and_is_reported_once(
 
     monkeypatch.setattr(broker.stream("a"), "retain", fail)
     monkeypatch.setattr(queue, "tick", fail)
-    monkeypatch.setattr(broker, "_sweep", fail)
+    upkeep = inside.upkeep(broker)
+    monkeypatch.setattr(upkeep, "sweep", fail)
     done: list[str] = []
-    for name in ("_remove_settled", "_remove_deleted", "_hollow", "_write_stats"):
-        monkeypatch.setattr(broker, name, lambda name=name: done.append(name))
+    for name in ("remove_settled", "remove_deleted", "hollow"):
+        monkeypatch.setattr(upkeep, name, lambda name=name: done.append(name))
+    monkeypatch.setattr(broker.engine.figures, "write", lambda: done.append("write"))
     broker.alter_stream("z", retention_messages=10)
     for _ in errors:
         for _ in range(3):
             rounds = iter((False, True))
-            monkeypatch.setattr(broker._stop, "wait", lambda *_, rounds=rounds: next(rounds))
-            monkeypatch.setattr(broker._stop, "is_set", lambda: False)
-            broker._ticked = float("-inf")
+            monkeypatch.setattr(upkeep._bell, "wait", lambda *_, rounds=rounds: next(rounds))
+            monkeypatch.setattr(upkeep._bell, "ended", False)
+            inside.is_due(broker)
             with caplog.at_level(logging.WARNING, "qflow"):
-                broker._maintain()
+                upkeep._run()
         errors.reverse()
     assert held(broker, "z") == (190, 10)
-    assert set(done) == {"_remove_settled", "_remove_deleted", "_hollow", "_write_stats"}
+    assert set(done) == {"remove_settled", "remove_deleted", "hollow", "write"}
     texts = [record.getMessage() for record in caplog.records if "failed and is tried again" in record.getMessage()]
     assert sum("broken" in text for text in texts) == 3
     assert sum("a bug" in text for text in texts) == 3
@@ -241,11 +244,11 @@ def test_a_job_that_fails_stops_no_other_and_is_reported_once(
 
 def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be forgotten is forgotten: it gives room back."""
-    with qflow.open(spool) as broker, broker._upkeep, monkeypatch.context() as patch:
+    with qflow.open(spool) as broker, inside.paused(broker), monkeypatch.context() as patch:
         stream = broker.declare_stream("s", topics=["#"])
         for number in range(40):
             broker.publish_many([(f"t/{number}", bytes(2000)) for _ in range(40)])
-        env = broker._log._env
+        env = broker.log._env
         room = env.make_room
 
         def refuse(value_bytes: int, values: int, *, settles_only: bool) -> None:
@@ -273,11 +276,11 @@ def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatc
 
 def test_the_index_asks_for_room_for_each_topic(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may take a page: a commit that has not that room may fail in the middle of a full disk."""
-    with qflow.open(spool) as broker, broker._upkeep, monkeypatch.context() as patch:
+    with qflow.open(spool) as broker, inside.paused(broker), monkeypatch.context() as patch:
         stream = broker.declare_stream("s", topics=["#"])
         for number in range(0, 3000, 100):
             broker.publish_many([(f"{number + more}/t", bytes(1000)) for more in range(100)])
-        env = broker._log._env
+        env = broker.log._env
         room = env.make_room
         asked: list[int] = []
 
@@ -301,7 +304,7 @@ def test_what_is_dropped_counts_when_it_is_committed(
     stream = broker.stream("a")
     broker.alter_stream("a", retention_messages=180)
     with monkeypatch.context() as patch:
-        patch.setattr(broker._log._env, "make_room", lambda *_, **__: (_ for _ in ()).throw(qflow.DiskFull("full")))
+        patch.setattr(broker.log._env, "make_room", lambda *_, **__: (_ for _ in ()).throw(qflow.DiskFull("full")))
         for _ in range(2):
             with pytest.raises(qflow.DiskFull):
                 stream.retain()
@@ -311,7 +314,7 @@ def test_what_is_dropped_counts_when_it_is_committed(
     assert (held(broker), stream.stats().dropped_total) == ((30, 170), 30)
     broker.alter_stream("a", retention_messages=150)
     with monkeypatch.context() as patch:
-        patch.setattr(broker._log, "wait", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(broker.log, "wait", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             stream.retain()
     for _ in range(2):
@@ -327,7 +330,7 @@ def test_a_durable_subscription_begins_while_nothing_is_dropped(
     broker.alter_stream("a", retain_until_consumed=True, retention_messages=10)
     stream = broker.stream("a")
     seen: list[bool] = []
-    starts, write = broker._streams._starts, broker._records.add
+    starts, write = broker._streams._starts, broker.engine.spool.records.add
 
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -337,7 +340,7 @@ def test_a_durable_subscription_begins_while_nothing_is_dropped(
         return call
 
     monkeypatch.setattr(broker._streams, "_starts", noting(starts))
-    monkeypatch.setattr(broker._records, "add", noting(write))
+    monkeypatch.setattr(broker.engine.spool.records, "add", noting(write))
     with broker.subscribe("a", name="panel", start="earliest") as panel:
         assert seen == [True, True]
         maintain(broker)

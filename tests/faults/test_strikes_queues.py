@@ -157,7 +157,7 @@ class World:
             assert {name: found for name in WAITING if (found := getattr(queue, name))} == {}
             stats = queue.stats()
             assert (stats.messages, stats.acquired_messages, stats.resident_bytes) == (0, 0, 0)
-        assert broker._desk.borrowed == 0
+        assert broker.engine.desk.borrowed == 0
         assert sorted(broker.queues()) == ["dead", "other", "q"]
         assert broker.check() == []
 

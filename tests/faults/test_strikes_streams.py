@@ -129,7 +129,7 @@ class World:
         streams, room = broker._streams, broker._streams.room
         assert (room._incoming, room._held, room._slack, list(room._line)) == (0, 0, 0, [])
         assert not streams.producers._busy
-        assert broker._desk.borrowed == 0
+        assert broker.engine.desk.borrowed == 0
         for partition in self.stream.partitions:
             assert not partition.joining
         for cursor in {*self.stream.cursors.values(), *(cursor for _, cursor in self.stream.readers)}:

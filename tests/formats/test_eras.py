@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lmdb
 
+import inside
 import qflow
 from qflow.inspect import check_spool
 from qflow.storage import eras
@@ -40,7 +41,7 @@ def test_each_opening_that_publishes_has_an_era(open_spool: Callable[..., qflow.
     assert [found.count(era) for era in dict.fromkeys(found)] == [10, 10, 10]
     with open_still(spool, Clock()) as broker:
         broker.delete_stream("plants")
-        while broker._remove_deleted():
+        while inside.upkeep(broker).remove_deleted():
             pass
     assert records(spool) == []
 

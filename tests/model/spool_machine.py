@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
 
+import inside
 import qflow
 import scratch
 from qflow import inspect
@@ -34,8 +35,7 @@ class SpoolMachine(RuleBasedStateMachine):
     def still(self, broker: qflow.Broker) -> None:
         """Go on with a broker in which nothing happens by itself, so that an example always runs the same."""
         self.broker = broker
-        broker._stop.set()  # maintenance is a step of the model
-        broker._maintenance.join()
+        inside.still(broker)  # maintenance is a step of the model
         self.patch.setattr(writer, "FLUSH_S", threading.TIMEOUT_MAX / 2)  # no commit comes by itself, either
 
     def crash_broker(self) -> None:
@@ -44,7 +44,7 @@ class SpoolMachine(RuleBasedStateMachine):
         after.mkdir()
         (after / "log").mkdir()
         shutil.copytree(self.path / "spill", after / "spill")
-        self.broker._log._env.copy_to(str(after / "log"))
+        self.broker.log._env.copy_to(str(after / "log"))
         assert inspect.check_spool(after) == []
         self.broker.close()
         self.number += 1

@@ -14,6 +14,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+import inside
 import qflow
 from model.spool_machine import SpoolMachine
 from qflow.broker import Broker
@@ -119,7 +120,7 @@ class BrokerMachine(SpoolMachine):
         self.broker.declare_queue("dead", durable=self.durable)
         self.broker.bind("copy", "a/+")
         self.broker.bind("work", "a/b")
-        while self.broker._sweep():  # what is delayed is known only when it was read
+        while inside.upkeep(self.broker).sweep():  # what is delayed is known only when it was read
             pass
 
     def queue(self, name: str) -> qflow.Queue:
@@ -281,7 +282,7 @@ class BrokerMachine(SpoolMachine):
             try:
                 return queue.get(0)
             except qflow.QueueEmpty:
-                self.broker._log.drain()
+                self.broker.log.drain()
                 self.monotonic.now += 0.001
         return queue.get(0)
 
@@ -340,7 +341,7 @@ class BrokerMachine(SpoolMachine):
             return
         name, delivery, sent, _ = found
         delivery.nack(requeue, delay)
-        self.broker._log.drain()
+        self.broker.log.drain()
         if requeue:
             self.give_back(name, sent, delay)
         elif name == "work":
@@ -381,12 +382,16 @@ class BrokerMachine(SpoolMachine):
     @rule()
     def maintain(self) -> None:
         """All that the maintenance thread would do."""
-        self.broker._ticked = 0.0
-        self.broker._tick()
+        inside.is_due(self.broker)
+        inside.upkeep(self.broker).tick()
         self.release_late()
-        while self.broker._sweep() or self.broker._remove_settled() or self.broker._hollow():
+        while (
+            inside.upkeep(self.broker).sweep()
+            or inside.upkeep(self.broker).remove_settled()
+            or inside.upkeep(self.broker).hollow()
+        ):
             pass
-        self.broker._log.drain()
+        self.broker.log.drain()
 
     @rule(
         capacity=st.sampled_from([None, 0, 500, 5_000]),
@@ -421,7 +426,7 @@ class BrokerMachine(SpoolMachine):
 
     @rule(dirty=st.booleans())
     def restart(self, dirty: bool) -> None:
-        self.broker._log.drain()
+        self.broker.log.drain()
         if dirty and self.durable:
             self.crash_broker()
         else:
@@ -456,7 +461,7 @@ class BrokerMachine(SpoolMachine):
         if not hasattr(self, "broker"):
             return
         self.waits = 0
-        self.broker._log.drain()
+        self.broker.log.drain()
         assert self.broker.check() == []
         for name in QUEUES:
             stats = self.queue(name).stats()

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+import inside
 import qflow
 from faults.test_full_disk import disk_of, hold
 
@@ -162,8 +163,12 @@ class FullDisk(RuleBasedStateMachine):
             for delivery in held[:1]:
                 delivery.ack(wait=True)
         self.broker.log.drain()
-        with self.broker._upkeep:
-            while self.broker._remove_settled() | self.broker._remove_deleted() | self.broker._hollow():
+        with inside.paused(self.broker):
+            while (
+                inside.upkeep(self.broker).remove_settled()
+                | inside.upkeep(self.broker).remove_deleted()
+                | inside.upkeep(self.broker).hollow()
+            ):
                 pass
         queue = self.broker.declare_queue("a")
         queue.put_many([bytes(1_000)] * 100)  # the first that comes, with no commit in between

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+import inside
 import qflow
 from model.spool_machine import SpoolMachine
 from qflow.delivery import Delivery
@@ -113,7 +114,7 @@ class QueueMachine(SpoolMachine):
     def submit(self, body: bytes) -> None:
         if self.room(1 + len(self.uncertain)):
             future = self.queue.submit(body, timeout_s=0)
-            self.broker._log.drain()
+            self.broker.log.drain()
             self.note(future.result(), body, True)
 
     def received(self, delivery: Delivery) -> None:
@@ -220,8 +221,12 @@ class QueueMachine(SpoolMachine):
         broker = self.broker
         for lane in self.queue.lanes:
             lane.hollow_at = 0
-        with broker._upkeep:
-            while broker._sweep() or broker._remove_settled() or broker._hollow():
+        with inside.paused(broker):
+            while (
+                inside.upkeep(broker).sweep()
+                or inside.upkeep(broker).remove_settled()
+                or inside.upkeep(broker).hollow()
+            ):
                 pass
 
     @rule()

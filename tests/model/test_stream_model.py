@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+import inside
 import qflow
 from model.spool_machine import SpoolMachine
 from qflow.broker import Broker
@@ -26,6 +27,7 @@ from qflow.streams import cursor as cursor_module
 from qflow.streams import part as part_module
 from qflow.streams import room as room_module
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
+from qflow.upkeep import Upkeep
 from unit.clocks import Clock
 
 TOPICS = ["a/x", "a/y", "a/x/z", "b", "a", "$s/x", "q/x"]
@@ -131,7 +133,7 @@ class StreamMachine(SpoolMachine):
             (room_module, "TAIL_SHARE", 2),
         ):
             self.patch.setattr(place, name, value)
-        self.patch.setattr(Broker, "_maintain", lambda broker: None)  # nor in that of a snapshot
+        self.patch.setattr(Upkeep, "_run", lambda upkeep: None)  # nor in that of a snapshot
         self.clock = Clock()
         self.bodies = 0
         self.place_of: dict[bytes | str, int] = {}
@@ -650,15 +652,15 @@ class StreamMachine(SpoolMachine):
                 self.release_late(reader)
         before = self.stream.stats()
         for _ in range(50):
-            self.broker._ticked = float("-inf")
+            inside.is_due(self.broker)
             more = self.broker._streams.tick()
             for stream in self.broker._streams.all():
                 more |= stream.index(1)
-            if not (more | self.broker._remove_settled() | self.broker._remove_deleted()):
+            if not (more | inside.upkeep(self.broker).remove_settled() | inside.upkeep(self.broker).remove_deleted()):
                 break
         else:
             raise AssertionError("maintenance never ends")
-        self.broker._log.drain()
+        self.broker.log.drain()
         self.all_logged()
         for reader in [reader for reader in self.readers if reader.expires and not reader.members]:
             is_late = self.clock.wall_s - reader.left_at > EXPIRY_S
@@ -735,7 +737,7 @@ class StreamMachine(SpoolMachine):
     @rule(dirty=st.booleans(), drained=st.booleans())
     def restart(self, dirty: bool, drained: bool) -> None:
         if drained or not dirty:
-            self.broker._log.drain()
+            self.broker.log.drain()
             self.all_logged()
         if dirty:
             self.crash_broker()
@@ -804,7 +806,7 @@ class StreamMachine(SpoolMachine):
     @rule()
     def snapshot(self) -> None:
         """A copy opens as a spool, and has what the log has."""
-        self.broker._log.drain()
+        self.broker.log.drain()
         self.all_logged()
         path = self.directory / "snapshot"
         self.broker.snapshot(path)

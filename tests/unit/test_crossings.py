@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
@@ -143,7 +144,7 @@ def test_a_callback_of_an_event_may_close_the_broker_or_use_it_while_it_closes(s
     assert queue.put(b"2") is None
     assert told.wait(LONG_S)
     broker.close()
-    broker._maintenance.join(LONG_S)
+    inside.maintenance(broker).join(LONG_S)
     with qflow.open(spool) as again:  # the spool was let go of
         assert again.check() == []
 

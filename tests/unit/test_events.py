@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import Faults, FaultyFiles
 from qflow import Overflow
@@ -31,7 +32,7 @@ def listen(broker: qflow.Broker) -> list[Event]:
 
 def told(broker: qflow.Broker, events: list[Event]) -> list[str]:
     """Have what is new told, and return it."""
-    broker._tell_all()
+    broker.engine.listeners.tell_all()
     kinds = [event.kind.value for event in events]
     events.clear()
     return kinds
@@ -46,7 +47,7 @@ def test_limits_that_are_reached_and_left(open_at: Open, clock: Clock) -> None:
     for _ in range(3):
         with pytest.raises(qflow.QueueFull):
             queue.put(b"x")
-    broker._tell_all()
+    broker.engine.listeners.tell_all()
     assert [(event.kind, event.queue, event.time_s) for event in events] == [
         (EventKind.LIMIT_REACHED, "q", clock.wall_s)
     ]
@@ -86,7 +87,7 @@ def test_a_full_disk_and_its_recovery(spool: Path, clock: Clock) -> None:
     faults.fail("pwrite", errno.ENOSPC)
     with pytest.raises(qflow.DiskFull):
         queue.put(b"x" * 1000, timeout_s=0)
-    broker._tell_all()
+    broker.engine.listeners.tell_all()
     assert [event.kind for event in events] == [EventKind.DISK_FULL]
     assert events[0].detail
     events.clear()
@@ -107,7 +108,7 @@ def test_lost_messages_are_told(open_at: Open, spool: Path) -> None:
     (first, *_) = sorted(path for path in (spool / "spill").rglob("*") if path.is_file())
     first.write_bytes(b"damaged")
     assert queue.get(0).body == b"y" * 1000
-    broker._tell_all()
+    broker.engine.listeners.tell_all()
     assert [event.kind for event in events if event.kind is EventKind.MESSAGES_LOST]
     assert queue.stats().lost_total == 1
 
@@ -128,7 +129,7 @@ def test_slow_consumers_are_told_and_treated(open_at: Open, clock: Clock, policy
     fresh = queue.get(0)
     clock.advance(2)
     queue.tick()
-    broker._tell_all()
+    broker.engine.listeners.tell_all()
     assert events[0].kind is EventKind.SLOW_CONSUMER
     assert "11.0 s" in events[0].detail
     fresh.ack()
@@ -203,9 +204,10 @@ def test_a_callback_that_closes_the_broker_ends_the_round_of_maintenance(
 
     def close(_: Event) -> None:
         broker.close()
-        for name in ("_tick", "_sweep", "_remove_settled", "_remove_deleted", "_hollow", "_write_stats"):
-            monkeypatch.setattr(broker, name, lambda *_, name=name: done.append(name))
-        monkeypatch.setattr(broker._adoption, "look", lambda: done.append("look"))
+        for name in ("tick", "sweep", "remove_settled", "remove_deleted", "hollow"):
+            monkeypatch.setattr(inside.upkeep(broker), name, lambda *_, name=name: done.append(name))
+        monkeypatch.setattr(broker.engine.figures, "write", lambda: done.append("write"))
+        monkeypatch.setattr(broker.adoption, "look", lambda: done.append("look"))
         qflow.open(spool).close()
         ended.set()
 
@@ -215,8 +217,8 @@ def test_a_callback_that_closes_the_broker_ends_the_round_of_maintenance(
     with pytest.raises(qflow.QueueFull):
         queue.put(b"2")
     assert ended.wait(LONG_S)
-    broker._maintenance.join(LONG_S)
-    assert not broker._maintenance.is_alive()
+    inside.maintenance(broker).join(LONG_S)
+    assert not inside.maintenance(broker).is_alive()
     assert done == []
 
 

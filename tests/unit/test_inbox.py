@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import Faults, FaultyFiles, faulty_broker
 from qflow import adoption
@@ -289,8 +290,7 @@ MANY = [(f"plant/{n % 3}", b"%04d" % n * 100) for n in range(100)]
 def crash(faults: Faults, spool: Path, work: Any) -> None:
     """Do something with an owner whose second commit from now on never comes."""
     with faulty_broker(spool, faults, max_transaction_bytes=8_000) as broker:
-        broker._stop.set()
-        broker._maintenance.join()
+        inside.still(broker)
         faults.fail("begin", MemoryError(), after=1)
         work(broker)
 
@@ -412,8 +412,7 @@ def test_a_batch_waits_for_the_disk(broker, spool):
     broker.close()
     faults = Faults()
     with faulty_broker(spool, faults) as faulty:
-        faulty._stop.set()
-        faulty._maintenance.join()
+        inside.still(faulty)
         faulty.declare_stream("plants", topics=["plant/#"])
         hand(spool, faulty.uuid, ROWS)
         faults.fail("make_room", qflow.DiskFull("the disk is full"))
@@ -456,9 +455,10 @@ def test_a_batch_waits_in_line_for_memory_and_is_told_when_there_is_some(open_at
     hand(spool, broker.uuid, [("plant/1", b"x" * 5_000)])
     broker.adoption.run()
     assert "memory" in str(broker.stats().inbox.problem)
-    broker._stop.bell.clear()
+    bell = inside.upkeep(broker)._bell._event
+    bell.clear()
     room.arrived(9_000)
-    assert broker._stop.bell.is_set()
+    assert bell.is_set()
     assert stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
     broker.adoption.run()
     assert not room.busy

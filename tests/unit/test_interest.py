@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+import inside
 import qflow
 from qflow.storage.block_log import scan
 from qflow.storage.blocks import read_names
@@ -41,7 +42,7 @@ def published(broker: qflow.Broker) -> list[str]:
         broker.publish_many([(topic, bytes(BODY_BYTES)) for topic in batch])
         topics += batch
         if number == 30:
-            with broker._upkeep:
+            with inside.paused(broker):
                 while stream.index(1):
                     pass
     return topics

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from qflow.message import OVERHEAD_BYTES
 from unit.clocks import LONG_S
@@ -132,10 +133,10 @@ def test_a_deleted_queue_leaves_nothing_of_any_priority_in_the_log(open_spool: O
         queue.put(b"%d" % number, priority=number % 3)
     queue.put(b"later", delay_s=60)
     broker.delete_queue("q")
-    while broker._remove_deleted():
+    while inside.upkeep(broker).remove_deleted():
         pass
-    broker._log.drain()
-    with broker._log.read() as txn, txn.cursor() as cursor:
+    broker.log.drain()
+    with broker.log.read() as txn, txn.cursor() as cursor:
         left = [bytes(key) for key, _ in cursor if bytes(key)[1:5] == owner.to_bytes(4, "big")]
     assert left == []
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 import qflow.aio
 from faults.seams import Faults, faulty_broker
@@ -326,7 +327,7 @@ def test_a_queue_deleted_under_what_is_reserved_in_it_gets_nothing(
     open_spool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One queue blocks, another one is deleted meanwhile: its part is given up, and nothing of it is in the log."""
-    monkeypatch.setattr("qflow.broker.QUIET_S", 0.05)
+    monkeypatch.setattr("qflow.queues.registry.QUIET_S", 0.05)
     broker = open_spool()
     one, two = bound(broker, "one", "two")
     owner = one.owner
@@ -337,12 +338,12 @@ def test_a_queue_deleted_under_what_is_reserved_in_it_gets_nothing(
     publisher.start()
     until(lambda: two._line)
     broker.delete_queue("one")
-    while broker._remove_deleted():
+    while inside.upkeep(broker).remove_deleted():
         pass
     two.get(0).ack()
     publisher.join(LONG_S)
     assert results == [{"two": 1}]
-    with broker._log.read() as txn, txn.cursor() as cursor:
+    with broker.log.read() as txn, txn.cursor() as cursor:
         assert not [key for key, _ in cursor if bytes(key)[1:5] == owner.to_bytes(4, "big")]
 
 
@@ -485,7 +486,7 @@ def test_spilled_on_one_and_resident_on_another(open_spool: Open, durable: bool,
             received[queue.name].append(delivery.body)
     assert received == {"one": bodies, "two": bodies}
     assert broker.stats().resident_bytes == 0
-    broker._log.drain()
+    broker.log.drain()
     assert broker.check() == []
 
 
@@ -501,7 +502,7 @@ def test_a_shared_body_survives_what_happens_to_it_elsewhere(open_spool: Open) -
     broker.delete_queue("deleted")
     broker.close()
     broker = open_spool()
-    while broker._remove_deleted() or broker._remove_settled():
+    while inside.upkeep(broker).remove_deleted() or inside.upkeep(broker).remove_settled():
         pass
     assert broker.check() == []
     assert bodies_of(broker.queue("kept")) == [body] * 5

@@ -22,7 +22,7 @@ def test_a_report_keeps_the_first_problems_and_counts_the_others(
     monkeypatch.setattr(stats.Problems, "lines", lambda problems: made.append(1) or lines(problems))
     before = broker.recovery
     for number in range(1_500):
-        broker._report(f"problem {number}", damaged_blocks=1)
+        broker.engine.spool.report(f"problem {number}", damaged_blocks=1)
     assert len(made) == 1
     found = broker.recovery
     assert found.problems[:1_000] == tuple(f"problem {number}" for number in range(1_000))

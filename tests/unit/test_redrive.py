@@ -28,7 +28,7 @@ def kill(broker: qflow.Broker, name: str, *bodies: bytes, **settings: Any) -> qf
     if bodies:
         queue.put_many(bodies)
         queue.get_many(len(bodies)).nack(requeue=False)
-        broker._log.drain()
+        broker.log.drain()
     return queue
 
 
@@ -40,7 +40,7 @@ def test_each_goes_back_to_its_own_queue_in_order(open_spool: Open) -> None:
     broker.bind(two, "t/#")
     broker.publish("t/u", b"published", headers={"kept": 1})
     two.get().nack(requeue=False)
-    broker._log.drain()
+    broker.log.drain()
     moving = Redrive(broker, "dead")
     assert moving.run() == 252
     assert (moving.moved, moving.kept) == ({"one": 250, "two": 2}, {})
@@ -51,7 +51,7 @@ def test_each_goes_back_to_its_own_queue_in_order(open_spool: Open) -> None:
     assert (delivery.body, delivery.topic, delivery.delivery_count) == (b"published", "t/u", 1)
     assert delivery.headers == {"kept": 1, "dead_letter_count": 1}
     delivery.nack(requeue=False)
-    broker._log.drain()
+    broker.log.drain()
     assert broker.queue("dead").get().headers["dead_letter_count"] == 2
 
 
@@ -127,7 +127,7 @@ def test_more_than_a_transaction_holds_is_several(open_spool: Open) -> None:
     for body in bodies:
         queue.put(body)
         queue.get().nack(requeue=False)
-        broker._log.drain()
+        broker.log.drain()
     moving = Redrive(broker, "dead")
     assert moving.run() == 20
     assert bodies_of(queue) == bodies
@@ -137,7 +137,7 @@ def test_a_failure_in_the_midst_keeps_the_rest(open_spool: Open) -> None:
     """What was committed before is moved, all else is where it was."""
     broker = open_spool()
     queue = kill(broker, "q", *[b"%03d" % number for number in range(150)])
-    real = broker._together.commit
+    real = broker.engine.together.commit
     calls: list[int] = []
 
     def commit(*arguments: Any, **options: Any) -> Any:
@@ -146,11 +146,11 @@ def test_a_failure_in_the_midst_keeps_the_rest(open_spool: Open) -> None:
             raise qflow.DiskFull("no space left")
         return real(*arguments, **options)
 
-    broker._together.commit = commit  # type: ignore[method-assign]
+    broker.engine.together.commit = commit  # type: ignore[method-assign]
     moving = Redrive(broker, "dead")
     with pytest.raises(qflow.DiskFull):
         moving.run()
-    broker._together.commit = real  # type: ignore[method-assign]
+    broker.engine.together.commit = real  # type: ignore[method-assign]
     assert moving.moved == {"q": 100}
     assert (len(queue), len(broker.queue("dead"))) == (100, 50)
     assert broker.queue("dead").stats().acquired_messages == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from unit.clocks import Clock
 
@@ -24,9 +25,9 @@ def publish(broker: qflow.Broker, count: int, size: int = 10) -> None:
 def maintain(broker: qflow.Broker) -> None:
     """What the maintenance thread does, until nothing is left to do."""
     for _ in range(2):  # what subscribers have settled, and what goes by that
-        while broker._streams.tick() or broker._remove_settled():
+        while broker._streams.tick() or inside.upkeep(broker).remove_settled():
             pass
-        broker._log.drain()
+        broker.log.drain()
 
 
 def kept(broker: qflow.Broker) -> list[int]:
@@ -106,7 +107,7 @@ def test_a_lot_goes_in_parts(open_at: Open) -> None:
         publish(broker, 100, 4000)
     broker.alter_stream("s", retention_messages=1)
     steps = 0
-    while broker._streams.tick() or broker._remove_settled():
+    while broker._streams.tick() or inside.upkeep(broker).remove_settled():
         steps += 1
     assert steps
     assert kept(broker) == [5999]
@@ -118,16 +119,16 @@ def test_retention_that_failed_is_tried_again_and_counts_once(open_at: Open, mon
     broker = open_at()
     declare(broker, retention_messages=5)
     publish(broker, 20)
-    make_room = broker._log._env.make_room
+    make_room = broker.log._env.make_room
 
     def full(*_: object, **__: object) -> None:
         raise qflow.DiskFull("no room")
 
-    monkeypatch.setattr(broker._log._env, "make_room", full)
+    monkeypatch.setattr(broker.log._env, "make_room", full)
     for _ in range(3):
         with pytest.raises(qflow.DiskFull):
             broker.stream("s").retain()
-    monkeypatch.setattr(broker._log._env, "make_room", make_room)
+    monkeypatch.setattr(broker.log._env, "make_room", make_room)
     maintain(broker)
     assert kept(broker) == [15, 16, 17, 18, 19]
     stats = broker.stats().streams["s"]
@@ -205,7 +206,7 @@ def test_settled_stretches_are_passed_over_when_it_is_opened_again(open_at: Open
     left.ack(wait=True)
     assert not subscription.get_many(1, 0)
     maintain(broker)
-    broker._log.drain()
+    broker.log.drain()
     assert subscription.stats().committed == [54]
     maintain(broker)
     assert kept(broker) == []

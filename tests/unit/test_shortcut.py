@@ -37,7 +37,7 @@ def place_by_each(broker: qflow.Broker, topics: list[str]) -> object:
     """Ask for one topic after the other."""
     places = set()
     for topic in topics:
-        route = broker._routing.route(topic)
+        route = broker.engine.routing.route(topic)
         alone = not route.queues and len(route.streams) == 1 and len(route.streams[0].partitions) == 1
         places.add(route.streams[0].partitions[0] if alone else None)
     return places.pop() if len(places) == 1 else None
@@ -54,7 +54,7 @@ def test_a_shortcut_leads_where_each_topic_does(broker: qflow.Broker, seed: int)
         change = draw.randrange(4)
         if change == 0:
             broker.bind(queue, some_filter(draw))
-        elif change == 1 and (bound := broker._routing.filters_of(queue)):
+        elif change == 1 and (bound := broker.engine.routing.filters_of(queue)):
             broker.unbind(queue, draw.choice(bound))
         else:
             filters = {some_filter(draw) for _ in range(draw.randint(1, 2))}
@@ -62,10 +62,10 @@ def test_a_shortcut_leads_where_each_topic_does(broker: qflow.Broker, seed: int)
         for _ in range(10):
             topics = [some_topic(draw) for _ in range(draw.randint(1, 5))]
             expected = place_by_each(broker, topics)
-            found = broker._routing.shortcut.partition_for(topics)
+            found = broker.engine.routing.shortcut.partition_for(topics)
             assert found is expected or found is None
             told += found is not None
-            if len(broker._routing._trie) + len(broker._routing.streams) <= shortcut.MOST_FILTERS:
+            if len(broker.engine.routing._trie) + len(broker.engine.routing.streams) <= shortcut.MOST_FILTERS:
                 assert found is expected
     assert told > 20
 
@@ -87,9 +87,9 @@ def test_more_topics_than_are_kept_are_forgotten(broker: qflow.Broker, monkeypat
     stream = broker.declare_stream("s", topics=["#"])
     for first in range(0, 40, 4):
         assert len(broker.publish_many([(f"t/{first + number}", b"") for number in range(4)])) == 4
-        assert len(broker._routing.shortcut._known) <= 10
+        assert len(broker.engine.routing.shortcut._known) <= 10
     broker.publish_many([(f"t/{number}", b"") for number in range(20)])
-    assert len(broker._routing.shortcut._known) <= 10
+    assert len(broker.engine.routing.shortcut._known) <= 10
     assert [message.topic for message in stream.query()][-20:] == [f"t/{number}" for number in range(20)]
 
 
@@ -97,7 +97,7 @@ def test_a_topic_that_is_very_long_is_not_kept(broker: qflow.Broker) -> None:
     """But it goes where it belongs."""
     stream = broker.declare_stream("s", topics=["#"])
     broker.publish_many([("a" * 30_000, b""), ("b", b"")])
-    assert broker._routing.shortcut._known == {}
+    assert broker.engine.routing.shortcut._known == {}
     assert stream.stats().messages == 2
 
 
@@ -107,7 +107,7 @@ def test_with_many_filters_each_topic_takes_its_own_way(broker: qflow.Broker) ->
     queue = broker.declare_queue("q", durable=False)
     for number in range(shortcut.MOST_FILTERS):
         broker.bind(queue, f"b/{number}")
-    assert broker._routing.shortcut.partition_for(["a/1", "a/2"]) is None
+    assert broker.engine.routing.shortcut.partition_for(["a/1", "a/2"]) is None
     broker.publish_many([("a/1", b""), ("a/2", b"")])
-    assert broker._routing.shortcut.partition_for(["a/1", "a/2"]) is stream.partitions[0]
-    assert broker._routing.shortcut.partition_for(["a/1", "b/1"]) is None
+    assert broker.engine.routing.shortcut.partition_for(["a/1", "a/2"]) is stream.partitions[0]
+    assert broker.engine.routing.shortcut.partition_for(["a/1", "b/1"]) is None

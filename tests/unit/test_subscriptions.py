@@ -300,13 +300,13 @@ def test_a_commit_that_came_too_late_settles_nothing(broker: qflow.Broker) -> No
     tx = broker.transaction()
     tx.publish("a/out", b"")
     tx.ack(held)
-    real = broker._together.enter
+    real = broker.engine.together.enter
 
     def close_first(*arguments: Any) -> Any:
         one.close()
         return real(*arguments)
 
-    broker._together.enter = close_first  # type: ignore[method-assign]
+    broker.engine.together.enter = close_first  # type: ignore[method-assign]
     with pytest.raises(qflow.AlreadySettled):
         tx.commit()
     assert two.get(0).offset == held.offset

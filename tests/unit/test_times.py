@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 import qflow.aio
 from faults.seams import in_thread
@@ -106,7 +107,7 @@ def test_expired_spilled_runs_go_without_their_bodies_being_read(open_at: Open, 
     assert (stats.messages, stats.expired_total, stats.spilled_messages) == (0, 100, 0)
     assert stats.spill_files_read_total == before
     assert stats.resident_bytes == 0
-    broker._log.drain()
+    broker.log.drain()
     assert broker.check() == []
 
 
@@ -122,7 +123,7 @@ def test_part_of_a_spilled_run_is_read_and_the_rest_expires(open_at: Open, clock
     queue.tick()
     stats = queue.stats()
     assert (stats.messages, stats.expired_total, stats.acked_total) == (0, 70, 30)
-    broker._log.drain()
+    broker.log.drain()
     assert broker.check() == []
 
 
@@ -134,7 +135,7 @@ def test_what_is_not_logged_expires_on_disk_with_the_rest(open_at: Open, clock: 
         queue.put(body(number), durable=number % 3 == 0)
     clock.advance(10)
     queue.tick()
-    broker._log.drain()
+    broker.log.drain()
     assert queue.stats().expired_total == 10
     assert [lane.row.messages for lane in queue.lanes] == [0]
     assert [lane.row.bytes for lane in queue.lanes] == [0]
@@ -208,7 +209,7 @@ def test_expired_messages_become_dead_letters(open_at: Open, clock: Clock, durab
         queue.get(0)
     for _ in range(20):
         queue.tick()
-        broker._log.drain()
+        broker.log.drain()
     assert (len(queue), queue.stats().expired_total, queue.stats().dead_lettered_total) == (0, 20, 20)
     dead = broker.queue("dead")
     batch = dead.get_many(100, timeout_s=0)
@@ -770,7 +771,7 @@ def test_maintenance_spills_only_what_nobody_spilled_for_a_round(open_at: Open) 
     broker = open_at()
     queue = broker.declare_queue("q", capacity_bytes=0)
     queue.submit(b"body").result(LONG_S)
-    assert broker._sweep()
+    assert inside.upkeep(broker).sweep()
     assert queue.stats().spilled_messages == 0
-    assert not broker._sweep()
+    assert not inside.upkeep(broker).sweep()
     assert queue.stats().spilled_messages == 1

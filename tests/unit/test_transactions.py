@@ -376,24 +376,24 @@ def test_a_purge_or_delete_meets_a_commit_on_its_way(
     open_spool: Open, durable: bool, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Edge 16: it comes after the messages were taken from their holders, and before the commit."""
-    monkeypatch.setattr("qflow.broker.QUIET_S", 0.1)  # the commit is the one that would be waited for
+    monkeypatch.setattr("qflow.queues.registry.QUIET_S", 0.1)  # the commit is the one that would be waited for
     broker = open_spool()
     source, queue = (broker.declare_queue(name, durable=durable) for name in ("source", "q"))
     source.put_many([b"1", b"2", b"3"])
     held = source.get_many(2)
-    real = broker._together.commit
+    real = broker.engine.together.commit
 
     def commit(*arguments: Any, **options: Any) -> Any:
         source.purge() if how == "purge" else broker.delete_queue("source")
         return real(*arguments, **options)
 
-    broker._together.commit = commit  # type: ignore[method-assign]
+    broker.engine.together.commit = commit  # type: ignore[method-assign]
     with broker.transaction() as tx:
         tx.put(queue, b"x")
         tx.ack_many(held)
-    broker._together.commit = real  # type: ignore[method-assign]
+    broker.engine.together.commit = real  # type: ignore[method-assign]
     assert bodies_of(queue) == [b"x"]
-    broker._log.drain()
+    broker.log.drain()
     assert broker.check() == []
     if how == "purge":
         assert len(source) == 0
@@ -529,9 +529,9 @@ def test_bodies_that_wait_are_charged_and_spilled(open_spool: Open, durable: boo
     tx = broker.transaction()
     for body in bodies[:60]:
         tx.put(queue, body)
-        assert broker._ledger.borrowed <= capacity
+        assert broker.engine.ledger.borrowed <= capacity
     tx.put_many(queue, bodies[60:])
-    assert broker._desk.borrowed <= capacity
+    assert broker.engine.desk.borrowed <= capacity
     assert broker.check() == []
     if end == "rollback":
         tx.rollback()
@@ -539,8 +539,8 @@ def test_bodies_that_wait_are_charged_and_spilled(open_spool: Open, durable: boo
     else:
         assert len(tx.commit()) == 61
         assert bodies_of(queue) == bodies
-    assert broker._desk.borrowed == 0
-    broker._log.drain()
+    assert broker.engine.desk.borrowed == 0
+    broker.log.drain()
     assert broker.check() == []
 
 
@@ -552,7 +552,7 @@ def test_other_queues_give_way_to_a_transaction(open_spool: Open, durable: bool)
     with broker.transaction() as tx:
         for _ in range(30):
             tx.put(queue, b"x" * 1000)
-        assert broker._ledger.borrowed <= 100_000
+        assert broker.engine.ledger.borrowed <= 100_000
     assert len(bodies_of(queue)) == 30
     assert len(bodies_of(heavy)) == 80
 
@@ -575,7 +575,7 @@ def test_a_disk_that_takes_no_bodies_leaves_the_transaction_as_it_was(spool: Pat
     tx.put(one, b"last")
     assert tx.commit() == [0, 1]
     assert (bodies_of(one), bodies_of(two)) == ([b"first", b"last"], [])
-    assert broker._desk.borrowed == 0
+    assert broker.engine.desk.borrowed == 0
     assert broker.check() == []
     broker.close()
 
@@ -592,8 +592,8 @@ def test_a_full_disk_refuses_a_transaction_that_puts(spool: Path) -> None:
             if not settles_only:
                 raise qflow.DiskFull("no space left")
 
-        real = broker._log._env.make_room
-        broker._log._env.make_room = full  # type: ignore[method-assign]
+        real = broker.log._env.make_room
+        broker.log._env.make_room = full  # type: ignore[method-assign]
         with pytest.raises(qflow.DiskFull), broker.transaction() as tx:
             tx.put(queue, b"x")
             tx.put(loose, b"x")
@@ -605,7 +605,7 @@ def test_a_full_disk_refuses_a_transaction_that_puts(spool: Path) -> None:
             tx.put(loose, b"y")
             tx.ack(single)
             tx.ack_many(batch)
-        broker._log._env.make_room = real  # type: ignore[method-assign]
+        broker.log._env.make_room = real  # type: ignore[method-assign]
         assert (bodies_of(queue), bodies_of(loose)) == ([b"4"], [b"y"])
         assert broker.check() == []
 
@@ -676,23 +676,23 @@ def test_an_interrupted_wait_learns_nothing_and_breaks_nothing(open_spool: Open)
     source, queue = broker.declare_queue("source"), broker.declare_queue("q")
     source.put_many([b"1", b"2"])
     held = source.get()
-    real = broker._log.wait
+    real = broker.log.wait
 
     def wait(_batch: Any) -> None:
-        broker._log.wait = real  # type: ignore[method-assign]
+        broker.log.wait = real  # type: ignore[method-assign]
         raise KeyboardInterrupt
 
     tx = broker.transaction()
     tx.put(queue, b"x")
     tx.ack(held)
-    broker._log.wait = wait  # type: ignore[method-assign]
+    broker.log.wait = wait  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         tx.commit()
-    broker._log.drain()
+    broker.log.drain()
     with pytest.raises(qflow.AlreadySettled):
         held.nack()
     assert (bodies_of(source), bodies_of(queue)) == ([b"2"], [b"x"])
-    broker._log.drain()
+    broker.log.drain()
     assert broker.check() == []
 
 
@@ -743,7 +743,7 @@ def test_bodies_are_charged_while_a_commit_waits_for_room(
     watch = queue._room.watch
 
     def watched(*arguments: Any) -> Any:
-        charged.append(broker._desk._account.borrowed)
+        charged.append(broker.engine.desk._account.borrowed)
         return watch(*arguments)
 
     monkeypatch.setattr(queue._room, "watch", watched)

@@ -1,0 +1,132 @@
+"""What a broker is made of: parts put together over an open spool, ended in order, refused in a forked child.
+
+Threads: `qflow-writer` writes what callers hand over, `qflow-futures` resolves futures, `qflow-maintenance` is the
+upkeep.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+from qflow.adoption import Adoption
+from qflow.config import parse_timeout
+from qflow.errors import BrokerClosed
+from qflow.figures import Figures
+from qflow.listeners import Bell, Listeners
+from qflow.memory.ledger import Ledger
+from qflow.memory.waiting import sheltered
+from qflow.publishing import Publisher
+from qflow.queues.desk import Desk
+from qflow.queues.ending import endings
+from qflow.queues.registry import Queues
+from qflow.queues.transaction import Transaction
+from qflow.routing import Routing
+from qflow.spool import Forked, Spool
+from qflow.storage.groups import Held
+from qflow.streams.registry import Streams
+from qflow.streams.room import Room
+from qflow.upkeep import Upkeep
+
+STREAMS = 2**32 - 2
+"""The number under which streams borrow memory."""
+
+_engines: set[Engine] = set()
+"""Those that were not ended: their threads are at work, whoever has forgotten them."""
+
+
+class Engine:
+    """See the module. Each part is thread-safe, and has its own state."""
+
+    def __init__(self, spool: Spool) -> None:
+        """Take over what the spool holds, and begin; a failure leaves nothing open."""
+        self.spool = spool
+        with ExitStack() as undo:
+            undo.callback(spool.abandon)
+            bell = Bell()
+            self.ledger = Ledger(spool.settings.capacity_bytes)
+            self.routing = Routing()
+            self.listeners = Listeners(spool.path, bell, spool.clock)
+            self.queues = Queues(spool, self.ledger, self.routing, self.listeners.tell)
+            self.together = self.queues.router.together
+            self.desk = Desk(self.ledger, spool.store)
+            self.streams = self._make_streams()
+            self.routing.streams = self.streams.routes
+            self.publisher = Publisher(spool, self.queues, self.streams.producers, self.routing, self.together)
+            self._recover()
+            self.adoption = Adoption(spool, self.routing, self.together, self.streams.room, bell.ring)
+            self.figures = Figures(
+                spool, self.ledger, self.queues, self.streams, self.desk, self.routing, self.adoption
+            )
+            self.upkeep = Upkeep(spool, bell, self.queues, self.streams, self.adoption, self.figures, self.listeners)
+            self.upkeep.start()
+            undo.pop_all()
+        _engines.add(self)
+
+    def _make_streams(self) -> Streams:
+        spool = self.spool
+        account = self.ledger.open(STREAMS, "streams", None)
+        room = Room(account, self.ledger, self.ledger.relieve)
+        account.is_cache, account.give_way = True, lambda missing, spill: room.give_way(missing)
+        return Streams(
+            spool.log,
+            spool.records,
+            room,
+            max_transaction_bytes=spool.settings.max_transaction_bytes,
+            new_owner=spool.new_owner,
+            report=spool.report,
+            reroute=self.routing.forget,
+            clock=spool.clock,
+            monotonic=spool.monotonic,
+            held=Held(spool.path, str(spool.uuid), spool.clock),
+        )
+
+    def _recover(self) -> None:
+        """Take over what the log held when it was opened."""
+        spool, found = self.spool, self.spool.found
+        spool.note(self.queues.recover(found.queues, clean=found.clean))
+        spool.note(self.streams.recover(found.streams, found.cursors, found.unread, clean=found.clean))
+        self.routing.forget()
+        queues = self.queues.all()
+        spool.opened(len(queues), sum(map(len, queues)))
+
+    def transaction(self, timeout_s: float | None) -> Transaction:
+        """Return a transaction over any of the queues; see `Broker.transaction`."""
+        self.spool.check_open()
+        most = self.spool.settings.max_transaction_bytes
+        return Transaction(self.publisher, self.together, self.desk, most, parse_timeout(timeout_s))
+
+    @sheltered
+    def close(self) -> None:
+        """End all parts and let go of the spool; see `Broker.close`."""
+        spool = self.spool
+        if not spool.begin_closing():
+            return
+        try:
+            queues = self.queues.all()
+            for queue in queues:
+                queue.refuse_calls(BrokerClosed)
+            self.streams.end(BrokerClosed)
+            self.upkeep.end()
+            self.adoption.close()
+            with ExitStack() as ending:
+                ending.callback(_engines.discard, self)
+                spool.close(lambda: [*endings(queues), *self.streams.endings()], [queue.let_go for queue in queues])
+        finally:
+            spool.end_closing()
+
+    def disown(self) -> None:
+        """In a forked child: refuse everything."""
+        stub = Forked()
+        self.spool.disown(stub)
+        self.queues.die(stub)
+        self.streams.die(stub)
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine.disown()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

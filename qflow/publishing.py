@@ -1,0 +1,190 @@
+"""Publishing by threads, and what tasks and transactions ask of it: from messages to one commit of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from qflow import config
+from qflow.errors import InvalidArgument, QueueDeleted, StreamDeleted, again
+from qflow.message import Headers, check_key
+from qflow.queues.queue import Queue
+from qflow.queues.registry import Queues
+from qflow.queues.together import Place, Step, Together
+from qflow.routing import Claimed, Lots, PublishResult, Routing, result_of
+from qflow.spool import Spool
+from qflow.streams import publishing
+from qflow.streams.producers import Claim, Producers
+
+Results = Callable[[], Sequence[PublishResult]]
+"""Gives what a publish returns, once it is confirmed."""
+
+
+class Publisher:
+    """See the module. One a broker; thread-safe."""
+
+    def __init__(
+        self, spool: Spool, queues: Queues, producers: Producers, routing: Routing, together: Together
+    ) -> None:
+        self._spool = spool
+        self.log = spool.log
+        self._queues = queues
+        self._producers = producers
+        self._routing = routing
+        self._together = together
+
+    def publish(
+        self,
+        messages: list[Any],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        timeout_s: float | None,
+    ) -> Sequence[PublishResult]:
+        """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish`."""
+        return self._begin(messages, headers, producer, number, timeout_s, None)()
+
+    def publish_many(
+        self,
+        messages: Iterable[tuple[Any, ...]],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        timeout_s: float | None,
+    ) -> Sequence[PublishResult]:
+        """`publish` of whatever can be iterated."""
+        try:
+            given = list(messages)
+        except TypeError as error:
+            raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {messages!r}") from error
+        return self.publish(given, headers, producer, number, timeout_s)
+
+    def submit(
+        self,
+        message: tuple[Any, ...],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        timeout_s: float | None,
+    ) -> Future[PublishResult]:
+        """`publish` of one message that does not wait for the sync."""
+        result: Future[PublishResult] = Future()
+        result.set_running_or_notify_cancel()
+        done: Future[Any] = Future()
+        done.set_running_or_notify_cancel()
+        found: list[Results] = []
+        resolved: list[Future[Any]] = []
+
+        def finish() -> None:
+            """Tell the result: by whoever comes last, of the thread that publishes and the one that resolves `done`."""
+            if found and resolved:
+                with suppress(IndexError):  # the other one tells it
+                    error = resolved.pop().exception()
+                    if error is not None:
+                        result.set_exception(error)
+                    else:
+                        result.set_result(found[0]()[0])
+
+        def note(finished: Future[Any]) -> None:
+            resolved.append(finished)
+            finish()
+
+        # This thread has nothing to do with `done` any more, once others have it: an interrupt might leave it locked.
+        done.add_done_callback(note)
+        found.append(self._begin([message], headers, producer, number, timeout_s, done))
+        finish()
+        return result
+
+    def _begin(
+        self,
+        messages: list[Any],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        timeout_s: float | None,
+        done: Future[Any] | None,
+    ) -> Results:
+        """Publish, or leave that to the writer, and `done`; return what gives the results when it is done."""
+        timeout = config.parse_timeout(timeout_s)
+        claim = self.claim_of(producer, number)
+        if claim is None:
+            return self._begin_claimed(messages, headers, None, timeout, done)
+        monotonic = self._spool.monotonic
+        deadline = None if timeout is None else monotonic() + timeout
+        try:
+            if not claim.take(timeout):
+                if done is not None:
+                    done.set_result(None)
+                return lambda: [PublishResult.of_duplicate() for _ in messages]
+            left = None if deadline is None else max(0.0, deadline - monotonic())
+            return self._begin_claimed(messages, headers, claim, left, done)
+        except BaseException:
+            claim.give_up()
+            raise
+
+    def _begin_claimed(
+        self,
+        messages: list[Any],
+        headers: Headers | None,
+        claim: Claim | None,
+        timeout: float | None,
+        done: Future[Any] | None,
+    ) -> Results:
+        """`_begin`, with a claim that has its number."""
+        log = self.log
+        while (lots := self._routing.lots(messages, headers)) is not None:
+            try:
+                sent = publishing.send(log, lots.lots, claim=claim, future=done)
+            except StreamDeleted:
+                self._routing.forget()
+                continue  # it was deleted since, and is not reached any more
+            if sent is not None and done is None:
+                log.wait(sent.request)
+                if sent.error is not None:
+                    raise again(sent.error)
+            elif sent is None and done is not None:
+                done.set_result(None)
+            return partial(lots.results, sent)
+        while True:
+            groups = [self.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
+            steps = [step for group in groups for step in group]
+            leavings: list[Any] = [] if claim is None else [Claimed(claim)]
+            try:
+                places = iter(self._together.commit(steps, leavings, timeout=timeout, wait=done is None, future=done))
+            except (QueueDeleted, StreamDeleted):
+                self._routing.forget()
+                continue
+            found = [[next(places) for _ in group] for group in groups]
+            return lambda: [result_of(group) for group in found]
+
+    # Parts of it, for tasks and transactions ---------------------------------------------------------------------
+
+    def claim_of(self, producer: str | None, number: int | None) -> Claim | None:
+        """Return the claim of a publish, which has not taken its number yet; None without a producer."""
+        self._spool.check_open()
+        if producer is None:
+            if number is not None:
+                raise InvalidArgument("number= is that of a producer: say which with producer=")
+            return None
+        return self._producers.claim(producer, number)
+
+    def lots_of(self, messages: list[Any], headers: Headers | None) -> Lots | None:
+        """Return what is published to streams alone; None if some of it goes to queues, which takes `steps_of`."""
+        self._spool.check_open()
+        return self._routing.lots(messages, headers)
+
+    def steps_of(self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None) -> list[Step]:
+        """Return what a publish puts where."""
+        self._spool.check_open()
+        return self._routing.steps(topic, body, headers, check_key(key))
+
+    def result_of(self, places: list[Place]) -> PublishResult:
+        """Return what a publish returns."""
+        return result_of(places)
+
+    def own(self, queue: Queue | str) -> Queue:
+        """Return a queue of this broker, given itself or by name; see `Queues.own`."""
+        return self._queues.own(queue)

@@ -1,0 +1,54 @@
+"""Dead letters on their way: to which queue they go, and the commit that carries them there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from qflow.delivery import Segment
+from qflow.errors import NotFound, QflowError
+from qflow.memory.waiting import sheltered
+from qflow.queues.dead_letters import dead_letters
+from qflow.queues.holding import Leaving
+from qflow.queues.queue import Queue
+from qflow.queues.together import Step, Together
+from qflow.spool import Spool
+
+_logger = logging.getLogger("qflow")
+
+
+class DeadLetterRouter:
+    """See the module. One a broker; thread-safe."""
+
+    def __init__(self, spool: Spool, find: Callable[[str], Queue]) -> None:
+        """`find` returns a queue by name, declaring it if it is missing."""
+        self._spool = spool
+        self._find = find
+        self.together = Together(spool.log, self.queue_for, spool.clock, spool.monotonic)
+        """What commits several queues in one: dead letters, publishes, transactions."""
+
+    @sheltered
+    def queue_for(self, source: Queue) -> Queue:
+        """Return where a queue's dead letters go, declaring it if it is missing."""
+        name = source.settings.dead_letter
+        if name is None:
+            raise NotFound(f"queue {source.name!r} has no dead-letter queue any more")
+        return self._find(name)
+
+    def carry(self, source: Queue, segments: list[Segment], reason: str, leaving: Leaving | None) -> bool:
+        """Carry messages to their dead-letter queue in one commit with what settles them; False if that failed.
+
+        Without `leaving` they come from a put, which waits for it and gets the error.
+        """
+        try:
+            target = self.queue_for(source)
+            step = Step(target, 0, dead_letters(source.name, segments, reason, self._spool.clock()))
+            leavings = [] if leaving is None else [leaving]
+            self.together.commit([step], leavings, timeout=0, wait=leaving is None, dead=True)
+        except QflowError as error:
+            if leaving is None:
+                raise
+            path = self._spool.path
+            _logger.warning("%s: dead letters of queue %r stay where they are: %s", path, source.name, error)
+            return False
+        return True

@@ -1,0 +1,364 @@
+"""All queues of a broker: declared, found again, altered, bound, deleted.
+
+In the log each durable queue has a record and rows, under a number of its own. What changes a queue's record is done by
+one thread at a time, which holds `Spool.changing`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+from uuid import uuid4
+
+import attrs
+
+from qflow import config
+from qflow.config import QueueSettings, check_name
+from qflow.errors import (
+    CorruptionError,
+    InvalidArgument,
+    NotFound,
+    QueueDeleted,
+    SettingsConflict,
+    StorageError,
+)
+from qflow.events import Teller
+from qflow.memory.ledger import Ledger
+from qflow.queues.dead_letter_router import DeadLetterRouter
+from qflow.queues.dead_letters import check_no_cycle
+from qflow.queues.queue import Queue
+from qflow.spool import Spool
+from qflow.storage import recovery
+from qflow.storage.block_log import Row
+from qflow.storage.recovery import BINDINGS, QueueRecord
+
+TRANSIENT_OWNERS = 2**31
+"""Queues that are not durable have numbers from here on; the log never sees them."""
+QUIET_S = 10.0
+"""How long an end waits for puts that have reserved room and not joined a batch yet."""
+PATIENCE_S = 1
+"""How long the declaring of a dead-letter queue waits for who changes queues now."""
+
+
+class Bindings(Protocol):
+    """Which topics lead to a queue: `Routing`."""
+
+    def bind(self, queue: Queue, topic_filter: str) -> bool: ...
+    def unbind(self, queue: Queue, topic_filter: str) -> bool: ...
+    def replace(self, queue: Queue, filters: list[str]) -> None: ...
+    def filters_of(self, queue: Queue) -> list[str]: ...
+
+
+class Queues:
+    """See the module. Looking is for any thread."""
+
+    def __init__(self, spool: Spool, ledger: Ledger, bindings: Bindings, tell: Teller) -> None:
+        self._spool = spool
+        self._ledger = ledger
+        self._bindings = bindings
+        self._tell = tell
+        self._lock = threading.Lock()  # held to change `_queues`, beside `Spool.changing`, and to copy it
+        self._queues: dict[str, Queue] = {}
+        self._broken: dict[str, QueueRecord] = {}
+        """Records that cannot be served."""
+        self._incarnations: dict[int, int] = {}
+        self._next_transient = TRANSIENT_OWNERS
+        self.deleted: list[int] = []
+        """Numbers of what was deleted, for maintenance to clear away."""
+        self.router = DeadLetterRouter(spool, self._for_dead_letters)
+
+    # Found again -------------------------------------------------------------------------------------------------
+
+    def recover(self, records: list[QueueRecord], *, clean: bool) -> list[str]:
+        """Take over what the log holds; return what cannot be served, in words: it stays in the log."""
+        problems: list[str] = []
+        for record in records:
+            if record.deleted:
+                self.deleted.append(record.owner)
+            elif record.rows is None:
+                self._broken[record.name] = record
+            else:
+                try:
+                    settings = QueueSettings.from_dict(record.settings)
+                except InvalidArgument as error:  # a setting of a later version
+                    self._broken[record.name] = record
+                    problems.append(f"queue {record.name!r} cannot be served: {error}")
+                else:
+                    self._recover(record, settings, record.rows, clean)
+        return problems
+
+    def _recover(self, record: QueueRecord, settings: QueueSettings, rows: dict[int, Row], clean: bool) -> None:
+        if not clean:
+            rows = {number: row._replace(doubtful=row.next) for number, row in rows.items()}
+        queue = self._make(record.name, settings, record.owner, record.incarnation, rows)
+        for topic_filter in record.settings.get(BINDINGS, ()):
+            self._bindings.bind(queue, topic_filter)
+
+    # Declaring and altering --------------------------------------------------------------------------------------
+
+    def declare(self, name: str, settings: QueueSettings) -> Queue:
+        """Return the queue of this name, making it if there is none; see `Broker.declare_queue`."""
+        with self._spool.changing:
+            return self._declare(name, settings)
+
+    def _declare(self, name: str, settings: QueueSettings) -> Queue:
+        """Return a queue of these settings. Holding `changing`."""
+        self._spool.check_open()
+        self._spool.records.make_sure()
+        queue = self._queues.get(name)
+        if queue is not None and queue.was_deleted:
+            self._clear_away(queue)  # that was begun, and interrupted
+            queue = None
+        if queue is not None:
+            self._check_same(queue, settings)
+            if queue.settings != settings:
+                self._alter(queue, settings)
+            return queue
+        if name in self._broken:
+            raise self._broken_error(name)
+        self._check_dead_letters(name, settings)
+        incarnation = uuid4().int >> 64
+        if settings.durable:
+            owner, rows = self._spool.new_owner(), {0: Row()}
+            value = recovery.queue_value(name, incarnation, settings.to_dict())
+            then = partial(self._register, name, settings, owner, incarnation, rows)
+            self._spool.records.add(owner, value, rows, then)
+        else:
+            self._next_transient += 1
+            self._register(name, settings, self._next_transient, incarnation, None)
+        return self._queues[name]
+
+    def _check_same(self, queue: Queue, settings: QueueSettings) -> None:
+        """Refuse to declare a queue that behaves differently."""
+        conflicts = queue.settings.conflicts(settings)
+        if conflicts:
+            setting, mine, theirs = conflicts[0]
+            raise SettingsConflict(
+                f"queue {queue.name!r} has {setting}={mine!r}, declared now with {setting}={theirs!r}: declare it as "
+                "it is, or change it with alter_queue"
+            )
+
+    def _register(
+        self, name: str, settings: QueueSettings, owner: int, incarnation: int, rows: dict[int, Row] | None
+    ) -> None:
+        """Have a new queue known; twice is fine. Holding `changing`."""
+        if name not in self._queues:
+            self._make(name, settings, owner, incarnation, rows)
+
+    def _make(
+        self, name: str, settings: QueueSettings, owner: int, incarnation: int, rows: dict[int, Row] | None
+    ) -> Queue:
+        spool = self._spool
+        self._incarnations[owner] = incarnation
+        queue = Queue(
+            name,
+            settings,
+            account=self._ledger.open(owner, name, settings.capacity_bytes),
+            ledger=self._ledger,
+            area=spool.store.area(name, owner, incarnation),
+            log=spool.log if rows is not None else None,
+            rows=rows,
+            owner=owner,
+            report=spool.report,
+            tell=self._tell,
+            undertaker=self.router.carry,
+            max_transaction_bytes=spool.settings.max_transaction_bytes,
+            clock=spool.clock,
+            monotonic=spool.monotonic,
+        )
+        queue.account.give_way = queue.give_way
+        with self._lock:
+            self._queues[name] = queue
+        return queue
+
+    def _check_dead_letters(self, name: str, settings: QueueSettings) -> None:
+        """Refuse cycles, and a durable queue whose dead letters a restart would lose. Holding `changing`."""
+        targets = {other: queue.settings.dead_letter for other, queue in self._queues.items()}
+        check_no_cycle(name, settings.dead_letter, targets)
+        target = self._queues.get(settings.dead_letter) if settings.dead_letter is not None else None
+        pairs = [(name, settings, settings.dead_letter, target.settings)] if target is not None else []
+        pairs += [
+            (other, queue.settings, name, settings)
+            for other, queue in self._queues.items()
+            if queue.settings.dead_letter == name
+        ]
+        for source, of_source, dead, of_dead in pairs:
+            if of_source.durable and not of_dead.durable:
+                raise InvalidArgument(
+                    f"queue {source!r} is durable and its dead-letter queue {dead!r} is not: dead letters would be "
+                    "lost at a restart; declare both durable, or neither"
+                )
+
+    def _for_dead_letters(self, name: str) -> Queue:
+        """Return a queue that others name for their dead letters, declaring it if it is missing."""
+        queue = self._queues.get(name)
+        if queue is not None:
+            return queue
+        changing = self._spool.changing
+        if not changing.acquire(timeout=PATIENCE_S):  # the broker may be closing, and wait for who calls this
+            raise StorageError(f"the dead-letter queue {name!r} could not be declared now")
+        try:
+            queue = self._queues.get(name)
+            if queue is not None:
+                return queue
+            sources = [queue.settings for queue in self._queues.values() if queue.settings.dead_letter == name]
+            return self._declare(name, QueueSettings(durable=any(settings.durable for settings in sources)))
+        finally:
+            changing.release()
+
+    def alter(self, name: Queue | str, changes: dict[str, Any]) -> Queue:
+        """Change settings of a queue; see `Broker.alter_queue`."""
+        fixed = {"durable", "priorities"} & changes.keys()
+        if fixed:
+            raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
+        config.check_changes(QueueSettings, changes, "queue")
+        with self._spool.changing:
+            self._spool.check_open()
+            self._spool.records.make_sure()
+            queue = self.own(name)
+            settings = attrs.evolve(queue.settings, **changes)
+            self._check_dead_letters(queue.name, settings)
+            self._alter(queue, settings)
+            return queue
+
+    def _alter(self, queue: Queue, settings: QueueSettings) -> None:
+        """Write and apply other settings. Holding `changing`."""
+        if settings.durable:
+            value = self._record_of(queue, settings)
+            self._spool.records.replace(queue.owner, value, partial(queue.alter, settings))
+        else:
+            queue.alter(settings)
+
+    def _record_of(self, queue: Queue, settings: QueueSettings) -> bytes:
+        filters = self._bindings.filters_of(queue)
+        values = settings.to_dict() | ({BINDINGS: filters} if filters else {})
+        return recovery.queue_value(queue.name, self._incarnations[queue.owner], values)
+
+    def bind(self, queue: Queue | str, topic_filter: str) -> None:
+        """Send what is published to matching topics to a queue, too; see `Broker.bind`."""
+        self._rebind(queue, topic_filter, self._bindings.bind)
+
+    def unbind(self, queue: Queue | str, topic_filter: str) -> None:
+        """Undo `bind`."""
+        self._rebind(queue, topic_filter, self._bindings.unbind)
+
+    def _rebind(self, queue: Queue | str, topic_filter: str, change: Callable[[Queue, str], bool]) -> None:
+        with self._spool.changing:
+            self._spool.check_open()
+            self._spool.records.make_sure()
+            found = self.own(queue)
+            before = self._bindings.filters_of(found)
+            if change(found, topic_filter) and found.settings.durable:
+                undo = partial(self._bindings.replace, found, before)
+                self._spool.records.replace(found.owner, self._record_of(found, found.settings), undo=undo)
+
+    # Deleting ----------------------------------------------------------------------------------------------------
+
+    def delete(self, name: str) -> None:
+        """Delete a queue with all its messages; see `Broker.delete_queue`."""
+        with self._spool.changing:
+            self._spool.check_open()
+            records = self._spool.records
+            records.make_sure()
+            broken = self._broken.get(check_name(name))
+            if broken is not None:
+                records.delete([broken.owner], partial(self._forget_broken, name, broken.owner))
+                return
+            queue = self.get(name)
+            end, clear_away = partial(self._end, queue), partial(self._clear_away, queue)
+            if queue.settings.durable:
+                records.delete([queue.owner], clear_away, at_once=end)
+            else:
+                end()
+                clear_away()
+
+    def _forget_broken(self, name: str, owner: int) -> None:
+        if self._broken.pop(name, None) is not None:
+            self.deleted.append(owner)
+
+    def _end(self, queue: Queue) -> None:
+        """Let nobody use a queue that is deleted; twice is fine. By whoever commits, or holding `changing`."""
+        self._bindings.replace(queue, [])  # first, so that who is refused finds it no more
+        queue.refuse_calls(QueueDeleted)
+
+    def _clear_away(self, queue: Queue) -> None:
+        """Let go of a queue that has ended. Holding `changing`."""
+        with self._lock:
+            if self._queues.pop(queue.name, None) is None:
+                return  # the second time
+        queue.account.give_way = None
+        log = self._spool.log
+        try:
+            queue.settle_down(log.drain, QUIET_S)
+        finally:
+            queue.let_go()
+            queue.remove_spill()
+            self._incarnations.pop(queue.owner, None)
+            if queue.settings.durable:
+                log.forget(queue.lanes)
+                self.deleted.append(queue.owner)
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    def own(self, queue: Queue | str) -> Queue:
+        """Return a queue of this broker, given itself or by name.
+
+        Raises:
+            NotFound, CorruptionError: as `get`. QueueDeleted: it was deleted.
+            InvalidArgument: it is not a queue, or one of another broker.
+        """
+        if not isinstance(queue, Queue):
+            return self.get(queue)
+        found = self._queues.get(queue.name)
+        if found is queue:
+            return queue
+        queue.check_open()
+        raise InvalidArgument(f"{queue!r} is a queue of another broker: use the one it came from")
+
+    def get(self, name: str) -> Queue:
+        """Return a queue that exists; see `Broker.queue`."""
+        self._spool.check_open()
+        queue = self._queues.get(check_name(name))
+        if queue is None and name in self._broken:
+            raise self._broken_error(name)
+        if queue is None:
+            raise NotFound(f"there is no queue {name!r} in {self._spool.path}: declare it first")
+        return queue
+
+    def _broken_error(self, name: str) -> CorruptionError:
+        return CorruptionError(
+            f"queue {name!r} is in the log, but its record is damaged: see `qflow check {self._spool.path}`; "
+            "delete_queue removes it with its messages"
+        )
+
+    def names(self) -> list[str]:
+        """Return the names of all queues, sorted."""
+        self._spool.check_open()
+        return sorted(self._queues)
+
+    def named(self) -> dict[str, Queue]:
+        """Return all queues by name."""
+        with self._lock:
+            return dict(self._queues)
+
+    def all(self) -> list[Queue]:
+        """Return all queues."""
+        with self._lock:
+            return list(self._queues.values())
+
+    def problems(self) -> list[str]:
+        """Return what does not agree, in words."""
+        found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
+        for queue in self.all():
+            found += queue.problems()
+        return found
+
+    # Ending ------------------------------------------------------------------------------------------------------
+
+    def die(self, stub: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = stub
+        for queue in self._queues.values():
+            queue.die(stub)

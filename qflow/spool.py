@@ -1,0 +1,331 @@
+"""A spool: the directory that one broker owns. Opening and recovering it, its state, copies of its log, closing it.
+
+What lies in it:
+
+    lock         the owner's lock
+    log/         the transaction log: the truth; `log.new/`, `log.old/`: see `snapshots`
+    spill/       messages that do not fit in memory: a cache, renamed aside when the spool is opened
+    wiping/      spill files of before, unlinked little by little
+    cursors/     how far groups of readers outside have come; see `storage.groups`
+    inbox/       batches handed in from outside, which the owner adopts; see `storage.stages`
+    stats.json   what the owner is doing, renewed each second
+
+Opening, in order, each step repeatable after a crash: lock (before anything is touched), log (created whole or not at
+all), rows read, `dirty` synced, spill set aside.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from typing import NoReturn
+from uuid import uuid4
+
+import attrs
+
+from qflow.config import BrokerSettings
+from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
+from qflow.stats import CompactionReport, Problems, RecoveryReport, SnapshotReport
+from qflow.storage import recovery, snapshots
+from qflow.storage.ending import Piece, write_ending
+from qflow.storage.environment import CannotGrow, Environment, check_log_directory, log_errors
+from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
+from qflow.storage.groups import CURSORS
+from qflow.storage.records import Records
+from qflow.storage.recovery import DIRTY, Recovery
+from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
+from qflow.storage.spill_files import SpillFiles
+from qflow.storage.spill_segments import SpillSegments
+from qflow.storage.stages import INBOX
+from qflow.storage.transaction_log import TransactionLog
+
+OURS = frozenset(
+    {
+        "lock",
+        "log",
+        "log.new",
+        snapshots.OLD,
+        SPILL,
+        WIPING,
+        INBOX,
+        CURSORS,
+        "stats.json",
+        "stats.json.new",
+        "lost+found",
+    }
+)
+ALLOCATOR_HINT_BYTES = 4 * 2**20
+"""Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
+
+Without it, each MiB of messages that is restored and acked goes back to the kernel and comes back page by page, unless
+something else in the process happened to allocate as much. `python -m bench read-told` says what that costs: messages
+of 16 KiB came from segments 2.5 times as slowly, those of 1 KiB hardly so.
+"""
+
+_logger = logging.getLogger("qflow")
+_damage_logger = logging.getLogger("qflow.damage")
+"""For who tells of damage otherwise: a logger that can be silenced apart."""
+
+
+class Forked:
+    """Stands in for a lock in a forked child: whoever takes it is told."""
+
+    def __enter__(self) -> NoReturn:
+        raise ForkedProcess(
+            f"this broker belongs to the parent of process {os.getpid()}: open a spool of your own after the fork"
+        )
+
+    def __exit__(self, *_: object) -> None: ...
+
+    acquire = __enter__
+
+
+class Spool:
+    """See the module. Made as a broker begins; `abandon` or `close` ends it."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: BrokerSettings,
+        *,
+        files: Files | None = None,
+        open_environment: Callable[[str, Files], Environment] = Environment,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Lock the directory, open the log and read what it says; a failure leaves nothing open."""
+        self._started = time.perf_counter()
+        self.path = os.path.abspath(os.fspath(path))
+        self.settings = settings
+        self.files = files or Files()
+        self.clock = clock
+        self.monotonic = monotonic
+        self.changing = threading.Lock()
+        """Held, before any other lock, while queues, streams or subscriptions come, change or go, and to begin the end.
+
+        Who holds it asks `check_open` first.
+        """
+        self.closed = False
+        """Calls are refused. Set under `changing`."""
+        self.released = False
+        """Nothing is confirmed any more; soon the directory may be somebody else's."""
+        self._closer: threading.Thread | None = None
+        self._numbering = threading.Lock()
+        self._problems = Problems()
+        self._quarantined_blocks = 0
+        self._lock = self._own()
+        with ExitStack() as undo:
+            undo.callback(self._lock.release)
+            self._create_log()
+            env = open_environment(self._log_path, self.files)
+            undo.callback(env.close)
+            self.found = self._read(env)
+            self._set_aside()
+            self.uuid = self.found.uuid
+            self._next_owner = self.found.next_owner
+            self.note(self.found.problems)
+            self.log = TransactionLog(env, clock)
+            undo.callback(self.log.close)
+            self.records = Records(self.log)
+            self.store = self._spill_store()
+            bytearray(ALLOCATOR_HINT_BYTES)
+            self.wiper = Wiper(self.files, self.path)
+            undo.pop_all()
+
+    # Opening -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _log_path(self) -> str:
+        return os.path.join(self.path, "log")
+
+    def _own(self) -> SpoolLock:
+        """Make the directory if need be, and lock it, before anything in it is touched."""
+        path = self.path
+        check_filesystem(path, self.settings.unsafe_filesystem)
+        try:
+            if not os.path.isdir(path):
+                if os.path.lexists(path):
+                    raise StorageError(f"{path} is not a directory: move it away, or open another path")
+                make_directories(self.files, path)
+            names = self.files.list(os.path.join(path, ""))  # which may be a link, as only what is in it may not
+            foreign = sorted(set(names) - OURS)
+            if foreign and not {"log", snapshots.OLD} & set(names):
+                raise StorageError(
+                    f"{path} is not a spool and not empty (it holds {foreign[0]!r}): open an empty or a new directory"
+                )
+        except OSError as error:
+            raise storage_error(error, "make the spool", path) from error
+        return acquire_lock(path)
+
+    def _create_log(self) -> None:
+        """Make a log where there is none."""
+        try:
+            snapshots.bring_back(self.path, self.files)
+            if not check_log_directory(self._log_path):
+                Environment.create(self.path, self.files, recovery.first_records(uuid4()))
+        except OSError as error:
+            raise storage_error(error, "create the log", self._log_path) from error
+
+    def _read(self, env: Environment) -> Recovery:
+        """Return what the log says, once it is marked as open."""
+        env.catch_up()
+        with env.reading() as txn:
+            seen = txn.id()
+        found = recovery.read_log(env)
+        if not found.clean:
+            found.problems.extend(recovery.check_last_commits(env, found))
+        try:
+            env.make_room(0, 4, settles_only=True)
+        except CannotGrow:
+            env.confine(0, 4, settles_only=True)
+        self._mark_open(env, seen)
+        env.messages = sum(row.messages for one in found.queues + found.streams for row in (one.rows or {}).values())
+        return found
+
+    def _mark_open(self, env: Environment, seen: int) -> None:
+        """Write that the end was not clean, unless somebody has written since the transaction that was seen last."""
+        with log_errors(self._log_path, "marked as open"):
+            txn = env.begin(write=True)
+            following = txn.id()
+            if following != seen + 1:
+                txn.abort()
+                raise StorageError(
+                    f"{self._log_path}: transaction {seen} was read, and {following} is next: something else writes "
+                    "into the log. Nothing was changed; end that, and open the spool again"
+                )
+            recovery.set_state(txn, DIRTY)
+            env.commit(txn)
+
+    def _set_aside(self) -> None:
+        """Remove what a compaction left, and have the spill files of before wiped."""
+        try:
+            snapshots.remove_leftovers(self.path, self.files, self.found.uuid)
+        except QflowError as error:
+            _logger.warning("%s: what a compaction left stays: %s", self.path, error)
+        wipe_spill(self.files, self.path)
+
+    def _spill_store(self) -> SpillStore:
+        settings = self.settings
+        if settings.spill == "files":
+            return SpillFiles(self.files, self.path)
+        return SpillSegments(
+            self.files, self.path, segment_bytes=settings.segment_bytes, max_mapped=settings.max_mapped_segments
+        )
+
+    def opened(self, queues: int, messages: int) -> None:
+        """Everything that was found is taken over: report on the opening, and let go of it."""
+        records = [record for record in self.found.queues if not record.deleted]
+        self._recovery = RecoveryReport(
+            clean=self.found.clean,
+            queues=queues,
+            messages=messages,
+            bytes=sum(row.bytes for record in records for row in (record.rows or {}).values()),
+            quarantined_blocks=0,
+            problems=(),
+            seconds=time.perf_counter() - self._started,
+        )
+        del self.found
+
+    def new_owner(self) -> int:
+        """Return a number that nobody has, for a new owner of lanes in the log."""
+        with self._numbering:
+            owner = self._next_owner
+            self._next_owner += 1
+            return owner
+
+    # Damage ------------------------------------------------------------------------------------------------------
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What opening the spool found, and what was found damaged since: as it is now, a plain value."""
+        return attrs.evolve(
+            self._recovery, problems=self._problems.lines(), quarantined_blocks=self._quarantined_blocks
+        )
+
+    def note(self, problems: Iterable[str]) -> None:
+        """Note what is damaged: in the recovery report, and in the log of the process."""
+        for problem in problems:
+            self.report(problem, 0)
+
+    def report(self, problem: str, damaged_blocks: int) -> None:
+        """Note what is damaged, and how many blocks were set aside for it."""
+        _damage_logger.error("%s: %s", self.path, problem)
+        self._problems.append(problem)
+        self._quarantined_blocks += damaged_blocks
+
+    # Copies of the log -------------------------------------------------------------------------------------------
+
+    def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
+        """Copy what is in the log to a new spool; see `Broker.snapshot`."""
+        self.check_open()
+        with self.log.copying() as env:
+            return snapshots.make_snapshot(
+                env, self.path, path, self.files, unsafe_filesystem=self.settings.unsafe_filesystem
+            )
+
+    def compact(self) -> CompactionReport:
+        """Put a copy of the log without its free pages in its place; see `Broker.compact`."""
+        reports: list[CompactionReport] = []
+
+        def work(env: Environment, still: AbstractContextManager[object]) -> None:
+            reports.append(snapshots.compact(env, self.path, self.files, self.uuid, still))
+
+        self.log.alone(work)
+        return reports[0]
+
+    # Closing -----------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raises BrokerClosed; in a forked child ForkedProcess."""
+        if self.closed:
+            raise BrokerClosed(f"the broker of {self.path} is closed: open the spool again")
+
+    def begin_closing(self) -> bool:
+        """Refuse calls from now on; False if it is closed, or somebody is at it.
+
+        (An event's callback may be the one whom that one waits for.)
+        """
+        with self.changing:
+            if self.released or self._closer is not None:
+                return False
+            self.log.check_can_wait()
+            self.closed = True
+            self._closer = threading.current_thread()
+            return True
+
+    def end_closing(self) -> None:
+        """Closing came to its end, or failed, and may be tried again."""
+        self._closer = None
+
+    def close(self, pieces: Callable[[], Iterable[Piece]], let_go: Iterable[Callable[[], None]]) -> None:
+        """Confirm what is on its way and let go of the directory, whatever fails.
+
+        Args:
+            pieces: what a clean end leaves in the log.
+            let_go: what is to be called then, while the log is still there; the last one first.
+        """
+        with ExitStack() as ending:
+            ending.callback(self.abandon)
+            for call in let_go:
+                ending.callback(call)
+            self.released = True
+            self.log.drain()  # what has reserved room and is handed over later is refused, or written at the end
+            if not self.log.failed:
+                write_ending(self.log, pieces)
+
+    def abandon(self) -> None:
+        """Let go of the directory as it is, whatever fails."""
+        with ExitStack() as ending:
+            ending.callback(self._lock.release)
+            ending.callback(self.store.close)
+            ending.callback(self.log.close)
+
+    def disown(self, stub: Forked) -> None:
+        """In a forked child: refuse everything, and let go of the lock's descriptors, never of the log's."""
+        self._lock.close_in_child()
+        self.changing = stub  # type: ignore[assignment]
+        self.check_open = stub.__enter__  # type: ignore[method-assign]

@@ -1,0 +1,226 @@
+"""Maintenance: the thread `qflow-maintenance`, and the steps it takes, a bounded part at a time.
+
+It hands events to callbacks, adopts batches, does what time does, wipes, spills what nobody else spilled, removes from
+the log what is settled or was deleted, and renews `stats.json`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from qflow.adoption import Adoption
+from qflow.errors import QflowError
+from qflow.figures import Figures
+from qflow.listeners import Bell, Listeners
+from qflow.queues.registry import Queues
+from qflow.spool import Spool
+from qflow.streams.registry import Attempt, Streams, at_once
+
+MAINTENANCE_S = 1.0
+REST = 4
+"""Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
+LONGEST_REST_S = 0.1
+"""But not longer: what took long because others were at work would else rest five times for them."""
+WIPED_AT_ONCE = 256
+REMOVING_S = 0.05
+"""How long settled blocks are removed at once, a bounded number each commit."""
+HOLLOWED_AT_ONCE = 4
+
+_logger = logging.getLogger("qflow")
+
+
+class Upkeep:
+    """See the module. Its steps are taken by one thread at a time, which holds `moving`."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        bell: Bell,
+        queues: Queues,
+        streams: Streams,
+        adoption: Adoption,
+        figures: Figures,
+        listeners: Listeners,
+    ) -> None:
+        self._spool = spool
+        self._bell = bell
+        self._queues = queues
+        self._streams = streams
+        self._adoption = adoption
+        self._figures = figures
+        self._listeners = listeners
+        self.moving = threading.Lock()
+        """Held while anything is moved by maintenance, and while everything is compared."""
+        self._deleted: list[int] = []
+        """Numbers of what is to be removed from the log."""
+        self._ticked = -math.inf
+        self._troubles: dict[str, str] = {}
+        """Errors of parts of maintenance that were reported."""
+        self._thread = threading.Thread(target=self._run, name="qflow-maintenance", daemon=True)
+
+    def start(self) -> None:
+        """Begin, in a thread."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """End, after the step that is being taken; a callback that asks for that goes on."""
+        self._bell.end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def hurry(self) -> None:
+        """Do at once what time does."""
+        self._ticked = -math.inf
+        self._bell.ring()
+
+    # The thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        busy = True
+        took = 0.0
+        written = due = -math.inf
+        log, attempt = self._spool.log, self.attempt
+        while not self._bell.wait(self._rest_s(busy, took)):
+            started = time.perf_counter()
+            self._listeners.tell_all(BaseException)  # maintenance goes on, also after `sys.exit()` in a callback
+            if self._spool.released:
+                return  # a callback has closed the broker: the spool may be somebody else's by now
+            attempt("the inbox", self._adoption.look)
+            if not busy and not self._bell.rung and started < due:
+                continue  # it was for the inbox alone
+            due = started + MAINTENANCE_S
+            with self.moving:
+                busy = attempt("what time does", lambda: self.tick(attempt))
+                busy |= attempt("wiping", lambda: self._spool.wiper.step(WIPED_AT_ONCE))
+                busy |= attempt("spilling", self.sweep)
+                busy |= attempt("removing what is settled", self.remove_settled)
+                busy |= attempt("removing what was deleted", self.remove_deleted)
+                busy |= attempt("giving back what is settled", self.hollow)
+            if self._spool.monotonic() - written >= MAINTENANCE_S:
+                written = self._spool.monotonic()
+                attempt("what was handed over", log.look_after)
+                attempt("readers that were killed", log.forget_dead_readers)
+                attempt("statistics", self._figures.write)
+            took = time.perf_counter() - started
+
+    def _rest_s(self, busy: bool, took: float) -> float:
+        """Return how long maintenance may rest."""
+        if busy:
+            return min(max(0.01, REST * took), LONGEST_REST_S)
+        soon = self._adoption.rest_s
+        return MAINTENANCE_S if soon is None else soon
+
+    def attempt(self, what: str, job: Callable[[], object]) -> bool:
+        """Do a part of maintenance; one that fails is reported, tried again, and stops no other.
+
+        The same error of the same part is reported once, until it is another or the part succeeds.
+
+        Returns:
+            whether there is more to do at once.
+        """
+        try:
+            more = bool(job())
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            expected = isinstance(error, QflowError)
+            if self._troubles.get(what) != text and not (expected and self._bell.ended):
+                self._troubles[what] = text
+                words = "%s: maintenance (%s) failed and is tried again: %s"
+                _logger.warning(words, self._spool.path, what, error, exc_info=not expected)
+            return False
+        self._troubles.pop(what, None)
+        return more
+
+    # Its steps ---------------------------------------------------------------------- each tells whether there is more
+
+    def tick(self, attempt: Attempt = at_once) -> bool:
+        """What time does to queues and streams, at most each half second."""
+        now = self._spool.monotonic()
+        if now - self._ticked < MAINTENANCE_S / 2:
+            return False
+        more = [attempt(f"queue {queue.name!r}", queue.tick) for queue in self._queues.all()]
+        more.append(self._streams.tick(attempt))
+        self._ticked = -math.inf if any(more) else now
+        return any(more)
+
+    def sweep(self) -> bool:
+        """Free spill files of purged messages, and spill what nobody else did."""
+        more = False
+        for queue in self._queues.all():
+            more |= queue.sweep(WIPED_AT_ONCE) | queue.fit() | queue.spill_left_over()
+        return more
+
+    def remove_settled(self) -> bool:
+        """Remove blocks below floors that one commit was not enough for."""
+        log = self._spool.log
+        lanes = [lane for queue in self._queues.all() for lane in queue.lanes if lane.removing]
+        lanes += [lane for lane in self._streams.lanes if lane.removing]
+        lanes = [lane for lane in lanes if lane.broken is None]
+        if log.failed:
+            return False
+        ends = time.perf_counter() + REMOVING_S
+        batch = None
+        while lanes and time.perf_counter() < ends:
+            for lane in lanes:
+                batch = log.settle(lane, [])
+            assert batch is not None
+            log.commit(batch)
+            lanes = [] if batch.short else [lane for lane in lanes if lane.removing and lane.broken is None]
+        return batch is not None and not batch.short
+
+    def hollow(self) -> bool:
+        """Give back what is settled above floors; False also where there is no room."""
+        log = self._spool.log
+        lanes = [lane for queue in self._queues.all() for lane in queue.lanes if lane.hollow_due]
+        if not lanes or log.failed:
+            return False
+        for lane in lanes[:HOLLOWED_AT_ONCE]:
+            batch = log.hollow(lane)
+        log.commit(batch)
+        return batch.hollowed
+
+    def remove_deleted(self) -> bool:
+        """Remove what deleted queues and streams left in the log."""
+        log = self._spool.log
+        for deleted in (self._queues.deleted, self._streams.deleted):
+            while deleted:
+                self._deleted.append(deleted.pop())
+        if not self._deleted or log.failed:
+            return False
+        owner = self._deleted[0]
+        batch = log.delete(owner)
+        log.commit(batch)
+        if owner in batch.deleted:
+            self._deleted.remove(owner)
+        return not batch.short
+
+    # What callers have done at once ------------------------------------------------------------------------------
+
+    def finish_wiping(self, most_s: float = math.inf) -> None:
+        """Unlink spill files of before until none is left, or for about so long."""
+        self._spool.check_open()
+        ends = time.perf_counter() + most_s
+        for _ in range(2):  # a round that was under way has not seen what was set aside since
+            more = True
+            while more:
+                with self.moving:
+                    more = self._spool.wiper.step(WIPED_AT_ONCE)
+                if more and time.perf_counter() >= ends:
+                    return
+
+    def finish_removing(self) -> None:
+        """Remove all that is settled below floors, or was deleted."""
+        more = True
+        while more:
+            with self.moving:
+                more = self.remove_settled() | self.remove_deleted()
+
+    def check(self) -> list[str]:
+        """Compare everything; return what does not agree, in words."""
+        self._spool.check_open()
+        with self.moving:
+            return self._figures.problems()

@@ -1,0 +1,45 @@
+"""Where tests reach inside a broker, under names: what many of them need that no user has."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import qflow
+from qflow.stats import Problems
+from qflow.upkeep import Upkeep
+
+
+def upkeep(broker: qflow.Broker) -> Upkeep:
+    """Return what takes the steps of maintenance."""
+    return broker.engine.upkeep
+
+
+def maintenance(broker: qflow.Broker) -> threading.Thread:
+    """Return the thread of maintenance."""
+    return upkeep(broker)._thread
+
+
+def still(broker: qflow.Broker) -> None:
+    """End the thread of maintenance: its steps are those of the test."""
+    upkeep(broker).end()
+
+
+def paused(broker: qflow.Broker) -> threading.Lock:
+    """Return what is held while nothing is to be moved by maintenance."""
+    return upkeep(broker).moving
+
+
+def is_due(broker: qflow.Broker) -> None:
+    """Have the next `tick` look at everything, however soon that is."""
+    upkeep(broker)._ticked = -math.inf
+
+
+def troubles(broker: qflow.Broker) -> dict[str, str]:
+    """Return the errors of parts of maintenance that were reported."""
+    return upkeep(broker)._troubles
+
+
+def problems(broker: qflow.Broker) -> Problems:
+    """Return what was found damaged: a test that has looked at it clears it."""
+    return broker.engine.spool._problems
