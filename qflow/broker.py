@@ -198,7 +198,7 @@ class Broker:
 
         Cost: a commit, and 0.4 µs a message that goes to one stream; 2 µs where there are partitions or queues.
         """
-        return self._publisher.publish_many(messages, headers, producer, number, timeout_s)
+        return self._publisher.publish(messages, headers, producer, number, timeout_s)
 
     def submit_publish(
         self, topic: str, body: bytes | bytearray | memoryview, *,

@@ -38,29 +38,18 @@ class Publisher:
 
     def publish(
         self,
-        messages: list[Any],
-        headers: Headers | None,
-        producer: str | None,
-        number: int | None,
-        timeout_s: float | None,
-    ) -> Sequence[PublishResult]:
-        """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish`."""
-        return self._begin(messages, headers, producer, number, timeout_s, None)()
-
-    def publish_many(
-        self,
         messages: Iterable[tuple[Any, ...]],
         headers: Headers | None,
         producer: str | None,
         number: int | None,
         timeout_s: float | None,
     ) -> Sequence[PublishResult]:
-        """`publish` of whatever can be iterated."""
+        """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish_many`."""
         try:
             given = list(messages)
         except TypeError as error:
             raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {messages!r}") from error
-        return self.publish(given, headers, producer, number, timeout_s)
+        return self._begin(given, headers, producer, number, timeout_s, None)()
 
     def submit(
         self,
