@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import qflow
 from crash.seams import run_in_child
 from faults.seams import drained, in_thread
+from qflow import engine as engine_module
 from qflow import inspect
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -98,6 +100,25 @@ def test_every_call_in_a_forked_child_says_so_and_the_parent_goes_on(spool, open
     delivery.ack(wait=True)
     batch.nack()
     assert drained(durable) == [b"b", b"c", b"d"]
+
+
+def test_a_broker_that_nobody_remembers_is_refused_in_a_forked_child(spool):
+    """Its threads are at work all the same, and its queues are there; the child must not keep its lock, either."""
+    queue = qflow.open(spool).declare_queue("q")
+    queue.put(b"a")
+    gc.collect()
+
+    def child() -> None:
+        for call in (partial(queue.put, b"x"), partial(queue.get, 0)):
+            with pytest.raises(qflow.ForkedProcess):
+                call()
+
+    try:
+        assert run_in_child(child) == 0
+        assert queue.get(0).body == b"a"
+    finally:
+        for engine in [one for one in engine_module._engines if one.spool.path == str(spool)]:
+            engine.close()
 
 
 def test_a_fork_while_other_threads_put_does_not_hang_the_child(spool, open_spool):
