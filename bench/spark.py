@@ -251,7 +251,7 @@ def count_blocks(spool: Path, topic_filter: str) -> tuple[int, int, int]:
     from qflow.spark.options import parse
     from qflow.spark.schema import TYPES, Column
     from qflow.storage import blocks, column_pieces
-    from qflow.storage.block_log import scan
+    from qflow.storage.keys import scan
     from qflow.streams.topic_filter import compile_filter
 
     columns = tuple(Column(name) for name in TYPES if name != "headers")

@@ -66,16 +66,16 @@ from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
 from qflow.routing import Claimed, Lots, PublishResult, Routing, result_of
 from qflow.stats import BrokerStats, CompactionReport, Problems, QueueStats, RecoveryReport, SnapshotReport
-from qflow.storage import recovery, snapshots
-from qflow.storage.block_log import Row
+from qflow.storage import log_directory, recovery, snapshots, wiper
 from qflow.storage.ending import write_ending
-from qflow.storage.environment import CannotGrow, Environment, check_log_directory, log_errors
+from qflow.storage.environment import CannotGrow, Environment, log_errors
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
 from qflow.storage.groups import CURSORS, Held
 from qflow.storage.inbox import Inbox
 from qflow.storage.records import Records
 from qflow.storage.recovery import BINDINGS, DIRTY, QueueRecord
-from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
+from qflow.storage.rows import Row
+from qflow.storage.spill import SPILL, WIPING, SpillStore
 from qflow.storage.spill_files import SpillFiles
 from qflow.storage.spill_segments import SpillSegments
 from qflow.storage.stages import INBOX
@@ -282,7 +282,7 @@ class Broker:
         path = os.path.join(self.path, "log")
         try:
             snapshots.bring_back(self.path, self._files)
-            if not check_log_directory(path):
+            if not log_directory.check_log_directory(path):
                 Environment.create(self.path, self._files, recovery.first_records(uuid4()))
         except OSError as error:
             raise storage_error(error, "create the log", path) from error
@@ -313,7 +313,7 @@ class Broker:
             snapshots.remove_leftovers(self.path, self._files, found.uuid)
         except QflowError as error:
             _logger.warning("%s: what a compaction left stays: %s", self.path, error)
-        wipe_spill(self._files, self.path)
+        wiper.wipe_spill(self._files, self.path)
         self.uuid = found.uuid
         self._clean = found.clean
         self._found = found.queues
@@ -327,7 +327,7 @@ class Broker:
         undo.callback(self._log.close)
         self._store = self._spill_store()
         bytearray(ALLOCATOR_HINT_BYTES)
-        self._wiper = Wiper(self._files, self.path)
+        self._wiper = wiper.Wiper(self._files, self.path)
         self._together = Together(self._log, self._dead_letter_queue, self._clock, self._monotonic)
         self._desk = Desk(
             self._ledger.open(TRANSACTIONS, "transactions", None),

@@ -92,10 +92,14 @@ def test_the_byte_layout_is_known_to_few() -> None:
     assert {name for name in users_of({"struct"}) if not name.startswith("qflow.cli")} == {
         "qflow.message",
         "qflow.storage.blocks",
-        "qflow.storage.block_log",
+        "qflow.storage.encoding",
+        "qflow.storage.keys",
+        "qflow.storage.marks",
         "qflow.storage.postings",
         "qflow.storage.producers",
         "qflow.storage.recovery",
+        "qflow.storage.rows",
+        "qflow.storage.singles",
         "qflow.storage.topic_records",
     }
 

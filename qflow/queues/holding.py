@@ -49,7 +49,7 @@ from qflow.queues.backlog import NOWHERE, RETRY_S, Unlocked
 from qflow.queues.intake import Intake
 from qflow.queues.overflow import Depth
 from qflow.storage.batch import Settling
-from qflow.storage.block_log import Settled
+from qflow.storage.rows import Settled
 from qflow.storage.transaction_log import Lane, Request, Unit
 
 LANE_ONE = 1 << LANE_SHIFT

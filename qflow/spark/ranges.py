@@ -17,8 +17,8 @@ from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, StreamState
 from qflow.spark.words import plainly
 from qflow.storage import blocks, partitions
-from qflow.storage.block_log import scan
 from qflow.storage.groups import committed_of
+from qflow.storage.keys import scan
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,20 +20,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qflow.errors import DiskFull
-from qflow.message import LANE_SHIFT, Record, is_logged
-from qflow.storage import block_log
-from qflow.storage.block_log import Hollowed, Row, Settled
-from qflow.storage.bodies import SHARED_BYTES
+from qflow.message import LANE_SHIFT, Record
+from qflow.storage import removal
+from qflow.storage.bodies import SHARED_BYTES, shared_among
 from qflow.storage.calls import Calls
+from qflow.storage.hollowing import Hollowed
+from qflow.storage.passes import NOWHERE, Passes
+from qflow.storage.rows import Row, Settled
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from qflow.storage.environment import Environment
 
-HOLLOW_BYTES = 256 * 1024
-"""So much is settled above the floor before blocks are looked at to give it back; a message counts 16 bytes more."""
-NOWHERE = 2**64
 Work = Callable[["Environment", "AbstractContextManager[object]"], None]
 """What is done in place of a batch, given a context in which nobody reads."""
 
@@ -78,8 +77,8 @@ class Lane:
     """
 
     __slots__ = (
-        "begins", "border", "broken", "hollow_at", "hollow_from", "hollow_steps", "is_logged", "lane", "leaves_gaps",
-        "next", "owner", "publisher", "remove_at", "removing", "row", "settled_bytes", "settled_messages", "time_ms",
+        "begins", "border", "broken", "is_logged", "lane", "leaves_gaps", "next", "owner", "passes", "publisher",
+        "remove_at", "removing", "row", "time_ms",
     )  # fmt: skip
 
     def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
@@ -103,34 +102,14 @@ class Lane:
         """The floor at which settled blocks can be removed."""
         self.removing = row.floor > lane << LANE_SHIFT  # a crash may have left some
         """More settled blocks wait to be removed than one commit may."""
-        self.settled_messages = self.settled_bytes = 0
-        """What was settled above the floor since the last pass over its blocks began."""
-        self.hollow_from = NOWHERE
-        """The lowest of those sequences: the next pass begins there."""
-        self.hollow_at = row.floor if row.marks else NOWHERE
-        """How far the pass that is on its way has come. (One begins at open: nobody knows what was left.)"""
         self.broken: BaseException | None = None
         """Pages of its that a commit came by are damaged: nothing more can be written to it."""
-        self.hollow_steps = 0
-        """What that one, or the last one, has cost; the next begins when that is spread over what was settled."""
+        self.passes = Passes(row.floor if row.marks else NOWHERE)  # at open nobody knows what was left
 
     @property
     def hollow_due(self) -> bool:
-        """Blocks above the floor should be looked at. Passes cost a step, 1.5 µs, for each message or 4 KiB settled."""
-        messages, size = self.settled_messages, self.settled_bytes
-        if self.broken is not None:
-            return False
-        enough = size + 16 * messages >= HOLLOW_BYTES and messages + size // 4096 >= self.hollow_steps
-        return enough or self.hollow_at != NOWHERE
-
-    def count_settled(self, ranges: Iterable[list[int]], floor: int) -> None:
-        """Count what was settled above the floor. By the writer; what is tried again counts twice."""
-        for first, end, messages, size in ranges:
-            if end > floor:
-                self.settled_messages += messages
-                self.settled_bytes += size
-                if first < self.hollow_from:
-                    self.hollow_from = first
+        """Blocks above the floor should be looked at."""
+        return self.broken is None and self.passes.due
 
 
 class Request:
@@ -282,7 +261,8 @@ class Unit(Request):
             if put.lane.is_logged:
                 batch.puts.setdefault(put.lane, []).append(put)
         if len(self.puts) > 1:
-            shared, saved = _shared_records(self.puts)
+            large = [put for put in self.puts if put.lane.is_logged and put.size >= SHARED_BYTES]
+            shared, saved = shared_among((put.records, put.sizes) for put in large)
             batch.shared |= shared
             batch.saved += saved
         batch.units.append(self)
@@ -389,7 +369,7 @@ class Batch:
         """Deleted queues, by number, a part of which is to be removed."""
         self.writes: list[Callable[[Any], None]] = []
         self.plan: list[Step] = []
-        self.removes = block_log.REMOVED_AT_ONCE
+        self.removes = removal.REMOVED_AT_ONCE
         """Settled blocks of a lane that are removed, at most; less where it is a part of a batch, on a full disk."""
 
     def add(self, request: Request) -> None:
@@ -457,19 +437,3 @@ class Batch:
         """Have in it what nobody waits for of one that failed."""
         self.settled = {lane: parts for lane, parts in failed.settled.items() if parts}
         self.attempts = failed.attempts
-
-
-def _shared_records(puts: list[Put]) -> tuple[dict[int, Record], int]:
-    """Return the large records that several of these puts hold, by identity, and how many bytes too many that is."""
-    seen: set[int] = set()
-    shared: dict[int, Record] = {}
-    saved = 0
-    for put in puts:
-        if put.lane.is_logged and put.size >= SHARED_BYTES:
-            for record, size in zip(put.records, put.sizes, strict=True):
-                if size >= SHARED_BYTES and is_logged(record):
-                    if id(record) in seen:
-                        shared[id(record)] = record
-                        saved += size
-                    seen.add(id(record))
-    return shared, saved

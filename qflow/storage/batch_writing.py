@@ -12,13 +12,19 @@ from typing import Any
 
 from qflow.errors import DiskFull, StorageError
 from qflow.message import Record
-from qflow.storage import block_log, eras
-from qflow.storage.batch import NOWHERE, Batch, Lane, Step
-from qflow.storage.block_log import HOLLOWING_BYTES, RESERVED_SEQUENCES, TAIL_BYTES, Hollowed, Row, Settled
+from qflow.storage import eras, hollowing, removal
+from qflow.storage.append import RESERVED_SEQUENCES, TAIL_BYTES, append_messages, append_stand_ins
+from qflow.storage.batch import Batch, Lane, Put, Step
+from qflow.storage.blocks import BlockKey
 from qflow.storage.bodies import RELEASED_AT_ONCE, RELEASING_BYTES, Releases, Sharing
 from qflow.storage.broken_lanes import LaneBroken, lane_errors
+from qflow.storage.encoding import Messages
 from qflow.storage.environment import DAMAGE, CannotGrow, Environment, LmdbError
+from qflow.storage.hollowing import HOLLOWING_BYTES, Hollowed
+from qflow.storage.keys import BLOCKS, DAMAGED, queue_key
+from qflow.storage.marks import raise_attempts, settle_ranges
 from qflow.storage.parts import PAGES_A_PART, PAGES_ANYWAY, REMOVED_IN_A_PART
+from qflow.storage.rows import Row, Settled, purged_row, write_row
 from qflow.storage.topic_records import delete_index
 
 
@@ -90,6 +96,11 @@ class BatchWriting:
             raise
         batch.committed = True
 
+    def grow_map(self) -> None:
+        """Grow the map, or end its confinement, when nobody reads or copies."""
+        with self._copying, self._reading:
+            self._env.grow_map()
+
     def _make_room(self, batch: Batch, value_bytes: int, values: int, *, settles_only: bool) -> None:
         """Make the file large enough for a transaction, or have it do with what is free in the file."""
         while self.gone:
@@ -118,7 +129,7 @@ class BatchWriting:
         for key in batch.damaged:
             value = txn.get(key)
             if value is not None:
-                txn.put(bytes((block_log.DAMAGED,)) + key[1:], value)
+                txn.put(bytes((DAMAGED,)) + key[1:], value)
         now_ms = int(self._clock() * 1000)
         settled = batch.all_settled()
         sharing = None
@@ -157,49 +168,56 @@ class BatchWriting:
     ) -> Step:
         owner, number, row = lane.owner, lane.lane, lane.row
         if settled:
-            row = block_log.settle(txn, owner, number, row, [Settled(*part) for part in settled])
+            row = settle_ranges(txn, owner, number, row, [Settled(*part) for part in settled])
             if row.marks:
-                lane.count_settled(settled, row.floor)
+                lane.passes.count(settled, row.floor)
         first = following = lane.next
         purged_to = None
         if lane in batch.purges:
             purged_to = first
-            row = block_log.purge(row, first)
+            row = purged_row(row, first)
         puts = batch.puts.get(lane, [])
         records: list[Record] = []
         topics: Sequence[str] | None = None
         size = 0
         if puts:
-            records, sizes, plain, topics = puts[0].records, puts[0].sizes, puts[0].plain, puts[0].topics
+            messages = _joined(puts)
+            records, topics = messages.records, messages.topics
             if topics is not None:
                 now_ms = max(now_ms, lane.time_ms)
-            if len(puts) > 1:
-                if topics is not None:
-                    topics = [topic for put in puts for topic in put.topics or ()]
-                records = [record for put in puts for record in put.records]
-                sizes = [size for put in puts for size in put.sizes]
-                plain = all(put.plain for put in puts)
             for put in puts:
                 put.first = following
                 following += len(put.records)
                 size += put.size
+            key = BlockKey(BLOCKS, owner, number, first)
             if sharing is None:
-                lanes = len(batch.puts)
-                row = block_log.append(txn, owner, number, row, first, records, sizes, plain, now_ms, lanes, topics)
+                row = append_messages(txn, key, row, messages, now_ms, len(batch.puts))
             else:
-                stand_ins = sharing.stand_ins(records)
-                row = block_log.append_stand_ins(txn, owner, number, row, first, stand_ins, now_ms, topics)
+                row = append_stand_ins(txn, key, row, sharing.stand_ins(records), now_ms, topics)
             if first == lane.begins and topics is not None:
                 eras.note(txn, owner, number, first, self._era, row.floor)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
         row = tuple.__new__(Row, (max(row.next, following + ahead), *row[1:]))  # as in `append`
         remove_at, removing = lane.remove_at, False
         if row.floor >= remove_at:
-            remove_at, removing = block_log.remove_settled(txn, owner, number, row, batch.removes, releases)
-        block_log.write_row(txn, owner, number, row)
+            remove_at, removing = removal.remove_settled(txn, owner, number, row, batch.removes, releases)
+        write_row(txn, owner, number, row)
         return Step(
             lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing, topics, now_ms
         )
+
+
+def _joined(puts: Sequence[Put]) -> Messages:
+    """Return what some puts hold, one behind the other."""
+    first = puts[0]
+    if len(puts) == 1:
+        return Messages(first.records, first.sizes, first.plain, first.topics)
+    return Messages(
+        [record for put in puts for record in put.records],
+        [size for put in puts for size in put.sizes],
+        all(put.plain for put in puts),
+        None if first.topics is None else [topic for put in puts for topic in put.topics or ()],
+    )
 
 
 def _write_attempts(txn: Any, attempts: dict[Lane, list[tuple[int, int, int]]], rows: dict[Lane, Row]) -> None:
@@ -207,7 +225,7 @@ def _write_attempts(txn: Any, attempts: dict[Lane, list[tuple[int, int, int]]], 
     for lane, ranges in attempts.items():
         floor = rows.get(lane, lane.row).floor
         for first, end, number in ranges:
-            block_log.raise_attempts(txn, lane.owner, lane.lane, max(first, floor), end, number)
+            raise_attempts(txn, lane.owner, lane.lane, max(first, floor), end, number)
 
 
 def _write_deletes(txn: Any, owners: Iterable[int], limit: int, releases: Releases) -> tuple[int, ...]:
@@ -215,16 +233,14 @@ def _write_deletes(txn: Any, owners: Iterable[int], limit: int, releases: Releas
     gone = tuple(
         owner
         for owner in owners
-        if not block_log.delete_lanes(txn, owner, limit, releases) and not delete_index(txn, owner)
+        if not removal.delete_lanes(txn, owner, limit, releases) and not delete_index(txn, owner)
     )
     for owner in gone:
-        txn.delete(block_log.queue_key(owner))
+        txn.delete(queue_key(owner))
     return gone
 
 
 def _hollow(txn: Any, lane: Lane, releases: Releases) -> Hollowed:
     """Begin a pass over a lane's blocks, or go on with it. By the writer."""
-    if lane.hollow_at == NOWHERE:
-        lane.hollow_at, lane.hollow_from = lane.hollow_from, NOWHERE
-        lane.settled_messages = lane.settled_bytes = lane.hollow_steps = 0
-    return block_log.hollow(txn, lane.owner, lane.lane, lane.row, lane.hollow_at, block_log.HOLLOWING_STEPS, releases)
+    position, steps = lane.passes.begin(), hollowing.HOLLOWING_STEPS
+    return hollowing.hollow_lane(txn, lane.owner, lane.lane, lane.row, position, steps, releases)

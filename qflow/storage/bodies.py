@@ -14,20 +14,20 @@ own. A count that is damaged is left as it is, with its body: too much is kept, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-from zlib import crc32
 
 from qflow.errors import CorruptionError
-from qflow.message import Record
-from qflow.storage import blocks
+from qflow.message import Record, is_logged
+from qflow.storage import blocks, encoding, table
 from qflow.storage.blocks import BlockKey, Reference
+from qflow.storage.sealing import seal, unseal
 
 BODIES = 7
 SHARED_BYTES = 4096
 """A record of this size is stored once if several queues get it."""
-RELEASED_AT_ONCE = blocks.MAX_MESSAGES
+RELEASED_AT_ONCE = encoding.MAX_MESSAGES
 """References counted down in one transaction, at most: no block holds more."""
 RELEASING_BYTES = 4096 * RELEASED_AT_ONCE
 """Room for that: each count may lie on a page of its own."""
@@ -47,8 +47,7 @@ _LAST_GIVEN = key_of_body(0)
 
 
 def _sealed(key: bytes, number: int) -> bytes:
-    value = number.to_bytes(8, "little")
-    return value + crc32(value, crc32(key)).to_bytes(4, "little")
+    return seal(number.to_bytes(8, "little"), key)
 
 
 def _read_number(txn: Any, key: bytes) -> int | None:
@@ -56,9 +55,26 @@ def _read_number(txn: Any, key: bytes) -> int | None:
     value = txn.get(key)
     if value is None:
         return None
-    if len(value) != 12 or crc32(value[:8], crc32(key)) != int.from_bytes(value[8:], "little"):
-        raise CorruptionError(f"the record at key {key.hex()} does not match its checksum")
-    return int.from_bytes(value[:8], "little")
+    return int.from_bytes(unseal(value, f"the record at key {key.hex()}", key), "little")
+
+
+def shared_among(puts: Iterable[tuple[list[Record], list[int]]]) -> tuple[dict[int, Record], int]:
+    """Return the large records that several puts hold, by identity, and how many bytes too many that is.
+
+    Args:
+        puts: records and the sizes of them, of each put.
+    """
+    seen: set[int] = set()
+    shared: dict[int, Record] = {}
+    saved = 0
+    for records, sizes in puts:
+        for record, size in zip(records, sizes, strict=True):
+            if size >= SHARED_BYTES and is_logged(record):
+                if id(record) in seen:
+                    shared[id(record)] = record
+                    saved += size
+                seen.add(id(record))
+    return shared, saved
 
 
 class Sharing:
@@ -72,7 +88,7 @@ class Sharing:
         number = _last_number(txn)
         for identity, record in records.items():
             number += 2
-            value = blocks.encode(BlockKey(BODIES, NOBODY, 0, number), [record], time_ms=now_ms)
+            value = encoding.encode(BlockKey(BODIES, NOBODY, 0, number), [record], time_ms=now_ms)
             txn.put(key_of_body(number), value)
             self._references[identity] = Reference(number, len(record))
         txn.put(_LAST_GIVEN, _sealed(_LAST_GIVEN, number))
@@ -102,8 +118,8 @@ def _last_number(txn: Any) -> int:
 
 def _highest(txn: Any) -> int | None:
     with txn.cursor() as cursor:
-        found = cursor.prev() if cursor.set_range(bytes((BODIES + 1,))) else cursor.last()
-        return int.from_bytes(cursor.key()[-8:], "big") if found and cursor.key().startswith(_PREFIX) else None
+        found = table.at_or_before(cursor, key_of_body(table.LAST))
+        return table.number_of(cursor.key()) if found else None
 
 
 def any_stored(txn: Any) -> bool:
@@ -172,19 +188,16 @@ def problems(txn: Any, found: Mapping[int, int]) -> Iterator[str]:
     """Compare bodies and counts with the references that were found: how many of each number; tell what differs."""
     bodies: set[int] = set()
     counts: dict[int, int] = {}
-    with txn.cursor() as cursor:
-        for key in cursor.iternext(values=False) if cursor.set_range(key_of_body(1)) else ():
-            if not key.startswith(_PREFIX):
-                break
-            number = int.from_bytes(key[-8:], "big")
-            if number % 2 == 0:
-                bodies.add(number)
-                continue
-            try:
-                counts[number - 1] = _read_number(txn, key) or 0
-            except CorruptionError as error:
-                counts[number - 1] = found.get(number - 1, 0)
-                yield f"the count of shared body {number - 1} is damaged: {error}"
+    for key in table.keys(txn, key_of_body(1), table.behind(_PREFIX)):
+        number = table.number_of(key)
+        if number % 2 == 0:
+            bodies.add(number)
+            continue
+        try:
+            counts[number - 1] = _read_number(txn, key) or 0
+        except CorruptionError as error:
+            counts[number - 1] = found.get(number - 1, 0)
+            yield f"the count of shared body {number - 1} is damaged: {error}"
     for number in sorted({*bodies, *counts, *found}):
         if number not in bodies:
             yield f"shared body {number} has vanished"

@@ -13,7 +13,7 @@ from qflow.errors import CorruptionError
 from qflow.message import Record
 from qflow.storage import blocks, bodies, partitions
 from qflow.storage.blocks import Columns, Header, Reference
-from qflow.storage.partitions import Asked, FoundOf, Hole, Wanted
+from qflow.storage.partitions import Asked, FoundOf, Hole, Query, Wanted
 
 _REFERENCE = (2).to_bytes(4, "little")
 
@@ -66,7 +66,8 @@ def read(
 
     Cost: 12 µs a block, and 0.1 µs a KiB.
     """
-    return partitions.read_pieces(_take, txn, owner, lane, position, end, most_bytes, wanted, most_messages)
+    query = Query(owner, lane, position, end, most_bytes, wanted, most_messages)
+    return partitions.read_pieces(_take, txn, query)
 
 
 def _take(txn: Any, value: bytes, header: Header, asked: Asked) -> tuple[ColumnPiece, Hole | None]:

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from qflow.errors import DiskFull, again
-from qflow.storage import block_log, recovery
-from qflow.storage.block_log import Row
+from qflow.storage import recovery
+from qflow.storage.rows import Row, renew_row
 from qflow.storage.transaction_log import TransactionLog, Unit
 
 _logger = logging.getLogger("qflow")
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 def of_row(owner: int, lane: int, row: Row) -> Piece:
     """Return the piece that has a row written as it is; most of the time it is written already."""
-    return Piece(1, 0, partial(block_log.renew_row, owner=owner, lane=lane, row=row))
+    return Piece(1, 0, partial(renew_row, owner=owner, lane=lane, row=row))
 
 
 def write_ending(log: TransactionLog, pieces: Callable[[], Iterable[Piece]]) -> None:

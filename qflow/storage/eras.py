@@ -16,17 +16,17 @@ Every function works inside a transaction it is given.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 from uuid import uuid4
 
-from qflow.errors import CorruptionError
-from qflow.storage.block_log import ERAS, key_of, seal, unseal
+from qflow.storage import table
+from qflow.storage.keys import ERAS, key_of, parts_of
+from qflow.storage.sealing import seal, unseal
 
 FORGOTTEN_AT_ONCE = 64
 """Records that `note` removes, at most: it is called once for each opening."""
 _ERA_BYTES = 8
-_PLACE_BYTES = 6
-"""Of a key: table, owner and lane."""
 
 
 def new_era() -> int:
@@ -37,15 +37,11 @@ def new_era() -> int:
 def note(txn: Any, owner: int, lane: int, sequence: int, era: int, floor: int) -> None:
     """Write that messages from `sequence` on are of an era; forget those that ended below `floor`. Cost: 10 µs."""
     txn.put(key_of(ERAS, owner, lane, sequence), seal(era.to_bytes(_ERA_BYTES, "little")))
-    place = key_of(ERAS, owner, lane, 0)[:_PLACE_BYTES]
-    kept = key_of(ERAS, owner, lane, floor)
-    with txn.cursor() as cursor:
-        found = cursor.set_range(place)
-        for _ in range(FORGOTTEN_AT_ONCE):
-            following = cursor.key() if found and cursor.next() else b""
-            if not following.startswith(place) or following >= kept:  # whoever has read all below it asks for that era
-                return
-            found = cursor.prev() and cursor.delete()
+    below = table.keys(txn, key_of(ERAS, owner, lane, 0), key_of(ERAS, owner, lane, floor))
+    for key in list(islice(below, FORGOTTEN_AT_ONCE + 1))[
+        :-1
+    ]:  # whoever has read all below the floor asks for the last
+        txn.delete(key)
 
 
 def era_of(txn: Any, owner: int, lane: int, sequence: int) -> int | None:
@@ -54,29 +50,18 @@ def era_of(txn: Any, owner: int, lane: int, sequence: int) -> int | None:
     Raises:
         CorruptionError: its record is damaged.
     """
-    key = key_of(ERAS, owner, lane, sequence)
     with txn.cursor() as cursor:
-        found = cursor.set_range(key)
-        if not (found and bytes(cursor.key()) == key):
-            found = cursor.prev() if found else cursor.last()
-        if not (found and bytes(cursor.key()).startswith(key[:_PLACE_BYTES])):
-            return None
-        return _decode(bytes(cursor.key()), cursor.value())
+        if table.at_or_before(cursor, key_of(ERAS, owner, lane, sequence)):
+            return _decode(bytes(cursor.key()), cursor.value())
+    return None
 
 
 def problems(txn: Any) -> Iterator[str]:
     """Yield, in words, which records are damaged. Cost: 2 µs each."""
-    with txn.cursor() as cursor:
-        found = cursor.set_range(bytes((ERAS,)))
-        while found and cursor.key()[0] == ERAS:
-            try:
-                _decode(cursor.key(), cursor.value())
-            except CorruptionError as error:
-                yield str(error)
-            found = cursor.next()
+    yield from table.damaged(txn, bytes((ERAS,)), _decode)
 
 
 def _decode(key: bytes, value: bytes) -> int:
-    owner, lane, sequence = int.from_bytes(key[1:5], "big"), key[5], int.from_bytes(key[6:], "big")
+    _, owner, lane, sequence = parts_of(key)
     where = f"the era of message {sequence} of stream {owner}, lane {lane}"
-    return int.from_bytes(unseal(bytes(value), where), "little")
+    return int.from_bytes(unseal(value, where), "little")

@@ -15,14 +15,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from qflow.errors import CorruptionError
 from qflow.message import OFFSET_MASK, Record, text_bytes
 from qflow.storage import blocks, bodies
-from qflow.storage.block_log import BLOCKS, Row, key_of, scan
-from qflow.storage.blocks import Block, BlockKey, Header, Reference
+from qflow.storage.blocks import Block, BlockKey, Header, Reference, full_length
+from qflow.storage.keys import BLOCKS, key_of, next_block, scan
+from qflow.storage.rows import Row
+from qflow.storage.table import LAST, number_of
 
 BLOCKS_AT_ONCE = 256
 """Looked at in one read, at most: it holds a transaction open."""
-LOOKED_AT_ONCE = 8192
-"""Looked at in one step of retention."""
-_ROW_KEY = bytes((255,)) * 8
 
 
 class Candidates(Protocol):
@@ -148,6 +147,18 @@ class FoundOf(NamedTuple, Generic[P]):
 Found = FoundOf[Piece]
 
 
+class Query(NamedTuple):
+    """What is asked of a partition: messages in [position, end), until there are so many bytes or messages."""
+
+    owner: int
+    lane: int
+    position: int
+    end: int
+    most_bytes: int
+    wanted: Wanted | None = None
+    most_messages: int = 2**62
+
+
 def read(
     txn: Any,
     owner: int,
@@ -169,21 +180,12 @@ def read(
 
     Cost: 0.15 µs a message; 10 µs for a block of 64 KiB that is passed over by its names.
     """
-    return read_pieces(_decoded, txn, owner, lane, position, end, most_bytes, wanted, most_messages)
+    return read_pieces(_decoded, txn, Query(owner, lane, position, end, most_bytes, wanted, most_messages))
 
 
-def read_pieces(
-    take: Take[P],
-    txn: Any,
-    owner: int,
-    lane: int,
-    position: int,
-    end: int,
-    most_bytes: int,
-    wanted: Wanted | None,
-    most_messages: int,
-) -> FoundOf[P]:
+def read_pieces(take: Take[P], txn: Any, query: Query) -> FoundOf[P]:
     """Read as `read` does, with pieces of whatever kind `take` makes of a block."""
+    owner, lane, position, end, most_bytes, wanted, most_messages = query
     pieces: list[P] = []
     size = messages = looked = decoded = 0
     start = position
@@ -199,36 +201,29 @@ def read_pieces(
         if first > position and in_line:
             hole = Hole(position, first, f"what came before {where}, from {position & OFFSET_MASK} on, has vanished")
             break
+        low = max(position, first)
         try:
-            header = blocks.read_header(value, where=where)
-            if header.key != BlockKey(BLOCKS, owner, lane, first):
-                raise CorruptionError(f"{where}: what lies there is {header.key}")
-            stop = min(header.end, end)
-            chosen = None
-            if wanted is not None:
-                chosen = wanted.choose(blocks.read_names(value, where=where))
-                if chosen is not None and not any(chosen):
-                    position = max(position, stop)
-                    continue
-            decoded += 1
-            low = max(position, first)
-            asked = Asked(where, start, low, stop, chosen, most_bytes - size, most_messages - messages, not pieces)
-            piece, hole = take(txn, value, header, asked)
+            header, chosen = _look_at(value, BlockKey(BLOCKS, owner, lane, first), wanted, where)
+            block_end = stop = min(header.end, end)
+            piece = None
+            if chosen is None or any(chosen):
+                decoded += 1
+                left, more = most_bytes - size, most_messages - messages
+                piece, hole = take(txn, value, header, Asked(where, start, low, stop, chosen, left, more, not pieces))
         except CorruptionError as error:
-            low = max(position, first)
             hole = Hole(low, max(low + 1, min(end, next_block(txn, owner, lane, first))), str(error))
             break
         if piece is not None:
             stop = piece.end
-        if piece is not None and piece.messages:
-            pieces.append(piece)
-            size += piece.weight
-            messages += piece.messages
-            start = piece.end
+            if piece.messages:
+                pieces.append(piece)
+                size += piece.weight
+                messages += piece.messages
+                start = stop
         if hole is not None:
             break
         position = max(position, stop)
-        if piece is not None and stop < min(header.end, end):
+        if stop < block_end:
             return FoundOf(pieces, None, position, decoded)
     else:
         if position < end:
@@ -238,6 +233,18 @@ def read_pieces(
     if pieces:
         return FoundOf(pieces, None, hole.start, decoded)  # the next read begins with the hole
     return FoundOf([], hole, hole.end, decoded)
+
+
+def _look_at(value: bytes, key: BlockKey, wanted: Wanted | None, where: str) -> tuple[Header, Sequence[bool] | None]:
+    """Return a block's header, and which of its topics are wanted; None for all of them.
+
+    Raises:
+        CorruptionError: header or names are damaged, or another block lies there.
+    """
+    header = blocks.read_header(value, where=where)
+    if header.key != key:
+        raise CorruptionError(f"{where}: what lies there is {header.key}")
+    return header, None if wanted is None else wanted.choose(blocks.read_names(value, where=where))
 
 
 def walk(
@@ -263,7 +270,7 @@ def walk(
         position = min(candidates.end, end)
         yield position, None, False
     for key, value in scan(txn, owner, lane, position, end):
-        first = int.from_bytes(key[-8:], "big")
+        first = number_of(key)
         if not _is_over(value, first, position):
             yield first, value, True
 
@@ -320,7 +327,7 @@ def _resolve(txn: Any, piece: Piece, room: int, most: int, *, first: bool) -> tu
         return piece, None
     records: list[Record] = []
     for index, stored in enumerate(piece.records):
-        if (records or not first) and (index >= most or room < _length(stored)):
+        if (records or not first) and (index >= most or room < full_length(stored)):
             return piece.part(0, index)._replace(records=records, end=piece.sequences[index]), None
         record = stored
         if type(stored) is Reference:
@@ -333,21 +340,6 @@ def _resolve(txn: Any, piece: Piece, room: int, most: int, *, first: bool) -> tu
         records.append(record)
         room -= len(record)
     return piece._replace(records=records), None
-
-
-def _length(record: Record) -> int:
-    """Return how many bytes a record is, also one that a reference stands for."""
-    return record.size if type(record) is Reference else len(record)
-
-
-def next_block(txn: Any, owner: int, lane: int, first: int) -> int:
-    """Return where the next block begins; a number above all sequences if there is none."""
-    with txn.cursor() as cursor:
-        for key, _ in _from(cursor, key_of(BLOCKS, owner, lane, first + 1)):
-            other = int.from_bytes(key[-8:], "big")
-            if other > first:
-                return other
-    return 2**64 - 1
 
 
 def find_time(txn: Any, owner: int, lane: int, row: Row, end: int, time_ms: int) -> int:
@@ -374,8 +366,8 @@ def find_time(txn: Any, owner: int, lane: int, row: Row, end: int, time_ms: int)
 
 def _block_at(txn: Any, owner: int, lane: int, sequence: int) -> Block | None:
     """Return the block that holds a sequence, or the next that can be read; None if there is none."""
-    for key, value in scan(txn, owner, lane, sequence, 2**64 - 1):
-        first = int.from_bytes(key[-8:], "big")
+    for key, value in scan(txn, owner, lane, sequence, LAST):
+        first = number_of(key)
         try:
             block = blocks.decode(value, BlockKey(BLOCKS, owner, lane, first), where="a block")
         except CorruptionError:
@@ -389,169 +381,3 @@ def last_time(txn: Any, owner: int, lane: int, row: Row) -> int:
     """Return the time of a partition's last message, in milliseconds since the epoch; 0 if none can be read."""
     block = _block_at(txn, owner, lane, row.next - 1) if row.messages else None
     return 0 if block is None else block.times_ms[-1]
-
-
-class Retained(NamedTuple):
-    """What is to be dropped: everything below a floor."""
-
-    floor: int
-    messages: int
-    bytes: int
-    more: bool
-    """A limit stopped the count before it was complete."""
-
-
-class Limits(NamedTuple):
-    """What may stay of a partition."""
-
-    ceiling: int
-    """Nothing goes from here on."""
-    messages: int | None
-    bytes: int | None
-    """How much may stay at most; None for any."""
-    before_ms: int | None
-    """What is older goes; None for nothing."""
-    all_below: bool
-    """Everything below the ceiling goes, whatever the limits say."""
-
-
-def surplus(txn: Any, owner: int, lane: int, row: Row, limits: Limits) -> Retained:
-    """Return how far the floor may rise, looking at a bounded number of blocks.
-
-    A damaged block goes when those behind it are to go, or what is left without it is as many as may stay: what cannot
-    be read may be repaired as long as no limit asks for it. Its bytes are those its header names, else about its own.
-
-    Cost: 5 µs a block that goes as a whole. The transaction should give buffers, so that those are not copied.
-    """
-    floor, left, left_bytes = row.floor, row.messages, row.bytes
-    kept = floor, left, left_bytes
-    """What was true before the damaged blocks that were come upon last: they stay if nothing behind them goes."""
-    looked = 0
-    more = False
-    with txn.cursor() as cursor:
-        for key, value in _from(cursor, key_of(BLOCKS, owner, lane, floor)):
-            first = int.from_bytes(key[-8:], "big")
-            more = looked >= LOOKED_AT_ONCE
-            if more or first >= limits.ceiling:
-                break
-            looked += 1
-            header = None
-            try:
-                header = _sound_header(value, BlockKey(BLOCKS, owner, lane, first))
-                stop, size = header.end, header.payload_bytes
-                whole = floor <= first and stop <= limits.ceiling
-                if whole and first < row.referring and header.columns & blocks.KINDS:
-                    size = sum(_lengths(value, header, row.referring))
-                goes = whole and _goes(left - stop + floor, left_bytes - size, value, header, limits)
-                if stop > floor and not goes:
-                    gap = max(0, first - floor)  # what was there has vanished
-                    high, size = _part_that_goes(
-                        left - gap, left_bytes, value, header, floor - first, row.referring, limits
-                    )
-                    if first + high > max(first, floor):
-                        left -= first + high - floor
-                        left_bytes -= size
-                        floor = first + high
-                        kept = floor, left, left_bytes
-                    if floor < stop:
-                        break
-                    continue
-            except CorruptionError:
-                header = None
-                size = _size_of_damaged(value, BlockKey(BLOCKS, owner, lane, first))
-                stop = min(next_block(txn, owner, lane, first), max(row.next, first + 1))
-                if stop > limits.ceiling:
-                    break
-            if stop <= floor:
-                continue
-            left -= stop - floor
-            left_bytes -= min(size, left_bytes)
-            floor = stop
-            if header is not None or limits.all_below or (limits.messages is not None and left >= limits.messages):
-                kept = floor, left, left_bytes
-    floor, left, left_bytes = kept
-    return Retained(floor, row.messages - left, row.bytes - left_bytes, more)
-
-
-def _sound_header(value: Any, key: BlockKey) -> blocks.Header:
-    """Return the header of a block that is the one that belongs here and as long as it should be.
-
-    Raises:
-        CorruptionError: it is not.
-    """
-    header = blocks.read_header(value, where="a block")
-    if header.key != key or len(value) != header.total_bytes(value):
-        raise CorruptionError("a block: not the block that belongs here")
-    return header
-
-
-def _size_of_damaged(value: Any, key: BlockKey) -> int:
-    """Return how many bytes of messages a damaged block held: by its header, else about."""
-    try:
-        header = blocks.read_header(value, where="a block")
-    except CorruptionError:
-        return len(value)
-    return header.payload_bytes if header.key == key else len(value)
-
-
-def _from(cursor: Any, key: bytes) -> Iterator[tuple[bytes, Any]]:
-    """Yield (key, value) of blocks of a lane, from the one that may hold the sequence of `key`."""
-    found = cursor.set_range(key)
-    if not (found and bytes(cursor.key()) == key):
-        before = cursor.prev() if found else cursor.last()
-        found = (before and bytes(cursor.key()).startswith(key[:-8])) or cursor.set_range(key)
-    while found:
-        current = bytes(cursor.key())
-        if not current.startswith(key[:-8]) or current.endswith(_ROW_KEY):
-            return
-        yield current, cursor.value()
-        found = cursor.next()
-
-
-def _goes(left: int, left_bytes: int, value: Any, header: blocks.Header, limits: Limits) -> bool:
-    """Tell whether a whole block goes, given what is left without it."""
-    if limits.all_below:
-        return True
-    if limits.messages is not None and left >= limits.messages:
-        return True
-    if limits.bytes is not None and left_bytes >= limits.bytes:
-        return True
-    return limits.before_ms is not None and blocks.last_time(value, header) < limits.before_ms
-
-
-def _part_that_goes(
-    left: int, left_bytes: int, value: Any, header: blocks.Header, low: int, referring: int, limits: Limits
-) -> tuple[int, int]:
-    """Return where what goes of a block ends, given what is left with `low` and all behind; and the bytes of that."""
-    low = max(0, low)
-    most = min(header.end, limits.ceiling) - header.key.first
-    lengths = _lengths(value, header, referring)
-    high = most if limits.all_below else low
-    if limits.messages is not None:
-        high = max(high, low + left - limits.messages)
-    if limits.before_ms is not None:
-        high = max(high, bisect_left(blocks.times(bytes(value), header), limits.before_ms))
-    if limits.bytes is not None:
-        for index in range(low, most):
-            if left_bytes <= limits.bytes:
-                break
-            left_bytes -= lengths[index]
-            high = max(high, index + 1)
-    high = min(high, most)
-    return high, sum(lengths[low:high])
-
-
-def _lengths(value: Any, header: blocks.Header, referring: int) -> Sequence[int]:
-    """Return the lengths of the messages in a block, also of those that references stand for.
-
-    Raises:
-        CorruptionError: they are damaged.
-    """
-    data = bytes(value)
-    if header.key.first < referring and header.columns & blocks.KINDS:
-        records = blocks.decode(data, header.key, where="a block").records
-        return list(map(_length, records))
-    lengths = blocks.outline(data, header.key, where="a block")[1]
-    if sum(lengths) != header.payload_bytes:
-        raise CorruptionError("a block: the lengths of the messages do not add up")
-    return lengths

@@ -28,6 +28,7 @@ from zlib import crc32
 from xxhash import xxh32_intdigest
 
 from qflow.errors import CorruptionError
+from qflow.storage.blocks import column
 
 MAGIC = b"qfp1"
 MOST_BLOCKS = 256
@@ -41,13 +42,6 @@ _CRC = struct.Struct("<I")
 
 topic_number = xxh32_intdigest
 """Return the number of a topic from its bytes in UTF-8. Cost: 0.08 µs."""
-
-
-def _column(code: str, values: Iterable[int]) -> bytes:
-    column = array(code, values)
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column.tobytes()
 
 
 def _values(code: Literal["H", "I", "Q"], data: memoryview) -> Sequence[int]:
@@ -84,16 +78,16 @@ def encode(
         members = numbers[start : start + GROUP]
         lists = [bytes(found[number]) for number in members]
         ends = accumulate(map(len, lists))
-        groups.append(b"".join((_column("I", members), _column("H", ends), *lists)))
+        groups.append(b"".join((column(members), column(ends, "H"), *lists)))
     marked = bytes(unread)
     head = b"".join(
         (
             _HEAD.pack(MAGIC, owner, lane, len(blocks), first, end, len(marked), len(numbers)),
-            _column("Q", blocks),
+            column(blocks, "Q"),
             marked,
-            _column("I", (numbers[start] for start in starts)),
-            _column("I", accumulate(map(len, groups), initial=0)),
-            _column("I", map(crc32, groups)),
+            column(numbers[start] for start in starts),
+            column(accumulate(map(len, groups), initial=0)),
+            column(map(crc32, groups)),
         )
     )
     return b"".join((head, _CRC.pack(crc32(head)), *groups))

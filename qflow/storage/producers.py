@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from qflow.errors import CorruptionError
-from qflow.storage.block_log import seal, unseal
+from qflow.storage import table
+from qflow.storage.sealing import seal, unseal
+from qflow.storage.table import Forgotten
 
 PRODUCERS = 13
 WINDOW = 1024
@@ -47,14 +50,6 @@ class Window(NamedTuple):
     def is_below(self, number: int) -> bool:
         """Tell whether a number is so low that nobody knows whether it is stored."""
         return number < self.highest - WINDOW
-
-
-class Forgotten(NamedTuple):
-    """How far `forget` came."""
-
-    removed: int
-    position: bytes
-    """Where the next call begins; empty if it was through."""
 
 
 def with_number(window: Window | None, number: int, now_ms: int) -> Window:
@@ -96,40 +91,20 @@ def forget(txn: Any, now_ms: int, start: bytes = b"", limit: int = LOOKED_AT_ONC
         limit: how many to look at.
     Cost: 2 µs a record.
     """
-    removed = 0
-    with txn.cursor() as cursor:
-        found = cursor.set_range(start or _PREFIX)
-        for _ in range(limit):
-            if not (found and cursor.key().startswith(_PREFIX)):
-                return Forgotten(removed, b"")
-            if _is_expired(cursor.key(), cursor.value(), now_ms):
-                removed += 1
-                found = cursor.delete() and bool(cursor.key())
-            else:
-                found = cursor.next()
-        more = found and cursor.key().startswith(_PREFIX)
-        return Forgotten(removed, cursor.key() if more else b"")
+    return table.forget(txn, _PREFIX, start, limit, partial(_is_expired, now_ms))
 
 
 def any_stored(txn: Any) -> bool:
     """Tell whether there is any producer."""
-    with txn.cursor() as cursor:
-        return bool(cursor.set_range(_PREFIX) and cursor.key().startswith(_PREFIX))
+    return table.any_below(txn, _PREFIX)
 
 
 def problems(txn: Any) -> Iterator[str]:
     """Yield, in words, what is wrong with the records of all producers. Cost: 2 µs a producer."""
-    with txn.cursor() as cursor:
-        found = cursor.set_range(_PREFIX)
-        while found and cursor.key().startswith(_PREFIX):
-            try:
-                _decode(cursor.value(), _name(cursor.key()))
-            except CorruptionError as error:
-                yield str(error)
-            found = cursor.next()
+    yield from table.damaged(txn, _PREFIX, lambda key, value: _decode(value, _name(key)))
 
 
-def _is_expired(key: bytes, value: bytes, now_ms: int) -> bool:
+def _is_expired(now_ms: int, key: bytes, value: bytes) -> bool:
     try:
         window = _decode(value, _name(key))
     except CorruptionError:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from qflow.errors import again
-from qflow.storage import block_log, recovery
-from qflow.storage.block_log import Row
+from qflow.storage import recovery
+from qflow.storage.keys import queue_key
+from qflow.storage.rows import Row, write_row
+from qflow.storage.sealing import unseal
 from qflow.storage.transaction_log import TransactionLog, Unit
 
 ROW_BYTES = 128
@@ -58,7 +60,7 @@ class Records:
         def write(txn: Any) -> None:
             recovery.write_new(txn, owner, value)
             for number, row in rows.items():
-                block_log.write_row(txn, owner, number, row)
+                write_row(txn, owner, number, row)
 
         size = len(value) + ROW_BYTES * len(rows)
         self._change(Unit(writes=[write], size=size, values=len(rows)), then=then)
@@ -84,12 +86,12 @@ class Records:
 
         def write(txn: Any) -> None:
             for owner in gone:
-                value = txn.get(block_log.queue_key(owner))
+                value = txn.get(queue_key(owner))
                 if value is not None:
-                    record = json.loads(block_log.unseal(value, f"the record of queue {owner}"))
+                    record = json.loads(unseal(value, f"the record of queue {owner}"))
                     name, settings, kind = record["name"], record["settings"], record["kind"]
                     value = recovery.queue_value(name, 0, settings, deleted=True, kind=kind)
-                    txn.put(block_log.queue_key(owner), value)
+                    txn.put(queue_key(owner), value)
 
         self._change(Unit(writes=[write], values=len(gone)), then=then, at_once=at_once)
 
@@ -126,4 +128,4 @@ class Records:
 
 
 def _renewal(owner: int, value: bytes) -> Unit:
-    return Unit(writes=[lambda txn: txn.put(block_log.queue_key(owner), value)], size=len(value))
+    return Unit(writes=[lambda txn: txn.put(queue_key(owner), value)], size=len(value))

@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from qflow.errors import CorruptionError, FormatTooNew, StorageError
-from qflow.storage import blocks
-from qflow.storage.block_log import BLOCKS, FORMAT, Row, is_empty, key_of, meta_key, queue_key, read_rows, seal, unseal
+from qflow.storage import blocks, table
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.environment import BROKEN, Environment
+from qflow.storage.keys import BLOCKS, FORMAT, QUEUES, key_of, meta_key, queue_key
+from qflow.storage.reading import is_empty
+from qflow.storage.rows import Row, read_rows
+from qflow.storage.sealing import seal, unseal
 
 CLEAN, DIRTY = b"clean", b"dirty"
 _OWNER = struct.Struct("<Q")
@@ -158,26 +161,23 @@ def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recove
     problems: list[str] = []
     unread: set[int] = set()
     highest = 0
-    prefix = queue_key(0)[:1]
-    with txn.cursor() as cursor:
-        more = cursor.set_range(prefix)
-        while more and cursor.key().startswith(prefix):
-            owner = highest = int.from_bytes(cursor.key()[1:], "big")
-            try:
-                fields = json.loads(unseal(cursor.value(), f"the record of queue {owner}"))
-            except CorruptionError as error:
-                problems.append(str(error))
-                unread.add(owner)
-            else:
-                if fields["kind"] in found:
-                    found[fields["kind"]].append(_queue(txn, owner, fields, problems, broken))
-                else:
-                    problems.append(
-                        f"record {owner}, {fields['name']!r}, is of kind {fields['kind']!r}, which this qflow does not "
-                        "know: open the spool with the newer one that wrote it"
-                    )
-                    unread.add(owner)
-            more = cursor.next()
+    prefix = bytes((QUEUES,))
+    for key, value in table.items(txn, prefix, table.behind(prefix)):
+        owner = highest = int.from_bytes(key[1:], "big")
+        try:
+            fields = json.loads(unseal(value, f"the record of queue {owner}"))
+        except CorruptionError as error:
+            problems.append(str(error))
+            unread.add(owner)
+            continue
+        if fields["kind"] in found:
+            found[fields["kind"]].append(_queue(txn, owner, fields, problems, broken))
+        else:
+            problems.append(
+                f"record {owner}, {fields['name']!r}, is of kind {fields['kind']!r}, which this qflow does not "
+                "know: open the spool with the newer one that wrote it"
+            )
+            unread.add(owner)
     return Recovery(
         UUID(bytes=values["uuid"]),
         values["state"] == CLEAN,
@@ -227,7 +227,7 @@ def is_there(txn: Any, owner: int) -> bool:
         CorruptionError: its record is damaged.
     """
     value = txn.get(queue_key(owner))
-    return value is not None and not json.loads(bytes(unseal(value, f"the record of queue {owner}")))["deleted"]
+    return value is not None and not json.loads(unseal(value, f"the record of queue {owner}"))["deleted"]
 
 
 def _queue(

@@ -22,7 +22,9 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from qflow.errors import CorruptionError, InvalidArgument, StorageError
-from qflow.storage.block_log import seal, unseal
+from qflow.storage import table
+from qflow.storage.sealing import seal, unseal
+from qflow.storage.table import Forgotten
 
 SINK_BATCHES = 14
 ONCE_EXPIRY_S = 7 * 24 * 3600
@@ -67,14 +69,6 @@ class Target(NamedTuple):
     """The query under which its batches are known: `<application>@<what it is>`."""
     name: str
     """In errors."""
-
-
-class Forgotten(NamedTuple):
-    """How far `forget` came."""
-
-    removed: int
-    position: bytes
-    """Where the next call begins; empty if it was through."""
 
 
 def read(txn: Any, query: str) -> Adopted:
@@ -163,34 +157,17 @@ def forget(
         keep: queries to be left, for a stage of theirs lies in the inbox: it would be taken for one that is new.
     Cost: 5 µs a record.
     """
-    removed = 0
-    with txn.cursor() as cursor:
-        found = cursor.set_range(start or _PREFIX)
-        for _ in range(limit):
-            if not (found and cursor.key().startswith(_PREFIX)):
-                return Forgotten(removed, b"")
-            if _name(cursor.key()) not in keep and _is_expired(cursor.key(), cursor.value(), now_ms):
-                removed += 1
-                found = cursor.delete() and bool(cursor.key())
-            else:
-                found = cursor.next()
-        more = found and cursor.key().startswith(_PREFIX)
-        return Forgotten(removed, cursor.key() if more else b"")
+    return table.forget(
+        txn, _PREFIX, start, limit, lambda key, value: _name(key) not in keep and _is_expired(now_ms, key, value)
+    )
 
 
 def problems(txn: Any) -> Iterator[str]:
     """Yield, in words, what is wrong with the records of all queries. Cost: 5 µs a query."""
-    with txn.cursor() as cursor:
-        found = cursor.set_range(_PREFIX)
-        while found and cursor.key().startswith(_PREFIX):
-            try:
-                _decode(cursor.value(), _name(cursor.key()))
-            except CorruptionError as error:
-                yield str(error)
-            found = cursor.next()
+    yield from table.damaged(txn, _PREFIX, lambda key, value: _decode(value, _name(key)))
 
 
-def _is_expired(key: bytes, value: bytes, now_ms: int) -> bool:
+def _is_expired(now_ms: int, key: bytes, value: bytes) -> bool:
     try:
         adopted = _decode(value, _name(key))
     except CorruptionError:

@@ -1,4 +1,4 @@
-"""Where messages go that do not fit in memory: the contract of a spill store, the slots it hands out, and its wipe.
+"""Where messages go that do not fit in memory: the contract of a spill store, and the directory of an area.
 
 A spill store is a cache, never the truth. It is not synced, is the same for durable and transient messages, and is
 wiped when the spool is opened. A store has one *area* per queue; an area writes records and returns their *slots*,
@@ -13,18 +13,22 @@ goes on.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Set
 from contextlib import suppress
-from itertools import chain, count
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from qflow.errors import StorageError
 from qflow.message import Record
-from qflow.storage.files import CREATE, FILE_MODE, Files, storage_error
+from qflow.storage.files import CREATE, FILE_MODE, Files
+from qflow.storage.slots import Slots
+
+__all__ = [
+    "FILE", "SPILL", "SPILL_LANE", "SPILL_TABLE", "WIPING", "AreaDirectory", "Slots", "SpillArea", "SpillCounters",
+    "SpillStore", "directory_name", "set_aside",
+]  # fmt: skip
 
 SPILL_TABLE = 0xFF
 """The table byte of a spilled block's key; the log's tables never use it."""
@@ -33,109 +37,7 @@ SPILL_LANE = 0
 
 SPILL, WIPING = "spill", "wiping"
 _NAME_BYTES = 100
-_DIRECTORY = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})*\.[0-9a-f]{8}-[0-9a-f]{16}")
-_SET_ASIDE = re.compile(rf"({_DIRECTORY.pattern})~[0-9a-f]+")
 FILE = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")
-
-_COMPACT_AT = 64
-
-
-class Slots:
-    """Slot numbers of a run, in the order of its messages; an immutable value, kept as ranges.
-
-    Appending is cheap because values share one list of ranges that only grows: a value is a window on that list plus
-    its own last range, and the value that ends where the list ends may append to it. (Any number of threads may read a
-    value at once; extending the same value from two threads at once needs a lock above.)
-
-    Cost: `len` O(1); `a + b` O(ranges of b), amortised; `take(n)` O(ranges taken).
-    Memory: a range is about 110 bytes; slots written one after the other are one range.
-    """
-
-    __slots__ = ("_count", "_last", "_ranges", "_skip", "_start", "_stop")
-
-    def __init__(self, ranges: Iterable[range] = ()) -> None:
-        """Hold these ranges (step 1); adjacent ones are joined, empty ones left out."""
-        self._ranges: list[range] = []
-        self._start = self._skip = 0
-        self._last = range(0)
-        for piece in ranges:
-            if not piece:
-                continue
-            if self._last and self._last.stop == piece.start:
-                self._last = range(self._last.start, piece.stop)
-                continue
-            if self._last:
-                self._ranges.append(self._last)
-            self._last = piece
-        self._stop = len(self._ranges)
-        self._count = sum(map(len, self._ranges)) + len(self._last)
-
-    @classmethod
-    def _window(cls, ranges: list[range], start: int, stop: int, skip: int, last: range, count: int) -> Slots:
-        """Make the value of `ranges[start:stop]` without the first `skip` slots, then `last`."""
-        made = cls.__new__(cls)
-        made._ranges, made._start, made._stop = ranges, start, stop
-        made._skip, made._last, made._count = skip, last, count
-        return made
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self.ranges())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Slots) and list(self.ranges()) == list(other.ranges())
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Slots([{', '.join(f'{piece.start}:{piece.stop}' for piece in self.ranges())}])"
-
-    def ranges(self) -> Iterator[range]:
-        """Yield the ranges, none of them empty, no two that follow each other adjacent."""
-        skip = self._skip
-        for index in range(self._start, self._stop):
-            yield self._ranges[index][skip:]
-            skip = 0
-        if self._last:
-            yield self._last[skip:]
-
-    def __add__(self, other: Slots) -> Slots:
-        if not other:
-            return self
-        if not self:
-            return other
-        ranges, start, stop, last = self._ranges, self._start, self._stop, self._last
-        if stop != len(ranges) or (start > _COMPACT_AT and start > stop // 2):
-            ranges, start, stop = ranges[start:stop], 0, stop - start
-        for piece in other.ranges():
-            if last.stop == piece.start:
-                last = range(last.start, piece.stop)
-            else:
-                ranges.append(last)
-                stop += 1
-                last = piece
-        return self._window(ranges, start, stop, self._skip, last, self._count + other._count)
-
-    def take(self, count: int) -> tuple[Slots, Slots]:
-        """Split into the first `count` slots and the rest; neither this value nor the split ones change later."""
-        if count <= 0:
-            return Slots(), self
-        if count >= self._count:
-            return self, Slots()
-        taken: list[range] = []
-        wanted, index, skip = count, self._start, self._skip
-        while True:
-            whole = self._ranges[index] if index < self._stop else self._last
-            if len(whole) - skip > wanted:
-                break
-            taken.append(whole[skip:])
-            wanted -= len(whole) - skip
-            index, skip = index + 1, 0
-        taken.append(whole[skip : skip + wanted])
-        rest = self._window(self._ranges, index, self._stop, skip + wanted, self._last, self._count - count)
-        return Slots(taken), rest
 
 
 class SpillCounters(NamedTuple):
@@ -317,47 +219,6 @@ class AreaDirectory:
         return found
 
 
-def wipe_spill(files: Files, spool: str) -> list[str]:
-    """Set aside whatever spilled before this start, and return the names of the directories; a `Wiper` does the rest.
-
-    Makes `spill` and `wiping` where they are missing. Entries of `spill` that are not directories of ours stay.
-
-    Raises:
-        StorageError: `spill` or `wiping` is a link, a file, or another user's, or cannot be read and written.
-
-    Cost: a rename for each directory, whatever it holds.
-    """
-    spill = os.path.join(spool, SPILL)
-    try:
-        for directory in (spill, os.path.join(spool, WIPING)):
-            _check_own_directory(files, directory)
-        found = [
-            name
-            for name in files.list(spill)
-            if _DIRECTORY.fullmatch(name) and stat.S_ISDIR(files.lstat(os.path.join(spill, name)).st_mode)
-        ]
-        for name in found:
-            set_aside(files, spool, name)
-    except OSError as error:
-        raise storage_error(error, "set aside old spill files", spill) from error
-    return found
-
-
-def _check_own_directory(files: Files, path: str) -> None:
-    try:
-        status = files.lstat(path)
-    except FileNotFoundError:
-        files.make_directory(path)
-        return
-    if not stat.S_ISDIR(status.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a directory"
-        raise StorageError(f"{path} is {kind}: move it away, and qflow makes a directory there")
-    if status.st_uid != os.geteuid():
-        raise StorageError(f"{path} belongs to user {status.st_uid}: run as that user, or give the spool to this one")
-    if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        raise StorageError(f"{path} cannot be read and written by its owner: chmod u+rwx it")
-
-
 def set_aside(files: Files, spool: str, name: str) -> None:
     """Rename a directory from `spill` into `wiping`, under a name not taken there. Raises OSError. Cost: one rename."""
     for number in count():
@@ -365,79 +226,3 @@ def set_aside(files: Files, spool: str, name: str) -> None:
         if not files.exists(target):
             files.rename(os.path.join(spool, SPILL, name), target)
             return
-
-
-class Wiper:
-    """Unlinks what was set aside, a few files at a time: many deletes at once slow every other file operation down.
-
-    For one thread at a time. Never raises OSError: what cannot be removed is counted and met again in the
-    next round or at the next start.
-    """
-
-    def __init__(self, files: Files, spool: str) -> None:
-        self.unlinked = 0
-        self.failures = 0
-        self._files = files
-        self._spill = os.path.join(spool, SPILL)
-        self._wiping = os.path.join(spool, WIPING)
-        self._round: Iterator[None] | None = None
-
-    def step(self, max_files: int) -> bool:
-        """Remove at most so many files and return whether more may be left; after False, a call begins a new round.
-
-        Cost: 10 µs a file; with nothing to do, the listing of one directory.
-        """
-        if self._round is None:
-            self._round = self._remove_all()
-        for _ in range(max_files):
-            if next(self._round, self) is self:
-                self._round = None
-                return False
-        return True
-
-    def _remove_all(self) -> Iterator[None]:
-        """Remove each directory that was set aside; yields after each operation."""
-        try:
-            names = self._files.list(self._wiping)
-        except OSError:
-            self.failures += 1
-            return
-        for name in names:
-            ours = _SET_ASIDE.fullmatch(name)
-            if ours:
-                yield from self._remove_directory(os.path.join(self._wiping, name), os.path.join(self._spill, ours[1]))
-
-    def _remove_directory(self, directory: str, original: str) -> Iterator[None]:
-        """Remove a directory's files, and put back what is not ours; again, as long as a scan misses some."""
-        while True:
-            unlinked = self.unlinked
-            try:
-                for entry in self._files.scan(directory):
-                    self._remove_entry(entry, original)
-                    yield
-                self._files.remove_directory(directory)
-                yield
-                return
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY or self.unlinked == unlinked:
-                    self.failures += 1
-                    return
-
-    def _remove_entry(self, entry: os.DirEntry[str], original: str) -> None:
-        try:
-            if FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                self._files.unlink(entry.path)
-                self.unlinked += 1
-            else:
-                self._put_back(entry.path, original, entry.name)
-        except OSError:
-            self.failures += 1
-
-    def _put_back(self, path: str, original: str, name: str) -> None:
-        with suppress(FileExistsError):
-            self._files.make_directory(original)
-        target = os.path.join(original, name)
-        if self._files.exists(target):  # never replace anything: it stays where it is
-            self.failures += 1
-            return
-        self._files.rename(path, target)

@@ -26,7 +26,7 @@ from threading import Lock
 
 from qflow.errors import CorruptionError
 from qflow.message import OVERHEAD_BYTES, Record
-from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, Singles
+from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES
 from qflow.storage.files import (
     EXHAUSTED,
     NO_FAULT_OF_THE_FILE,
@@ -37,7 +37,9 @@ from qflow.storage.files import (
     storage_error,
     write_all,
 )
-from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
+from qflow.storage.singles import Singles
+from qflow.storage.slots import Slots
+from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, SpillCounters, directory_name
 
 MAX_KEPT = 32_768
 """Freed files an area keeps for overwriting."""

@@ -11,42 +11,35 @@ mmap-queue of Apache SkyWalking Satellite.) Rules:
 - A message larger than a segment has a file of its own size, unlinked when it is freed.
 - A segment's file is the one that was made: another file in its place is not read and not written.
 
-Nothing is synced. Locks: `_writing` is held by the one who appends or compacts, and only that; `_lock` covers the index
-and is never held during a file operation. A segment that is being read is pinned and not filled again meanwhile.
+Nothing is synced. Locks: `_writing` is held by the one who appends or compacts, and only that; the pool's covers the
+index and is never held during a file operation. A segment that is being read is pinned and not filled again meanwhile.
 """
 
 from __future__ import annotations
 
-import errno
 from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from collections import Counter
 from itertools import accumulate, repeat
-from threading import Lock, RLock
+from threading import RLock
 from typing import NamedTuple
 
 from qflow.errors import CorruptionError, StorageError
 from qflow.message import OVERHEAD_BYTES, Record, charge
-from qflow.storage import blocks
-from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey, Singles
-from qflow.storage.files import EXHAUSTED, NO_FAULT_OF_THE_FILE, OVERWRITE, Files, storage_error, write_all
-from qflow.storage.segment_index import Move, Placed, SegmentIndex
-from qflow.storage.segments import Maps, Reading, Segment, identity_of
-from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, Slots, SpillCounters, directory_name
+from qflow.storage import blocks, encoding
+from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey
+from qflow.storage.files import EXHAUSTED, Files, storage_error
+from qflow.storage.segment_index import Move
+from qflow.storage.segment_pool import SegmentPool
+from qflow.storage.segment_writing import BLOCK_BYTES, WRITE_BYTES, WriteCall
+from qflow.storage.segments import Maps, Reading, Segment
+from qflow.storage.singles import Singles
+from qflow.storage.slots import Slots
+from qflow.storage.spill import SPILL_LANE, SPILL_TABLE, AreaDirectory, SpillCounters, directory_name
 
 MAX_KEPT_BYTES = 2**30
 """Free segments an area keeps to be filled again."""
-BLOCK_BYTES = 256 * 1024
-"""No block is larger, unless it holds a single message."""
-WRITE_BYTES = 256 * 1024
-"""Encoded and written at once."""
-MANY_PIECES = 512
-"""No more are written with one call; the system takes 1,024."""
 MAX_KEPT = 8192
 """And so many of them, for each takes half a kilobyte of memory."""
-
-_END = bytes(4)
-"""Written after the last block, so that who looks at the file does not take older blocks for new ones."""
-_NOT_OURS = frozenset({errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ENODEV, errno.ENOTDIR})
 
 
 class SpillSegments:
@@ -82,44 +75,6 @@ class _Found(NamedTuple):
     reason: str = ""
 
 
-class _WriteCall:
-    """What one `write` has done so far: enough to make it count, or to undo it."""
-
-    def __init__(self, slot: int) -> None:
-        self.slot = slot
-        """Of the next message."""
-        self.segment: Segment | None = None
-        """Where the next block goes, if there is room."""
-        self.fd = -1
-        self.used = self.position = 0
-        """How far the segment is filled, and how far it is written."""
-        self.pending: list[bytes] = []
-        self.blocks: list[Placed] = []
-        self.ends: dict[Segment, int] = {}
-        self.reused: list[Segment] = []
-        self.created: list[Segment] = []
-        self.installed = False
-
-    @property
-    def room(self) -> int:
-        return self.segment.size - self.used if self.segment else 0
-
-    @property
-    def full(self) -> bool:
-        """So much is pending that it is to be written."""
-        return self.used - self.position >= WRITE_BYTES or len(self.pending) >= MANY_PIECES
-
-    def add(self, slot: int, span: int, pieces: list[bytes]) -> None:
-        """Put a block behind what is pending."""
-        segment = self.segment
-        assert segment is not None
-        self.blocks.append((segment, slot, span, self.used))
-        self.used += sum(map(len, pieces))
-        assert self.used <= segment.size, "a block is larger than was allowed for"
-        self.ends[segment] = self.used
-        self.pending += pieces
-
-
 class SegmentsArea:
     """A `SpillArea` of segments."""
 
@@ -130,28 +85,14 @@ class SegmentsArea:
         self._files = files
         self._directory = directory
         self._owner = owner
-        self._segment_bytes = segment_bytes
-        self._max_kept = max(1, min(MAX_KEPT, MAX_KEPT_BYTES // segment_bytes))
-        self._maps = maps
         self._singles = Singles(SPILL_TABLE, owner, SPILL_LANE)
         self._writing = RLock()  # a write that is interrupted may free, and freeing may compact
         self._compacting = False
-        # Below: under the lock.
-        self._lock = Lock()
-        self.tail: Segment | None = None
-        self._index = SegmentIndex(segment_bytes)
-        self._kept: deque[Segment] = deque()
-        self._dropped: list[Segment] = []
-        self._next_slot = self._next_number = 0
         self._patience = 0
-        """Bytes that may be wasted beyond the bound, after a compaction failed."""
-        self._created = self._overwritten = self._read = self._unlinked = self._unlink_failures = 0
-        self._given_up = 0
-
-    @property
-    def head(self) -> Segment | None:
-        """The segment with the lowest slot."""
-        return self._index.head
+        """Bytes that may be wasted beyond the bound, after a compaction failed. Under the pool's lock."""
+        max_kept = max(1, min(MAX_KEPT, MAX_KEPT_BYTES // segment_bytes))
+        self._pool = SegmentPool(files, directory, segment_bytes, max_kept, maps)
+        self._lock = self._pool.lock
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -164,206 +105,31 @@ class SegmentsArea:
             try:
                 try:
                     if tail is not None:
-                        self._continue(call, tail)
-                    self._write_blocks(call, first, records)
+                        call.go_on(tail)
+                    call.write(first, records)
                 finally:
-                    self._close(call)
+                    call.close()
                 self._directory.must_exist()
-                self._install(call)
+                call.install()
             except BaseException as error:
                 if call.installed:
                     self.free(slots)
                 else:
-                    self._undo(call, error)
+                    call.undo(error)
                 if isinstance(error, OSError):
                     raise storage_error(error, "write a spill segment", self._directory.prefix) from error
                 raise
             return slots
 
-    def _begin(self, count: int) -> tuple[_WriteCall, Segment | None]:
+    def _begin(self, count: int) -> tuple[WriteCall, Segment | None]:
         """Reserve slots, whose numbers are not used again whatever happens; return them with the tail."""
+        pool = self._pool
         with self._lock:
-            call = _WriteCall(self._next_slot)
-            self._next_slot += count
-            if self.tail is not None and not self.tail.live and not self.tail.pins:
-                self._index.take_out(self.tail)
-            return call, self.tail
-
-    def _continue(self, call: _WriteCall, tail: Segment) -> None:
-        """Append to the tail, unless its file is gone or replaced."""
-        call.segment = tail
-        if self._open(call):
-            call.used = call.position = tail.used
-        else:
-            call.segment = None
-
-    def _open(self, call: _WriteCall) -> bool:
-        """Open the call's segment for writing; False if its file is not there any more."""
-        assert call.segment is not None
-        try:
-            call.fd = self._files.open(call.segment.path, OVERWRITE, 0)
-        except OSError as error:
-            if error.errno in _NOT_OURS:
-                return False
-            raise
-        status = self._files.status(call.fd)
-        if identity_of(status) == call.segment.identity and status.st_size >= call.segment.size:
-            return True
-        self._close(call)
-        return False
-
-    def _close(self, call: _WriteCall) -> None:
-        fd, call.fd = call.fd, -1
-        if fd >= 0:
-            self._files.close(fd)
-
-    def _write_blocks(self, call: _WriteCall, first: int, records: list[Record]) -> None:
-        ends = list(accumulate(map(len, records)))
-        start, count = 0, len(records)
-        while start < count:
-            stop = blocks.reach(ends, start, min(BLOCK_BYTES, call.room))
-            if stop == start:
-                alone = len(records[start]) + SINGLE_ROOM
-                if alone > self._segment_bytes:
-                    self._write_alone(call, start, first, records[start], alone)
-                    start += 1
-                    continue
-                if alone > call.room:
-                    self._next_segment(call)
-                    continue
-                stop = start + 1
-            key = BlockKey(SPILL_TABLE, self._owner, SPILL_LANE, first + start)
-            call.add(call.slot + start, stop - start, blocks.pieces(key, records[start:stop]))
-            if call.full:
-                self._flush(call)
-            start = stop
-        self._flush(call)
-
-    def _write_alone(self, call: _WriteCall, start: int, first: int, record: Record, size: int) -> None:
-        """Write a message that no segment can hold to a file of its own, and go on where the call was."""
-        self._flush(call)
-        place = call.segment, call.fd, call.used, call.position
-        call.fd = -1
-        try:
-            self._create(call, size)
-            call.used = call.position = 0
-            key = BlockKey(SPILL_TABLE, self._owner, SPILL_LANE, first + start)
-            call.add(call.slot + start, 1, blocks.pieces(key, [record]))
-            self._flush(call)
-        finally:
-            try:
-                self._close(call)
-            finally:
-                call.segment, call.fd, call.used, call.position = place
-
-    def _flush(self, call: _WriteCall) -> None:
-        pieces, size = call.pending, call.used - call.position
-        if not pieces:
-            return
-        if call.room >= len(_END):
-            pieces.append(_END)
-            size += len(_END)
-        written = self._files.pwritev(call.fd, pieces, call.position)
-        if written < size:
-            position = call.position
-            for piece in pieces:
-                done = min(max(written, 0), len(piece))
-                write_all(self._files, call.fd, memoryview(piece)[done:], position + done)
-                written -= len(piece)
-                position += len(piece)
-        call.pending, call.position = [], call.used
-
-    def _next_segment(self, call: _WriteCall) -> None:
-        """Go on in a segment that is kept, or in a new one."""
-        self._flush(call)
-        self._close(call)
-        call.segment = None
-        if not self._reuse(call):
-            self._create(call, self._segment_bytes)
-        call.used = call.position = 0
-
-    def _reuse(self, call: _WriteCall) -> bool:
-        """Take a segment that was kept; False if there is none."""
-        while True:
-            with self._lock:
-                if not self._kept:
-                    return False
-                call.segment = self._kept.pop()
-                call.reused.append(call.segment)
-            if self._open(call):
-                call.segment.retired = False
-                return True
-            self._maps.drop(call.reused.pop())
-            with self._lock:
-                self._given_up += 1
-
-    def _create(self, call: _WriteCall, size: int) -> None:
-        """Make a file; a number that is taken by something else is given up."""
-        while call.fd < 0:
-            with self._lock:
-                number = self._next_number
-                self._next_number += 1
-            try:
-                call.fd = self._directory.create(number)
-            except FileExistsError:
-                with self._lock:
-                    self._given_up += 1
-        call.segment = Segment(self, number, size)
-        call.created.append(call.segment)
-        self._files.ftruncate(call.fd, size)
-        status = self._files.status(call.fd)
-        call.segment.identity = identity_of(status)
-
-    def _undo(self, call: _WriteCall, error: BaseException) -> None:
-        """Keep again what was kept, remove what was made; what was appended to the tail does not count."""
-        dropped = call.created
-        with self._lock:
-            suspect = call.segment if isinstance(error, OSError) and error.errno not in NO_FAULT_OF_THE_FILE else None
-            if suspect is not None and suspect is self.tail:  # a bad file must not fail every later write
-                self.tail = None
-                if not suspect.live and not suspect.pins:
-                    self._index.take_out(suspect)
-                    dropped.append(suspect)
-            elif suspect in call.reused:
-                call.reused.remove(suspect)
-                dropped.append(suspect)
-            self._kept += call.reused
-            dropped += self._take_dropped()
-        for segment in dropped:
-            self._unlink(segment)
-
-    def _install(self, call: _WriteCall) -> None:
-        """Make readable what was written."""
-        with self._lock:
-            before = self.tail
-            self._index.install(call.blocks, call.ends)
-            self.tail, call.installed = call.segment, True
-            self._created += len(call.created)
-            self._overwritten += len(call.reused)
-            if before is not None and before is not self.tail and not before.live:
-                self._retire(before)
-            dropped = self._take_dropped()
-        for segment in dropped:
-            self._unlink(segment)
-
-    def _retire(self, segment: Segment) -> None:
-        """Keep a segment that holds nothing, as soon as nobody reads it. Under the lock."""
-        self._index.take_out(segment)
-        segment.retired = True
-        if not segment.pins:
-            if segment.size != self._segment_bytes:
-                self._dropped.append(segment)
-                return
-            self._kept.append(segment)
-            if len(self._kept) > self._max_kept:
-                self._dropped.append(self._kept.popleft())
-
-    def _take_dropped(self) -> list[Segment]:
-        """Return the segments that are not kept; the caller unlinks them. Under the lock."""
-        if not self._dropped:
-            return []
-        dropped, self._dropped = self._dropped, []
-        return dropped
+            call = WriteCall(pool, self._owner, pool.next_slot)
+            pool.next_slot += count
+            if pool.tail is not None and not pool.tail.live and not pool.tail.pins:
+                pool.index.take_out(pool.tail)
+            return call, pool.tail
 
     # Reading -----------------------------------------------------------------------------------------------------
 
@@ -374,7 +140,7 @@ class SegmentsArea:
         records: list[Record | None] = []
         problems: list[tuple[int, str]] = []
         room = max_bytes
-        with Reading(self._files, self._maps) as reading:
+        with Reading(self._files, self._pool.maps) as reading:
             for piece in slots.ranges():
                 slot = piece.start
                 while slot < piece.stop and (room >= OVERHEAD_BYTES or not records):
@@ -403,19 +169,20 @@ class SegmentsArea:
 
     def _read_block(self, reading: Reading, slot: int, stop: int, sequence: int, most: int | None) -> _Found:
         """Return the messages of [slot, stop) in the block of `slot`; none if they surely cost more than `most`."""
+        pool = self._pool
         segment: Segment | None = None
         where = self._directory.prefix
         try:
             with self._lock:
                 if self._directory.removed:
                     return _Found(stop - slot, None, f"{where}: removed with its queue")
-                found_in, block = self._index.find(slot)
+                found_in, block = pool.index.find(slot)
                 first, start, end = found_in.firsts[block], found_in.starts[block], found_in.end_of(block)
                 span = found_in.span_of(block)
                 stop = max(slot + 1, min(stop, first + span))
                 if most is not None and stop - slot == span and end - start - span * SINGLE_ROOM > most:
                     return _Found(0, None)  # else the block would be read again by the next call
-                self._read += 1
+                pool.read += 1
                 segment = found_in
                 segment.pins += 1
             where = f"{segment.path}, byte {start}"
@@ -441,82 +208,56 @@ class SegmentsArea:
             return _Found(stop - slot, None, f"{where}: {error.strerror}")
         finally:
             if segment is not None:
-                self._unpin(segment)
-
-    def _unpin(self, segment: Segment) -> None:
-        with self._lock:
-            segment.pins -= 1
-            if not segment.retired or segment.pins or self._directory.removed:
-                return
-            self._retire(segment)
-            dropped = self._take_dropped()
-        for other in dropped:
-            self._unlink(other)
+                pool.unpin(segment)
 
     # Freeing -----------------------------------------------------------------------------------------------------
 
     def free(self, slots: Slots) -> None:
         """Give back slots; see `SpillArea.free`. Cost: 3 µs a block, and now and then a compaction."""
+        pool = self._pool
         with self._lock:
             if self._directory.removed:
                 return
             for piece in slots.ranges():
                 slot = piece.start
                 while slot < piece.stop:
-                    segment, slot = self._index.free(slot, piece.stop)
-                    if not segment.live and segment is not self.tail:
-                        self._retire(segment)
-            dropped = self._take_dropped()
-            sparse = not self._compacting and self._index.is_sparse(self._patience)
+                    segment, slot = pool.index.free(slot, piece.stop)
+                    if not segment.live and segment is not pool.tail:
+                        pool.retire(segment)
+            dropped = pool.take_dropped()
+            sparse = not self._compacting and pool.index.is_sparse(self._patience)
         for segment in dropped:
-            self._unlink(segment)
+            pool.unlink(segment)
         if sparse:
             self._compact()
 
-    def _unlink(self, segment: Segment) -> None:
-        """Remove the file of a segment that nothing leads to."""
-        self._maps.drop(segment)
-        done = failed = 0
-        try:
-            self._files.unlink(segment.path)
-            done = 1
-        except FileNotFoundError:
-            pass
-        except OSError:
-            failed = 1
-        with self._lock:
-            self._unlinked += done
-            self._unlink_failures += failed
-
     def remove(self) -> None:
         """Set the directory aside for a `Wiper`; see `SpillArea.remove`. Cost: one rename."""
+        pool = self._pool
         failed = False
         try:
             self._directory.remove()
         except OSError:
             failed = True
+        for segment in pool.clear():
+            pool.maps.drop(segment)
         with self._lock:
-            dropped = {*self._index.segments(), *self._kept, *filter(None, (self.tail,))}
-            self._index.clear()
-            self._kept.clear()
-            self.tail = None
-            self._unlink_failures += failed
-        for segment in dropped:
-            self._maps.drop(segment)
+            pool.unlink_failures += failed
 
     # Compaction --------------------------------------------------------------------------------------------------
 
     def _compact(self) -> None:
         """Move what is left in the sparsest segments into one file. Never raises OSError."""
+        pool = self._pool
         pinned: list[Segment] = []
         with self._writing:
             try:
                 with self._lock:
-                    if self._compacting or not self._index.is_sparse(self._patience):
+                    if self._compacting or not pool.index.is_sparse(self._patience):
                         return
                     self._compacting = True
-                    self._patience += self._segment_bytes  # if it fails, it is not tried with each message freed
-                    for segment in self._index.sparsest(self.tail):
+                    self._patience += pool.segment_bytes  # if it fails, it is not tried with each message freed
+                    for segment in pool.index.sparsest(pool.tail):
                         pinned.append(segment)
                         segment.pins += 1
                 if pinned:
@@ -524,35 +265,35 @@ class SegmentsArea:
             finally:
                 self._compacting = False
                 for segment in pinned:
-                    self._unpin(segment)
+                    pool.unpin(segment)
 
     def _move(self, chosen: list[Segment]) -> None:
         places = sorted((first, segment, block) for segment in chosen for block, first in enumerate(segment.firsts))
-        call = _WriteCall(0)
+        call = WriteCall(self._pool, self._owner, 0)
         try:
             try:
-                self._create(call, sum(segment.used + 4 * segment.live for segment in chosen))
-                with Reading(self._files, self._maps) as reading:
+                call.create(sum(segment.used + 4 * segment.live for segment in chosen))
+                with Reading(self._files, self._pool.maps) as reading:
                     moved = [
                         move for _, segment, block in places if (move := self._copy(call, reading, segment, block))
                     ]
-                self._flush(call)
+                call.flush()
             finally:
-                self._close(call)
+                call.close()
             self._directory.must_exist()
             self._lead_over(call, chosen, moved)
         except BaseException as error:
             if not call.installed:
-                self._undo(call, error)
+                call.undo(error)
             if not isinstance(error, OSError | StorageError | CorruptionError):
                 raise
 
-    def _copy(self, call: _WriteCall, reading: Reading, segment: Segment, block: int) -> Move | None:
+    def _copy(self, call: WriteCall, reading: Reading, segment: Segment, block: int) -> Move | None:
         """Write a block again without what is freed, if anything is left of it."""
         with self._lock:
             if not segment.live:  # it went meanwhile
                 return None
-            wanted = self._index.wanted(segment, block)
+            wanted = self._pool.index.wanted(segment, block)
             first, start, end = segment.firsts[block], segment.starts[block], segment.end_of(block)
         if not wanted:
             return None
@@ -569,43 +310,43 @@ class SegmentsArea:
         offsets = [found.offsets[place] for place in left]
         dense = offsets[-1] == len(offsets) - 1
         records = [found.records[place] for place in left]
-        call.add(first, offsets[-1] + 1, blocks.pieces(found.header.key, records, None if dense else offsets))
-        if call.full:
-            self._flush(call)
+        call.add(first, offsets[-1] + 1, encoding.pieces(found.header.key, records, None if dense else offsets))
         return Move(segment, block, wanted)
 
-    def _lead_over(self, call: _WriteCall, chosen: list[Segment], moved: list[Move]) -> None:
+    def _lead_over(self, call: WriteCall, chosen: list[Segment], moved: list[Move]) -> None:
+        pool = self._pool
         target = call.segment
         assert target is not None
         with self._lock:
             if self._directory.removed:
                 return
-            self._index.lead_over(chosen, target, call.blocks, moved, call.used)
+            pool.index.lead_over(chosen, target, call.blocks, moved, call.used)
             call.installed = True
-            self._created += 1
+            pool.created += 1
             for segment in chosen:
                 segment.retired = True  # they are pinned; whoever takes the last pin off keeps them
             if not target.live:
-                self._retire(target)
+                pool.retire(target)
             self._patience = 0
-            dropped = self._take_dropped()
+            dropped = pool.take_dropped()
         for segment in dropped:
-            self._unlink(segment)
+            pool.unlink(segment)
 
     # Looking -----------------------------------------------------------------------------------------------------
 
     def problems(self, slots: list[int]) -> list[str]:
         """Compare files, slots in use and slots known; see `SpillArea.problems`. Cost: O(messages)."""
+        pool = self._pool
         if self._directory.removed:
             return []
         with self._lock:
-            known = Counter(self._index.slots())
-            used = {segment.number for segment in self._index.segments() if segment.live}
-            spare = {segment.number for segment in self._kept}
-            if self.tail is not None and not self.tail.live:
-                spare.add(self.tail.number)
-            wrong_sums = self._index.problems()
-            excused = self._given_up + self._unlink_failures
+            known = Counter(pool.index.slots())
+            used = {segment.number for segment in pool.index.segments() if segment.live}
+            spare = {segment.number for segment in pool.kept}
+            if pool.tail is not None and not pool.tail.live:
+                spare.add(pool.tail.number)
+            wrong_sums = pool.index.problems()
+            excused = pool.given_up + pool.unlink_failures
         prefix = self._directory.prefix
         found = [
             f"slot {slot} of {prefix} is in use {times} times" for slot, times in Counter(slots).items() if times > 1
@@ -618,12 +359,13 @@ class SegmentsArea:
 
     def counters(self) -> SpillCounters:
         """Return what was done so far."""
+        pool = self._pool
         with self._lock:
             return SpillCounters(
-                created=self._created,
-                overwritten=self._overwritten,
-                read=self._read,
-                unlinked=self._unlinked,
-                unlink_failures=self._unlink_failures,
-                kept=len(self._kept),
+                created=pool.created,
+                overwritten=pool.overwritten,
+                read=pool.read,
+                unlinked=pool.unlinked,
+                unlink_failures=pool.unlink_failures,
+                kept=len(pool.kept),
             )

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import attrs
 
 from qflow.errors import CorruptionError, InvalidArgument
-from qflow.storage.block_log import seal, unseal
 from qflow.storage.files import Files, make_directories, read_whole
+from qflow.storage.sealing import seal, unseal
 from qflow.storage.sink_batches import Target
 from qflow.storage.stage_files import StageFile, check_no_link
 

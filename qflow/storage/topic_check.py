@@ -11,8 +11,9 @@ from typing import Any
 
 from qflow.errors import CorruptionError
 from qflow.storage import blocks, topic_names
-from qflow.storage.block_log import BLOCKS, key_of, read_row
+from qflow.storage.keys import BLOCKS, key_of
 from qflow.storage.postings import Postings, topic_number
+from qflow.storage.rows import read_row
 from qflow.storage.topic_records import (
     NamesRow,
     any_left,

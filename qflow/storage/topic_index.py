@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT
-from qflow.storage import blocks, postings, topic_names
-from qflow.storage.block_log import BLOCKS, Row, key_of
+from qflow.storage import blocks, postings, table, topic_names
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey
+from qflow.storage.keys import BLOCKS, key_of
 from qflow.storage.postings import topic_number
+from qflow.storage.rows import Row
 from qflow.storage.topic_records import (
     POSTINGS,
     REMOVED_AT_ONCE,
@@ -204,14 +205,8 @@ class TopicIndex:
             progress = read_progress(txn, owner, lane)
         except CorruptionError:
             return 0  # `load` and `plan` tell
-        prefix = key_of(POSTINGS, owner, lane, 0)[:-8]
-        with txn.cursor() as cursor:
-            firsts: list[int] = []
-            if cursor.set_range(prefix):
-                for key in map(bytes, islice(cursor.iternext(values=False), limit + 1)):
-                    if not key.startswith(prefix):
-                        break
-                    firsts.append(int.from_bytes(key[-8:], "big"))
+        start, stop = key_of(POSTINGS, owner, lane, 0), key_of(POSTINGS, owner, lane, table.LAST)
+        firsts = list(map(table.number_of, islice(table.keys(txn, start, stop), limit + 1)))
         gone = [(first, end) for first, end in pairwise([*firsts, progress.indexed_to]) if end <= floor][:limit]
         for first, _ in gone:
             txn.delete(key_of(POSTINGS, owner, lane, first))

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qflow.errors import CorruptionError
+from qflow.storage.sealing import seal, unseal
 from qflow.storage.topic_records import (
     NamesRow,
     is_listed,
@@ -27,8 +28,6 @@ from qflow.storage.topic_records import (
     piece_key,
     progress_of_lanes,
     read_names_row,
-    seal,
-    unseal,
     write_names_row,
     write_progress,
 )
@@ -102,7 +101,7 @@ def append(txn: Any, owner: int, row: NamesRow, names: Sequence[bytes]) -> Names
 
 def _write_piece(txn: Any, owner: int, number: int, parts: list[bytes]) -> None:
     key = piece_key(owner, number)
-    txn.put(key, seal(key, b"".join(parts)))
+    txn.put(key, seal(b"".join(parts), key))
 
 
 def read_piece(txn: Any, owner: int, number: int) -> bytes:
@@ -112,7 +111,7 @@ def read_piece(txn: Any, owner: int, number: int) -> bytes:
         CorruptionError: it is damaged, or gone.
     """
     key = piece_key(owner, number)
-    return unseal(key, txn.get(key), f"piece {number} of the topics of stream {owner}")
+    return unseal(txn.get(key), f"piece {number} of the topics of stream {owner}", key)
 
 
 def forget(txn: Any, owner: int) -> int:

@@ -15,16 +15,16 @@ found under another key, says nothing.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT
-from qflow.storage.block_log import BLOCKS, key_of
+from qflow.storage import table
+from qflow.storage.keys import BLOCKS, key_of, prefix_of
+from qflow.storage.sealing import seal, unseal
 
 TOPICS, TOPIC_NAMES, POSTINGS, INDEX = 9, 10, 11, 12
 TABLES = (INDEX, TOPICS, TOPIC_NAMES, POSTINGS)
@@ -32,10 +32,8 @@ TABLES = (INDEX, TOPICS, TOPIC_NAMES, POSTINGS)
 REMOVED_AT_ONCE = 256
 """Records removed in one commit, at most."""
 
-_OWNER = struct.Struct(">BI")
 _NAMES_ROW = struct.Struct("<QIIIII")
 _PROGRESS = struct.Struct("<QQQ")
-_CRC_BYTES = 4
 _DIGEST_BYTES = 20
 _PLAIN_BYTES = 480
 """LMDB admits keys of 511 bytes."""
@@ -66,46 +64,23 @@ class Progress(NamedTuple):
     """Where the lane was indexed to when the epoch began."""
 
 
-def prefix_of(table: int, owner: int) -> bytes:
-    return _OWNER.pack(table, owner)
-
-
 def name_key(owner: int, name: bytes) -> bytes:
     """Return the key of a topic. Two long ones share theirs if their 160-bit digests are the same, so none do."""
     if len(name) > _PLAIN_BYTES:
         name = name[:_PLAIN_BYTES] + b"\xff" + blake2b(name, digest_size=_DIGEST_BYTES).digest()
-    return _OWNER.pack(TOPICS, owner) + name
+    return prefix_of(TOPICS, owner) + name
 
 
 def piece_key(owner: int, number: int) -> bytes:
-    return _OWNER.pack(TOPIC_NAMES, owner) + number.to_bytes(4, "big")
+    return prefix_of(TOPIC_NAMES, owner) + number.to_bytes(4, "big")
 
 
 def lane_key(owner: int, lane: int) -> bytes:
-    return _OWNER.pack(INDEX, owner) + bytes((lane,))
-
-
-def seal(key: bytes, value: bytes) -> bytes:
-    """Append a checksum of key and value."""
-    return value + crc32(value, crc32(key)).to_bytes(_CRC_BYTES, "little")
-
-
-def unseal(key: bytes, value: bytes | memoryview | None, where: str) -> bytes:
-    """Check and strip the checksum of `seal`.
-
-    Raises:
-        CorruptionError: it does not match, or there is no such record.
-    """
-    if value is None:
-        raise CorruptionError(f"{where} has vanished")
-    bare = bytes(value[:-_CRC_BYTES])
-    if len(value) < _CRC_BYTES or crc32(bare, crc32(key)) != int.from_bytes(value[-_CRC_BYTES:], "little"):
-        raise CorruptionError(f"{where} does not match its checksum")
-    return bare
+    return prefix_of(INDEX, owner) + bytes((lane,))
 
 
 def _unpack(layout: struct.Struct, key: bytes, value: bytes | memoryview, where: str) -> tuple[int, ...]:
-    bare = unseal(key, value, where)
+    bare = unseal(value, where, key)
     if len(bare) != layout.size:
         raise CorruptionError(f"{where} is {len(bare)} bytes long, not {layout.size}")
     return layout.unpack(bare)
@@ -125,7 +100,7 @@ def read_names_row(txn: Any, owner: int) -> NamesRow | None:
 
 def write_names_row(txn: Any, owner: int, row: NamesRow) -> None:
     key = prefix_of(INDEX, owner)
-    txn.put(key, seal(key, _NAMES_ROW.pack(*row)))
+    txn.put(key, seal(_NAMES_ROW.pack(*row), key))
 
 
 def _progress(owner: int, lane: int, value: bytes | memoryview) -> Progress:
@@ -147,7 +122,7 @@ def read_progress(txn: Any, owner: int, lane: int) -> Progress:
 
 def write_progress(txn: Any, owner: int, lane: int, progress: Progress) -> None:
     key = lane_key(owner, lane)
-    txn.put(key, seal(key, _PROGRESS.pack(*progress)))
+    txn.put(key, seal(_PROGRESS.pack(*progress), key))
 
 
 def progress_of_lanes(txn: Any, owner: int) -> dict[int, Progress]:
@@ -157,28 +132,13 @@ def progress_of_lanes(txn: Any, owner: int) -> dict[int, Progress]:
         CorruptionError: one of them is damaged.
     """
     prefix = prefix_of(INDEX, owner)
-    with txn.cursor() as cursor:
-        found = [(bytes(key), bytes(value)) for key, value in _from(cursor, prefix, prefix)]
-    return {key[-1]: _progress(owner, key[-1], value) for key, value in found if len(key) > len(prefix)}
-
-
-def _from(cursor: Any, start: bytes, prefix: bytes) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, value) of the records from `start` on whose keys have a prefix."""
-    if cursor.set_range(start):
-        yield from takewhile(lambda item: bytes(item[0]).startswith(prefix), cursor.iternext())
+    rows = table.items(txn, lane_key(owner, 0), table.behind(prefix))
+    return {key[-1]: _progress(owner, key[-1], value) for key, value in rows}
 
 
 def any_left(txn: Any, owner: int) -> bool:
     """Tell whether there is any record of a stream's index."""
-    return any(_first_key(txn, prefix_of(table, owner)) for table in TABLES)
-
-
-def _first_key(txn: Any, prefix: bytes) -> bytes | None:
-    with txn.cursor() as cursor:
-        if not cursor.set_range(prefix):
-            return None
-        key = bytes(cursor.key())
-    return key if key.startswith(prefix) else None
+    return any(table.any_below(txn, prefix_of(number, owner)) for number in TABLES)
 
 
 def delete_index(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE) -> bool:
@@ -187,26 +147,12 @@ def delete_index(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE) -> bool:
     Once it has returned False, whatever is still in the stream can be indexed anew. Readers are right all the while:
     nothing counts as indexed from the first call on.
     """
-    removed = 0
-    for table in TABLES:
-        prefix = prefix_of(table, owner)
-        with txn.cursor() as cursor:
-            found = cursor.set_range(prefix)
-            while found and bytes(cursor.key()[: len(prefix)]) == prefix:
-                if removed >= limit:
-                    return True
-                found = cursor.delete() and bool(cursor.key())
-                removed += 1
+    for number in TABLES:
+        prefix = prefix_of(number, owner)
+        limit -= table.delete_between(txn, prefix, table.behind(prefix), limit)
+        if limit <= 0 and table.any_below(txn, prefix):
+            return True
     return False
-
-
-def at_or_before(cursor: Any, key: bytes) -> bool:
-    """Put a cursor on the last record of a lane that is not behind a key; False if there is none."""
-    found = cursor.set_range(key)
-    if found and bytes(cursor.key()) == key:
-        return True
-    found = cursor.prev() if found else cursor.last()
-    return bool(found) and bytes(cursor.key()).startswith(key[:-8])
 
 
 def blocks_between(txn: Any, owner: int, lane: int, position: int, end: int, limit: int) -> list[int]:
@@ -215,11 +161,8 @@ def blocks_between(txn: Any, owner: int, lane: int, position: int, end: int, lim
     Cost: 0.2 µs a block; only keys are read.
     """
     start, stop = key_of(BLOCKS, owner, lane, position), key_of(BLOCKS, owner, lane, end)
-    with txn.cursor() as cursor:
-        if not at_or_before(cursor, start) and not cursor.set_range(start):  # the block before may reach here
-            return []
-        keys = takewhile(stop.__gt__, map(bytes, cursor.iternext(values=False)))
-        return [int.from_bytes(key[-8:], "big") for key in islice(keys, limit)]
+    found = table.keys(txn, start, stop, reaching=True)  # the block before may reach here
+    return list(map(table.number_of, islice(found, limit)))
 
 
 def is_listed(key: bytes, value: bytes | memoryview | None, epoch: int) -> bool:
@@ -229,7 +172,7 @@ def is_listed(key: bytes, value: bytes | memoryview | None, epoch: int) -> bool:
 
 def listed_value(key: bytes, epoch: int) -> bytes:
     """Return the record of a name that is listed in an epoch."""
-    return seal(key, epoch.to_bytes(4, "little"))
+    return seal(epoch.to_bytes(4, "little"), key)
 
 
 def listed_before(key: bytes, value: bytes | memoryview | None, epoch: int) -> bool:
@@ -237,5 +180,5 @@ def listed_before(key: bytes, value: bytes | memoryview | None, epoch: int) -> b
     if value is None:
         return False
     with suppress(CorruptionError):
-        return int.from_bytes(unseal(key, value, "a topic"), "little") < epoch
+        return int.from_bytes(unseal(value, "a topic", key), "little") < epoch
     return True

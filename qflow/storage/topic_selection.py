@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from qflow.errors import CorruptionError
-from qflow.storage import topic_names
-from qflow.storage.block_log import key_of
+from qflow.storage import table, topic_names
+from qflow.storage.keys import key_of
 from qflow.storage.postings import Postings, topic_number
 from qflow.storage.topic_records import (
     POSTINGS,
     NamesRow,
-    at_or_before,
     blocks_between,
     read_names_row,
     read_progress,
@@ -159,8 +158,8 @@ def segment_at(txn: Any, owner: int, lane: int, position: int) -> Postings:
     """
     key = key_of(POSTINGS, owner, lane, position)
     with txn.cursor() as cursor:
-        if at_or_before(cursor, key):
-            first = int.from_bytes(bytes(cursor.key())[-8:], "big")
+        if table.at_or_before(cursor, key):
+            first = table.number_of(bytes(cursor.key()))
             segment = Postings(cursor.value(), owner, lane, first)
             if segment.end > position:
                 return segment
@@ -168,9 +167,5 @@ def segment_at(txn: Any, owner: int, lane: int, position: int) -> Postings:
 
 
 def next_segment(txn: Any, owner: int, lane: int, position: int) -> int:
-    """Return where the first segment begins after a position; 2 ** 64 if there is none."""
-    key = key_of(POSTINGS, owner, lane, position + 1)
-    with txn.cursor() as cursor:
-        if cursor.set_range(key) and bytes(cursor.key()).startswith(key[:-8]):
-            return int.from_bytes(bytes(cursor.key())[-8:], "big")
-    return 2**64
+    """Return where the first segment begins after a position; a number above all sequences if there is none."""
+    return table.next_number(txn, key_of(POSTINGS, owner, lane, position + 1))

@@ -13,10 +13,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from qflow.errors import BrokerClosed, BrokerFailed, Reentered
-from qflow.storage import block_log, bodies
-from qflow.storage.batch import NOWHERE, Lane, Order, Party, Put, Request, Settling, Unit, Work
-from qflow.storage.block_log import Settled
+from qflow.storage import bodies, removal
+from qflow.storage.batch import Lane, Order, Party, Put, Request, Settling, Unit, Work
 from qflow.storage.environment import BROKEN, Environment, log_error
+from qflow.storage.rows import Settled
+from qflow.storage.table import LAST
 from qflow.storage.writer import BeingCopied, Writer
 
 __all__ = ["Lane", "Party", "Put", "Request", "TransactionLog", "Unit"]
@@ -242,7 +243,7 @@ class TransactionLog:
     def problems(self) -> list[str]:
         """Compare shared bodies with the references to them, in blocks of all queues; return what differs, in words."""
         with self.read() as txn:
-            counted, _ = block_log.count_references(txn, b"", NOWHERE)
+            counted, _ = removal.count_references(txn, b"", LAST)
             return list(bodies.problems(txn, counted))
 
     # Ending ----------------------------------------------------------------------------------------------------------

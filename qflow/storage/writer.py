@@ -23,18 +23,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import cast
 
-from qflow.errors import BrokerClosed, BrokerFailed, DiskFull, InDoubt, QflowError, StorageError
-from qflow.storage.batch import NOWHERE, Batch, Lane, Order, Publisher, Request, Step, TopicPublisher, Work
+from qflow.errors import BrokerClosed, BrokerFailed, InDoubt, QflowError, StorageError
+from qflow.storage.batch import Batch, Order, Request, Work
 from qflow.storage.batch_writing import BatchWriting
-from qflow.storage.block_log import Hollowed
-from qflow.storage.broken_lanes import LaneBroken, refuse_lane
 from qflow.storage.calls import Calls
-from qflow.storage.environment import Environment, LmdbError, MapFull, log_error
+from qflow.storage.committing import Committing, publish
+from qflow.storage.environment import Environment, LmdbError, log_error
 from qflow.storage.futures import Teller
-from qflow.storage.parts import REMOVED_IN_A_PART, cut, joined
-from qflow.storage.recovery import touch
 
 _logger = logging.getLogger("qflow")
 
@@ -61,6 +57,7 @@ class Writer:
         self.copying = threading.Lock()
         """Held while the environment is copied, replaced or closed."""
         self._writing = BatchWriting(env, clock, self.copying, reading, shares)
+        self._committing = Committing(env, self._writing, self._note_failure)
         self.requests: deque[Request] = deque()
         self._oldest: Request | None = None
         """The first of them when `look_after` was called."""
@@ -77,7 +74,6 @@ class Writer:
         self._ending = self._ended = False
         self._over = threading.Event()
         self.failure: BaseException | None = None
-        self.commits = 0
         self._thread = threading.Thread(target=self._run, name="qflow-writer", daemon=True)
         self._thread.start()
 
@@ -147,6 +143,11 @@ class Writer:
     def now(self) -> None:
         """Have what was handed over written at once."""
         self._bell.put(NOW)
+
+    @property
+    def commits(self) -> int:
+        """Batches that were committed, and parts of some."""
+        return self._committing.commits
 
     @property
     def busy(self) -> bool:
@@ -238,7 +239,7 @@ class Writer:
             elif batch.is_empty:
                 batch.committed = True
             else:
-                self._commit(batch)
+                self._committing.commit(batch)
         except BaseException as error:
             self._fail(batch, error)
         finally:
@@ -263,91 +264,8 @@ class Writer:
             weight += more
             batch.add(requests.popleft())
 
-    def _commit(self, batch: Batch) -> None:
-        while True:
-            try:
-                self._writing.commit(batch)
-            except MapFull:
-                batch.committing = False
-                if not self._env.confined:
-                    self._grow_map()
-                elif not self._goes_on(batch, error := _full(self._env.path)):
-                    raise error from None
-            except LaneBroken as error:
-                calls = Calls()
-                refuse_lane(batch, error, calls)
-                calls.raise_first()
-            except DiskFull as error:
-                if not self._goes_on(batch, error):
-                    raise
-            else:
-                self.commits += 1
-                return
-
-    def _goes_on(self, batch: Batch, error: DiskFull) -> bool:
-        """Leave out of a batch what finds no room on the disk; return whether to write what is left."""
-        if batch.is_writing:
-            if batch.free and self._turn_over(batch):
-                return True
-            calls = Calls()
-            batch.refuse_messages(error, calls)
-            self.failure = calls.error
-            calls.raise_first()
-            return True
-        if batch.removes > REMOVED_IN_A_PART:
-            return self._commit_parts(batch)
-        if batch.removes:
-            batch.removes = 1 if batch.removes > 1 else 0
-            return True
-        return False
-
-    def _turn_over(self, batch: Batch) -> bool:
-        """Commit next to nothing, so that pages the last commit freed can be used; return False the second time."""
-        if batch.turned:
-            return False
-        batch.turned = True
-        part = Batch()
-        part.is_part, part.removes, part.writes = True, 0, [touch]
-        return self._commit_part(batch, part)
-
-    def _commit_part(self, batch: Batch, part: Batch) -> bool:
-        """Commit a part of a batch; return whether it found room."""
-        try:
-            self._commit(part)
-        except DiskFull:
-            return False
-        except BaseException:
-            batch.committing = part.committing
-            raise
-        calls = Calls()
-        self._publish(part, calls)
-        calls.raise_first()
-        return True
-
-    def _commit_parts(self, batch: Batch) -> bool:
-        """Commit what a batch settles in parts, and leave them out of it; return whether all of them found room."""
-        rows = {lane: ranges for lane, ranges in batch.settled.items() if batch.writes and not ranges}
-        settled = {lane: ranges for lane, ranges in batch.settled.items() if lane not in rows}
-        parts = cut(settled, batch.attempts, batch.free)
-        while parts:
-            part = Batch()
-            part.settled, part.attempts = parts[0]
-            part.is_part, part.removes = True, REMOVED_IN_A_PART
-            if not self._commit_part(batch, part):
-                return False
-            del parts[0]
-            left = joined(parts)
-            batch.settled, batch.attempts = rows | left.settled, left.attempts
-        batch.removes = REMOVED_IN_A_PART
-        return True
-
-    def _grow_map(self) -> None:
-        with self.copying, self._reading:
-            try:
-                self._env.grow_map()
-            except BaseException as error:  # it may not be mapped at all any more
-                self.failure = error
-                raise
+    def _note_failure(self, error: BaseException) -> None:
+        self.failure = error
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
         """Note why a batch was not written, or may not have been; what nobody waits for is tried again."""
@@ -383,7 +301,7 @@ class Writer:
         calls = Calls()
         try:
             if batch.committed:
-                self._publish(batch, calls)
+                publish(batch, self._env, calls)
             else:
                 error = batch.error or StorageError("the batch was not written")
                 for request in batch.requests:
@@ -400,25 +318,6 @@ class Writer:
                 )
         finally:
             self._tell(batch)
-
-    def _publish(self, batch: Batch, call: Calls) -> None:
-        plan = batch.plan
-        _tell_purged(plan, call)  # before anything that came later is visible
-        for lane, row, following, first, records, size, puts, _, remove_at, removing, topics, time_ms in plan:
-            self._env.messages += row.messages - lane.row.messages
-            lane.row, lane.remove_at, lane.removing = row, remove_at, removing
-            if puts:
-                lane.next = following
-                if topics is None:
-                    call(lane.publisher.publish, first, records, size, puts)
-                else:
-                    lane.time_ms = time_ms
-                    publisher = cast(TopicPublisher, lane.publisher)
-                    call(publisher.publish_topics, first, records, topics, size, time_ms)
-        for lane, hollowed in batch.hollowed.items():
-            _note_hollowed(lane, hollowed)
-        for unit in batch.units:
-            unit.publish(call)
 
     def _tell(self, batch: Batch) -> None:
         """Let go of everybody whose request a batch held; none of them is in the way of another."""
@@ -459,28 +358,3 @@ def _alone(requests: Sequence[Request]) -> Work | None:
     """Return what is done in place of a batch, if that is what the first of these asks for."""
     first = requests[0] if requests else None
     return first.alone if isinstance(first, Order) else None
-
-
-def _full(path: str) -> DiskFull:
-    return DiskFull(f"the log {path} is full, and the disk has no room for more: free some space and try again")
-
-
-def _tell_purged(plan: list[Step], call: Calls) -> None:
-    """Have the queues drop what is purged, each all its lanes at once."""
-    ends: dict[Publisher, dict[int, int]] = {}
-    for step in plan:
-        if step.purged_to is not None:
-            step.lane.border = step.purged_to
-            ends.setdefault(step.lane.publisher, {})[step.lane.lane] = step.purged_to
-    for publisher, below in ends.items():
-        call(publisher.purged, below)
-
-
-def _note_hollowed(lane: Lane, hollowed: Hollowed) -> None:
-    """Remember how far a pass came. By the writer, after the commit."""
-    lane.hollow_steps += hollowed.steps
-    if hollowed.more:
-        lane.hollow_at = hollowed.position
-    else:
-        lane.hollow_at = NOWHERE
-        lane.hollow_from = min(lane.hollow_from, lane.row.tail)  # the tail block was not looked at

@@ -35,8 +35,8 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.line import WORK, Line, Wake
 from qflow.memory.waiting import attend, shelter, sheltered
 from qflow.stats import SubscriptionStats
-from qflow.storage.block_log import Row, Settled, clear_marks
 from qflow.storage.partitions import Found, Piece
+from qflow.storage.rows import Row, Settled, clear_marks
 from qflow.storage.transaction_log import Lane, Request, TransactionLog
 from qflow.streams.counting import count_matching
 from qflow.streams.deliveries import Share, StreamDeliveries

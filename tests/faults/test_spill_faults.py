@@ -43,7 +43,7 @@ def files_in_use(queue: qflow.Queue) -> list[Path]:
     slots = [slot for run in queue._runs if run.slots is not None for slot in run.slots]
     if isinstance(queue._area, FilesArea):
         return [Path(queue._area._path(slot)) for slot in slots]
-    return list(dict.fromkeys(Path(queue._area._index.find(slot)[0].path) for slot in slots))
+    return list(dict.fromkeys(Path(queue._area._pool.index.find(slot)[0].path) for slot in slots))
 
 
 @pytest.mark.parametrize("durable", [True, False])

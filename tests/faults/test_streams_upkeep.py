@@ -12,8 +12,8 @@ import pytest
 
 import qflow
 from qflow.storage import bodies
-from qflow.storage.block_log import BLOCKS, key_of
 from qflow.storage.blocks import read_header
+from qflow.storage.keys import BLOCKS, key_of
 from unit.clocks import Clock, open_still
 
 OWNER = 1

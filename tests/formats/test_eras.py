@@ -10,7 +10,7 @@ import lmdb
 import qflow
 from qflow.inspect import check_spool
 from qflow.storage import eras
-from qflow.storage.block_log import ERAS
+from qflow.storage.keys import ERAS
 from unit.clocks import Clock, open_still
 
 

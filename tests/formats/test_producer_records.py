@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import qflow
 from qflow.storage import producers
-from qflow.storage.block_log import seal
-from qflow.storage.producers import PRODUCER_EXPIRY_S, PRODUCERS, WINDOW, Forgotten, Window, with_number
+from qflow.storage.producers import PRODUCER_EXPIRY_S, PRODUCERS, WINDOW, Window, with_number
+from qflow.storage.sealing import seal
+from qflow.storage.table import Forgotten
 
 NOW_MS = 1_700_000_000_000
 WEEK_MS = PRODUCER_EXPIRY_S * 1000

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from formats.indexed import OWNER, Indexed
 from qflow.errors import CorruptionError
-from qflow.storage import blocks, postings, topic_index, topic_names
-from qflow.storage.block_log import BLOCKS, key_of
+from qflow.storage import blocks, encoding, postings, topic_index, topic_names
+from qflow.storage.keys import BLOCKS, key_of
 from qflow.storage.postings import Postings
 from qflow.storage.topic_records import INDEX, POSTINGS, TABLES, TOPIC_NAMES, TOPICS, delete_index, lane_key, name_key
 from qflow.storage.topic_selection import Selection
@@ -253,7 +253,7 @@ def test_a_block_whose_topics_cannot_be_read_may_hold_any(stream, how):
     elif how == "of another place":
         stream.txn.put(key, stream.txn.get(key_of(BLOCKS, OWNER, 0, 0)))
     else:
-        stream.txn.put(key, blocks.encode(blocks.BlockKey(BLOCKS, OWNER, 0, first), [b"body"]))
+        stream.txn.put(key, encoding.encode(blocks.BlockKey(BLOCKS, OWNER, 0, first), [b"body"]))
     problems = stream.index_all()
     assert len(problems) == (how in ("damaged", "of another place"))
     for one in ("secret", "nothing", "no/+", "#"):

@@ -12,8 +12,9 @@ import pytest
 
 import qflow
 from qflow.storage import groups
-from qflow.storage.block_log import ERAS, meta_key, seal
 from qflow.storage.files import Files
+from qflow.storage.keys import ERAS, meta_key
+from qflow.storage.sealing import seal
 from spark import reader_process as there
 from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 from unit.clocks import Clock, open_still

@@ -20,6 +20,7 @@ from qflow.storage.inbox import Inbox
 from qflow.storage.sink_batches import ONCE_EXPIRY_S, Adopted, Partial
 from qflow.storage.stage_files import StageWriter
 from qflow.storage.stages import Batch
+from qflow.storage.table import Forgotten
 from unit.clocks import Clock, until
 from unit.handing import hand, staged
 
@@ -586,7 +587,7 @@ def test_a_record_stays_while_a_stage_it_knows_is_in_the_inbox(broker, spool, cl
 
 def test_records_are_forgotten_some_at_a_time(broker):
     """Each call goes on where the last one stopped, and says so only where there are more of them."""
-    found: list[sink_batches.Forgotten] = []
+    found: list[Forgotten] = []
     behind = bytes((sink_batches.SINK_BATCHES + 1,))
 
     def work(txn: Any) -> None:

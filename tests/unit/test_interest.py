@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 import qflow
-from qflow.storage.block_log import scan
 from qflow.storage.blocks import read_names
+from qflow.storage.keys import scan
 from qflow.storage.topic_selection import Candidates, Selection
 from qflow.streams import topic_filter
 from qflow.streams.interest import Interest

@@ -14,7 +14,7 @@ from formats.indexed import OWNER, Indexed
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT
 from qflow.storage import postings, topic_index, topic_names, topic_selection
-from qflow.storage.block_log import BLOCKS, key_of
+from qflow.storage.keys import BLOCKS, key_of
 from qflow.storage.topic_records import TABLES, TOPIC_NAMES, TOPICS, any_left, delete_index, piece_key, read_names_row
 from qflow.storage.topic_selection import Selection
 from qflow.streams.topic_filter import matches
