@@ -66,13 +66,12 @@ from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
 from qflow.routing import Claimed, Lots, PublishResult, Routing, result_of
 from qflow.stats import BrokerStats, CompactionReport, Problems, QueueStats, RecoveryReport, SnapshotReport
-from qflow.storage import log_directory, recovery, snapshots, wiper
+from qflow.storage import directory, records, recovery, snapshots, wiper
 from qflow.storage.ending import write_ending
 from qflow.storage.environment import CannotGrow, Environment, log_errors
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
 from qflow.storage.groups import CURSORS, Held
 from qflow.storage.inbox import Inbox
-from qflow.storage.records import Records
 from qflow.storage.recovery import BINDINGS, DIRTY, QueueRecord
 from qflow.storage.rows import Row
 from qflow.storage.spill import SPILL, WIPING, SpillStore
@@ -282,7 +281,7 @@ class Broker:
         path = os.path.join(self.path, "log")
         try:
             snapshots.bring_back(self.path, self._files)
-            if not log_directory.check_log_directory(path):
+            if not directory.check_log_directory(path):
                 Environment.create(self.path, self._files, recovery.first_records(uuid4()))
         except OSError as error:
             raise storage_error(error, "create the log", path) from error
@@ -336,7 +335,7 @@ class Broker:
             self._store.area("transactions", TRANSACTIONS, uuid4().int >> 64),
         )
         room = Room(self._ledger.open(STREAMS, "streams", None), self._ledger, self._relieve)
-        self._records = Records(self._log)
+        self._records = records.Records(self._log)
         self._streams = Streams(
             self._log,
             self._records,

@@ -22,6 +22,7 @@ from qflow.storage.sealing import seal, unseal
 from qflow.storage.table import LAST, number_of
 
 _RANGE = struct.Struct("<QI")
+_SEALED_RANGE_BYTES = len(seal(bytes(_RANGE.size)))
 
 
 # Ranges -------------------------------------------------------------------------------------------------------------
@@ -34,10 +35,9 @@ def _put_range(txn: Any, key: bytes, end: int, number: int) -> None:
 
 def _read_range(key: bytes, value: bytes) -> tuple[int, int]:
     """Return end and number of a range; raises CorruptionError, whose words nobody sees."""
-    bare = unseal(value, "a range", key)
-    if len(bare) != _RANGE.size:
+    if len(value) != _SEALED_RANGE_BYTES:
         raise CorruptionError("a range is too long, or too short")
-    return _RANGE.unpack(bare)
+    return _RANGE.unpack(unseal(value, "a range", key))
 
 
 def _ranges(txn: Any, place: tuple[int, int, int], first: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -53,7 +53,8 @@ def _ranges(txn: Any, place: tuple[int, int, int], first: int, end: int) -> Iter
 
 def settled_ranges(txn: Any, owner: int, lane: int, first: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the marked ranges that touch [first, end)."""
-    yield from ((low, high) for low, high, _ in _ranges(txn, (MARKS, owner, lane), first, end))
+    for low, high, _ in _ranges(txn, (MARKS, owner, lane), first, end):
+        yield low, high
 
 
 def after_mark(txn: Any, owner: int, lane: int, row: Row, position: int) -> int:
@@ -100,7 +101,8 @@ def settle_ranges(txn: Any, owner: int, lane: int, row: Row, settled: Iterable[S
         if part.first <= floor:
             floor = max(floor, part.end)
             if marks:  # those below the row's floor are left from a purge
-                more, floor = _take(txn, owner, lane, row.floor, floor)
+                with txn.cursor() as cursor:
+                    more, floor = _take(cursor, key_of(MARKS, owner, lane, row.floor), floor)
                 swallowed += more
             before = swallowed
         else:
@@ -132,16 +134,19 @@ class _Range:
         """Those of them that hold messages, in order. (What was found to hold none overlaps what was settled.)"""
 
 
-def _take(txn: Any, owner: int, lane: int, first: int, end: int) -> tuple[list[tuple[int, int]], int]:
-    """Remove the marks from `first` on that begin no later than `end`, which grows with them; return them, and it."""
+def _take(cursor: Any, start: bytes, end: int) -> tuple[list[tuple[int, int]], int]:
+    """Remove the marks from `start` on that begin no later than `end`, which grows with them; return them, and it."""
     found: list[tuple[int, int]] = []
-    start = key_of(MARKS, owner, lane, first)
-    with txn.cursor() as cursor:
-        more = cursor.set_range(start)
-        while more and start <= (key := cursor.key()) <= key_of(MARKS, owner, lane, end):
-            found.append((number_of(key), _mark_end(key, cursor.value())))
-            end = max(end, found[-1][1])
-            more = cursor.delete()
+    prefix = start[:-8]
+    more = cursor.set_range(start)
+    while more:
+        key = cursor.key()
+        if not key.startswith(prefix) or (low := number_of(key)) > end:
+            break
+        stop = _mark_end(key, cursor.value())
+        found.append((low, stop))
+        end = max(end, stop)
+        more = cursor.delete()
     return found, end
 
 
@@ -152,10 +157,11 @@ def _mark(txn: Any, owner: int, lane: int, first: int, end: int) -> tuple[list[t
         the marks it was joined with, in order, and by how much the number of marks grew.
     """
     key = key_of(MARKS, owner, lane, first)
-    found, end = _take(txn, owner, lane, first, end)
     with txn.cursor() as cursor:
+        found, end = _take(cursor, key, end)
         if table.at_or_before(cursor, key):
-            before, stop = cursor.key(), _mark_end(cursor.key(), cursor.value())
+            before = cursor.key()
+            stop = _mark_end(before, cursor.value())
             if stop >= first:
                 found.insert(0, (number_of(before), stop))
                 key, end = before, max(end, stop)

@@ -24,6 +24,7 @@ from uuid import UUID, uuid4
 from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
 from qflow.stats import CompactionReport, SnapshotReport
 from qflow.storage import recovery
+from qflow.storage.directory import DATA, LOG, STAGED, check_log_directory, put_in_place, staging, sync_staged
 from qflow.storage.environment import Environment, put_pairs
 from qflow.storage.files import (
     LOCK_NAME,
@@ -33,7 +34,6 @@ from qflow.storage.files import (
     make_directories,
     storage_error,
 )
-from qflow.storage.log_directory import DATA, LOG, STAGED, check_log_directory, put_in_place, staging, sync_staged
 from qflow.storage.recovery import Recovery
 
 _logger = logging.getLogger("qflow")
