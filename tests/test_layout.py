@@ -93,14 +93,14 @@ def test_the_byte_layout_is_known_to_few() -> None:
         "qflow.message",
         "qflow.storage.blocks",
         "qflow.storage.encoding",
-        "qflow.storage.keys",
-        "qflow.storage.marks",
-        "qflow.storage.postings",
-        "qflow.storage.producers",
-        "qflow.storage.recovery",
-        "qflow.storage.rows",
-        "qflow.storage.singles",
-        "qflow.storage.topic_records",
+        "qflow.storage.log.keys",
+        "qflow.storage.log.marks",
+        "qflow.storage.topics.postings",
+        "qflow.storage.streams.producers",
+        "qflow.storage.log.recovery",
+        "qflow.storage.log.rows",
+        "qflow.storage.spill.singles",
+        "qflow.storage.topics.records",
     }
 
 

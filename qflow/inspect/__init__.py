@@ -29,16 +29,18 @@ from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, Subscription
 from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.stats import SnapshotReport
-from qflow.storage import blocks, recovery, stages
+from qflow.storage import blocks
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, owner_pid, read_whole
-from qflow.storage.keys import LAST_LANE
-from qflow.storage.marks import is_settled
-from qflow.storage.reading import find_message
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.rows import Row
-from qflow.storage.snapshots import make_snapshot, open_to_read
-from qflow.storage.spill import SPILL, SPILL_TABLE
+from qflow.storage.inbox import stages
+from qflow.storage.log import recovery
+from qflow.storage.log.keys import LAST_LANE
+from qflow.storage.log.marks import is_settled
+from qflow.storage.log.reading import find_message
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row
+from qflow.storage.log.snapshots import make_snapshot, open_to_read
+from qflow.storage.spill.store import SPILL, SPILL_TABLE
 
 __all__ = [
     "Examination",

@@ -12,12 +12,14 @@ from itertools import islice
 from typing import Any
 
 from qflow.inspect.stream_check import as_problems, check_streams
-from qflow.storage import bodies, eras, producers, removal, sink_batches
 from qflow.storage.environment import Environment
-from qflow.storage.keys import kept_damaged
-from qflow.storage.reading import in_words, read_unsettled
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.rows import Row, read_row
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.log import bodies, removal
+from qflow.storage.log.keys import kept_damaged
+from qflow.storage.log.reading import in_words, read_unsettled
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row, read_row
+from qflow.storage.streams import eras, producers
 
 READ_AT_ONCE = 16 * 2**20
 BLOCKS_AT_ONCE = 1024

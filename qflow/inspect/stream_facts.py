@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 
 from qflow.message import LANE_SHIFT
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.rows import Row, new_row
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row, new_row
 from qflow.streams.partition import offset_of
 
 

@@ -47,11 +47,11 @@ from qflow.message import (
     lane_of,
 )
 from qflow.stats import PROBLEMS_KEPT
-from qflow.storage import reading
-from qflow.storage.marks import is_settled, read_attempts
-from qflow.storage.rows import Row, Settled, new_row, purged_row, read_row
-from qflow.storage.spill import Slots, SpillArea
-from qflow.storage.transaction_log import Lane, TransactionLog
+from qflow.storage.log import reading
+from qflow.storage.log.marks import is_settled, read_attempts
+from qflow.storage.log.rows import Row, Settled, new_row, purged_row, read_row
+from qflow.storage.log.transaction_log import Lane, TransactionLog
+from qflow.storage.spill.store import Slots, SpillArea
 
 READ_AHEAD_BYTES = 1024 * 1024
 """Restored at once, at most; and no more than an eighth of the capacity."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from qflow.message import LANE_SHIFT
 from qflow.queues.queue import Queue
-from qflow.storage.ending import FEW_AT_ONCE, Piece, of_row
-from qflow.storage.marks import raise_attempts, read_attempts, write_attempts
-from qflow.storage.rows import Row
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log.ending import FEW_AT_ONCE, Piece, of_row
+from qflow.storage.log.marks import raise_attempts, read_attempts, write_attempts
+from qflow.storage.log.rows import Row
+from qflow.storage.log.transaction_log import Lane
 
 _RANGE_BYTES = 64
 

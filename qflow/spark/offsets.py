@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from qflow.errors import InvalidArgument
 from qflow.message import LANE_SHIFT
-from qflow.storage import eras
-from qflow.storage.rows import read_row
+from qflow.storage.log.rows import read_row
+from qflow.storage.streams import eras
 
 
 class Progress(NamedTuple):

@@ -20,11 +20,12 @@ from qflow.spark.record_batches import check_nulls, headers_of
 from qflow.spark.schema import LOG_APPEND_TIME, Column, arrow_schema
 from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
-from qflow.storage import blocks, bodies, recovery
+from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey, Reference
-from qflow.storage.keys import BLOCKS, scan
-from qflow.storage.marks import settled_ranges
-from qflow.storage.rows import read_row
+from qflow.storage.log import bodies, recovery
+from qflow.storage.log.keys import BLOCKS, scan
+from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.rows import read_row
 
 _BLOCKS_AT_ONCE, BATCH_BYTES = 32, 2 * 2**20
 

@@ -14,8 +14,9 @@ from qflow.spark.ranges import Range, check_floor, miss_stream
 from qflow.spark.record_batches import BatchMaker, joined
 from qflow.spark.schema import Column, arrow_schema
 from qflow.spark.spools import reading
-from qflow.storage import column_pieces, recovery
-from qflow.storage.rows import read_row
+from qflow.storage.log import recovery
+from qflow.storage.log.rows import read_row
+from qflow.storage.streams import columns as column_pieces
 from qflow.streams.interest import Interest
 
 _logger = logging.getLogger("qflow.spark")

@@ -24,9 +24,9 @@ from typing import Any
 import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
-from qflow.storage.directory import DATA, LOCK, put_in_place, staging
 from qflow.storage.files import CREATE, FILE_MODE, Files, lock_holders, storage_error
-from qflow.storage.parts import PAGES_ANYWAY
+from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
+from qflow.storage.log.parts import PAGES_ANYWAY
 
 ENGINE = 0
 """LMDB 0.9.x, data format 1."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qflow.storage import blocks, partitions
+from qflow.storage import blocks
 from qflow.storage.blocks import Header
-from qflow.storage.marks import settled_ranges
-from qflow.storage.partitions import Asked, Hole
-from qflow.storage.rows import read_row
-from qflow.storage.transaction_log import TransactionLog
+from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.rows import read_row
+from qflow.storage.log.transaction_log import TransactionLog
+from qflow.storage.streams import partitions
+from qflow.storage.streams.partitions import Asked, Hole
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream

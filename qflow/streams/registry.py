@@ -29,17 +29,17 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import sheltered
-from qflow.storage import producers as table
-from qflow.storage import recovery
 from qflow.storage.blocks import NO_PREVIOUS
-from qflow.storage.ending import Piece, of_row
-from qflow.storage.keys import queue_key
-from qflow.storage.marks import settled_ranges
-from qflow.storage.records import Records
-from qflow.storage.recovery import CURSOR, STREAM, QueueRecord
-from qflow.storage.rows import Row, new_row
-from qflow.storage.table import Forgotten
-from qflow.storage.transaction_log import Lane, TransactionLog
+from qflow.storage.log import recovery
+from qflow.storage.log.ending import Piece, of_row
+from qflow.storage.log.keys import queue_key
+from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.records import Records
+from qflow.storage.log.recovery import CURSOR, STREAM, QueueRecord
+from qflow.storage.log.rows import Row, new_row
+from qflow.storage.log.table import Forgotten
+from qflow.storage.log.transaction_log import Lane, TransactionLog
+from qflow.storage.streams import producers as table
 from qflow.streams.cursor import Cursor
 from qflow.streams.producers import Producers
 from qflow.streams.room import Room

@@ -29,12 +29,12 @@ from qflow.errors import (
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
-from qflow.storage import partitions, retention
-from qflow.storage.partitions import Found, Hole, Piece
-from qflow.storage.rows import Row, Settled, read_row
-from qflow.storage.topic_index import TopicIndex
-from qflow.storage.topic_records import delete_index
-from qflow.storage.transaction_log import Lane, TransactionLog, Unit
+from qflow.storage.log.rows import Row, Settled, read_row
+from qflow.storage.log.transaction_log import Lane, TransactionLog, Unit
+from qflow.storage.streams import partitions, retention
+from qflow.storage.streams.partitions import Found, Hole, Piece
+from qflow.storage.topics.index import TopicIndex
+from qflow.storage.topics.records import delete_index
 from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.interest import Interest

@@ -14,12 +14,13 @@ import pytest
 from contract.test_spill_store import MUCH, FaultyFiles, bodies, good
 from qflow.errors import DiskFull
 from qflow.message import Message
-from qflow.storage import encoding, spill_segments
+from qflow.storage import encoding
 from qflow.storage.blocks import BlockKey
 from qflow.storage.files import Files
-from qflow.storage.spill import Slots, directory_name
-from qflow.storage.spill_segments import SegmentsArea, SpillSegments
-from qflow.storage.wiper import wipe_spill
+from qflow.storage.spill import segments as spill_segments
+from qflow.storage.spill.segments import SegmentsArea, SpillSegments
+from qflow.storage.spill.store import Slots, directory_name
+from qflow.storage.spill.wiper import wipe_spill
 
 SEGMENT = 4096
 PER_SEGMENT = 3

@@ -22,12 +22,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from qflow.errors import DiskFull, StorageError
 from qflow.message import OVERHEAD_BYTES, Message
-from qflow.storage import spill_files
 from qflow.storage.files import Files
-from qflow.storage.spill import Slots, SpillStore, directory_name
-from qflow.storage.spill_files import FilesArea, SpillFiles
-from qflow.storage.spill_segments import SpillSegments
-from qflow.storage.wiper import Wiper, wipe_spill
+from qflow.storage.spill import files as spill_files
+from qflow.storage.spill.files import FilesArea, SpillFiles
+from qflow.storage.spill.segments import SpillSegments
+from qflow.storage.spill.store import Slots, SpillStore, directory_name
+from qflow.storage.spill.wiper import Wiper, wipe_spill
 
 STORES: dict[str, Callable[[Files, str], SpillStore]] = {
     "files": SpillFiles,

@@ -18,11 +18,11 @@ from faults.seams import PATIENCE_S, Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import Broker
 from qflow.inspect import log_check
-from qflow.storage import append, batch_writing, hollowing, passes, writer
 from qflow.storage.blocks import NO_PREVIOUS
-from qflow.storage.keys import BLOCKS, key_of, scan
-from qflow.storage.recovery import QueueRecord
-from qflow.storage.rows import Row
+from qflow.storage.log import append, batch_writing, hollowing, passes, writer
+from qflow.storage.log.keys import BLOCKS, key_of, scan
+from qflow.storage.log.recovery import QueueRecord
+from qflow.storage.log.rows import Row
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 OWNER = 1

@@ -18,7 +18,7 @@ from crash.seams import Steps, open_stepped, read_beside, run_in_child, was_kill
 from qflow.broker import Broker
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.keys import BLOCKS
+from qflow.storage.log.keys import BLOCKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 BODY = b"x" * 33_000  # a block of its own

@@ -11,12 +11,12 @@ from uuid import uuid4
 
 from faults.seams import Faults, FaultyEnvironment
 from qflow.message import OVERHEAD_BYTES, Record, is_plain, lane_of
-from qflow.storage import recovery
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.reading import read_unsettled
-from qflow.storage.rows import Row, Settled, read_row, write_row
-from qflow.storage.transaction_log import Lane, Put, TransactionLog, Unit
+from qflow.storage.log import recovery
+from qflow.storage.log.reading import read_unsettled
+from qflow.storage.log.rows import Row, Settled, read_row, write_row
+from qflow.storage.log.transaction_log import Lane, Put, TransactionLog, Unit
 
 ALL = 2**62
 

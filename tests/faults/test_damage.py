@@ -13,10 +13,10 @@ import pytest
 import qflow
 from faults.seams import in_thread
 from qflow import inspect
-from qflow.storage import recovery, rows
-from qflow.storage.keys import BLOCKS, FORMAT, MARKS, key_of, meta_key, queue_key
-from qflow.storage.rows import Row, read_row
-from qflow.storage.sealing import seal
+from qflow.storage.log import recovery, rows
+from qflow.storage.log.keys import BLOCKS, FORMAT, MARKS, key_of, meta_key, queue_key
+from qflow.storage.log.rows import Row, read_row
+from qflow.storage.log.sealing import seal
 
 OWNER = 1
 BIG = 20_000  # three make a block

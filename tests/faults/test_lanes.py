@@ -11,14 +11,14 @@ from faults.bare_log import Line, bare_log, create_log, in_log
 from faults.seams import Faults
 from qflow import inspect
 from qflow.message import DELAYED, LANE_SHIFT, lane_of
-from qflow.storage import recovery, removal
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.keys import BLOCKS, DAMAGED, META, key_of, queue_key
-from qflow.storage.reading import read_unsettled
-from qflow.storage.recovery import QueueRecord
-from qflow.storage.rows import new_row, read_rows, write_row
-from qflow.storage.transaction_log import Lane, TransactionLog, Unit
+from qflow.storage.log import recovery, removal
+from qflow.storage.log.keys import BLOCKS, DAMAGED, META, key_of, queue_key
+from qflow.storage.log.reading import read_unsettled
+from qflow.storage.log.recovery import QueueRecord
+from qflow.storage.log.rows import new_row, read_rows, write_row
+from qflow.storage.log.transaction_log import Lane, TransactionLog, Unit
 
 OWNER = 1
 LANES = (0, 3, 9, DELAYED + 3)

@@ -11,7 +11,7 @@ from faults.seams import drained, in_thread
 from faults.test_damage import edit
 from qflow import broker as broker_module
 from qflow import inspect
-from qflow.storage.rows import Row, Settled, read_row, write_row
+from qflow.storage.log.rows import Row, Settled, read_row, write_row
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, log: Any, name: str) -> None:

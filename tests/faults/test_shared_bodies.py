@@ -16,14 +16,14 @@ from faults.test_lanes import declare, edit
 from qflow import inspect
 from qflow.inspect import log_check
 from qflow.message import Message, Record
-from qflow.storage import bodies
-from qflow.storage.bodies import RELEASED_AT_ONCE, SHARED_BYTES, key_of_body
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.keys import META, scan
-from qflow.storage.reading import find_message
-from qflow.storage.rows import new_row, read_row
-from qflow.storage.transaction_log import TransactionLog, Unit
+from qflow.storage.log import bodies
+from qflow.storage.log.bodies import RELEASED_AT_ONCE, SHARED_BYTES, key_of_body
+from qflow.storage.log.keys import META, scan
+from qflow.storage.log.reading import find_message
+from qflow.storage.log.rows import new_row, read_row
+from qflow.storage.log.transaction_log import TransactionLog, Unit
 
 BODY = b"b" * 5_000
 OTHER = Message(b"m" * 5_000, b'{"a":1}')

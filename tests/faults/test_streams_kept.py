@@ -16,10 +16,10 @@ import qflow
 from faults.seams import in_thread
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
-from qflow.storage import recovery
 from qflow.storage.files import Files
-from qflow.storage.keys import BLOCKS, QUEUES, key_of, queue_key
-from qflow.storage.rows import new_row, write_row
+from qflow.storage.log import recovery
+from qflow.storage.log.keys import BLOCKS, QUEUES, key_of, queue_key
+from qflow.storage.log.rows import new_row, write_row
 
 STREAM, CURSOR = 1, 2
 LAST = 2**64 - 1

@@ -11,7 +11,7 @@ import pytest
 
 import qflow
 from faults.seams import PATIENCE_S
-from qflow.storage.keys import BLOCKS
+from qflow.storage.log.keys import BLOCKS
 from unit.clocks import until
 
 Open = Callable[..., qflow.Broker]

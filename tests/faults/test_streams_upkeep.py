@@ -11,9 +11,9 @@ import lmdb
 import pytest
 
 import qflow
-from qflow.storage import bodies
 from qflow.storage.blocks import read_header
-from qflow.storage.keys import BLOCKS, key_of
+from qflow.storage.log import bodies
+from qflow.storage.log.keys import BLOCKS, key_of
 from unit.clocks import Clock, open_still
 
 OWNER = 1

@@ -13,9 +13,9 @@ import pytest
 import qflow
 from faults.bare_log import ALL, Line, Told, bare_log, declared, in_log
 from faults.seams import PATIENCE_S, Faults, in_thread
-from qflow.storage import transaction_log, writer
-from qflow.storage.marks import read_attempts
-from qflow.storage.transaction_log import Put, TransactionLog, Unit
+from qflow.storage.log import transaction_log, writer
+from qflow.storage.log.marks import read_attempts
+from qflow.storage.log.transaction_log import Put, TransactionLog, Unit
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from typing import Any
 from qflow.message import LANE_SHIFT
 from qflow.storage import encoding
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey
-from qflow.storage.keys import BLOCKS, key_of
-from qflow.storage.rows import Row, write_row
-from qflow.storage.topic_index import TopicIndex
-from qflow.storage.topic_selection import Selection
+from qflow.storage.log.keys import BLOCKS, key_of
+from qflow.storage.log.rows import Row, write_row
+from qflow.storage.topics.index import TopicIndex
+from qflow.storage.topics.selection import Selection
 from qflow.streams.topic_filter import matches
 
 OWNER = 7

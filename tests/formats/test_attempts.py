@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qflow.storage import removal
-from qflow.storage.keys import ATTEMPTS, key_of
-from qflow.storage.marks import raise_attempts, read_attempts, write_attempts
-from qflow.storage.rows import Row
+from qflow.storage.log import removal
+from qflow.storage.log.keys import ATTEMPTS, key_of
+from qflow.storage.log.marks import raise_attempts, read_attempts, write_attempts
+from qflow.storage.log.rows import Row
 
 OWNER, LANE, MOST = 7, 3, 60
 

@@ -16,7 +16,7 @@ from qflow.message import Message, Record, is_logged, is_plain
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import BlockKey, Reference
 from qflow.storage.encoding import Messages
-from qflow.storage.singles import Singles
+from qflow.storage.spill.singles import Singles
 
 KEY = BlockKey(table=3, owner=70_000, lane=5, first=2**40)
 WHERE = "test file"

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from formats.test_hollow import ALL, Log
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_logged
-from qflow.storage import append, blocks, bodies, encoding, hollowing, removal, rows
+from qflow.storage import blocks, encoding
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey, Reference
-from qflow.storage.bodies import Releases, Sharing, key_of_body
-from qflow.storage.keys import BLOCKS
-from qflow.storage.reading import find_message, read_unsettled
-from qflow.storage.rows import purged_row
+from qflow.storage.log import append, bodies, hollowing, removal, rows
+from qflow.storage.log.bodies import Releases, Sharing, key_of_body
+from qflow.storage.log.keys import BLOCKS
+from qflow.storage.log.reading import find_message, read_unsettled
+from qflow.storage.log.rows import purged_row
 
 LINES = ((1, 0), (1, 3), (2, 0))
 """(queue, lane)."""

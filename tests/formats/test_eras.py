@@ -9,8 +9,8 @@ import lmdb
 
 import qflow
 from qflow.inspect import check_spool
-from qflow.storage import eras
-from qflow.storage.keys import ERAS
+from qflow.storage.log.keys import ERAS
+from qflow.storage.streams import eras
 from unit.clocks import Clock, open_still
 
 

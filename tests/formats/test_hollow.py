@@ -11,14 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qflow.message import Message, Record, is_logged, is_plain
-from qflow.storage import append, blocks, encoding, hollowing, removal
-from qflow.storage.append import append_messages
+from qflow.storage import blocks, encoding
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages
-from qflow.storage.keys import BLOCKS, MARKS, key_of, scan
-from qflow.storage.marks import settle_ranges, settled_ranges
-from qflow.storage.reading import find_message, read_unsettled
-from qflow.storage.rows import Settled, new_row, write_row
+from qflow.storage.log import append, hollowing, removal
+from qflow.storage.log.append import append_messages
+from qflow.storage.log.keys import BLOCKS, MARKS, key_of, scan
+from qflow.storage.log.marks import settle_ranges, settled_ranges
+from qflow.storage.log.reading import find_message, read_unsettled
+from qflow.storage.log.rows import Settled, new_row, write_row
 
 OWNER = 7
 ALL = 2**62

@@ -12,13 +12,13 @@ from formats.test_hollow import ALL, OWNER, Log, env, play, records, small  # no
 from qflow.errors import CorruptionError
 from qflow.message import is_logged
 from qflow.storage import encoding
-from qflow.storage.append import TAIL_BYTES, append_messages
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages
-from qflow.storage.keys import BLOCKS
-from qflow.storage.marks import settle_ranges, settled_ranges
-from qflow.storage.reading import is_empty
-from qflow.storage.rows import Settled
+from qflow.storage.log.append import TAIL_BYTES, append_messages
+from qflow.storage.log.keys import BLOCKS
+from qflow.storage.log.marks import settle_ranges, settled_ranges
+from qflow.storage.log.reading import is_empty
+from qflow.storage.log.rows import Settled
 
 ranges = st.tuples(st.integers(0, 40), st.integers(1, 12))
 rounds = st.lists(

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 import qflow
 import scratch
 from qflow import inspect
-from qflow.storage import writer
+from qflow.storage.log import writer
 
 
 class SpoolMachine(RuleBasedStateMachine):

@@ -17,7 +17,7 @@ from qflow.memory import run_list
 from qflow.memory.group import GROUP_BYTES
 from qflow.memory.schedule import index_charge
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
-from qflow.storage import append, hollowing
+from qflow.storage.log import append, hollowing
 
 CAPACITIES = [0, 1, 200, 1_000, 5_000]
 LARGEST = 700

@@ -21,7 +21,9 @@ import qflow
 from model.spool_machine import SpoolMachine
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
-from qflow.storage import append, encoding, partitions, removal
+from qflow.storage import encoding
+from qflow.storage.log import append, removal
+from qflow.storage.streams import partitions
 from qflow.streams import cursor as cursor_module
 from qflow.streams import part as part_module
 from qflow.streams import room as room_module

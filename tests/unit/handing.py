@@ -8,10 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 from qflow.message import Message, Record, encode_headers
-from qflow.storage import encoding, stages
+from qflow.storage import encoding
 from qflow.storage.files import Files
-from qflow.storage.stage_files import StageFile, StageWriter
-from qflow.storage.stages import Batch, Manifest
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.stage_files import StageFile, StageWriter
+from qflow.storage.inbox.stages import Batch, Manifest
 
 Row = tuple[Any, ...]
 """(topic, body), (topic, body, key) or (topic, body, key, headers)."""

@@ -11,8 +11,8 @@ import pytest
 
 import qflow
 from qflow.storage.blocks import read_names
-from qflow.storage.keys import scan
-from qflow.storage.topic_selection import Candidates, Selection
+from qflow.storage.log.keys import scan
+from qflow.storage.topics.selection import Candidates, Selection
 from qflow.streams import topic_filter
 from qflow.streams.interest import Interest
 from qflow.streams.stream import Stream
