@@ -242,22 +242,26 @@ def _cut(
     view = memoryview(block)
     width = 4 * count
     position = HEADER_BYTES + width
-    found: list[_Bytes] = [view[HEADER_BYTES:position]]
-    for one in (KINDS, TIMES, TOPICS):
-        if columns & one:
-            found.append(view[position : position + width])
-            position += width
-        else:
-            found.append(b"")
+    lengths = view[HEADER_BYTES:position]
+    kinds: _Bytes = b""
+    times: _Bytes = b""
+    topics: _Bytes = b""
     names = b""
+    if columns & KINDS:
+        kinds = view[position : position + width]
+        position += width
+    if columns & TIMES:
+        times = view[position : position + width]
+        position += width
     if columns & TOPICS:
+        topics = view[position : position + width]
+        position += width
         length = NAMES.unpack_from(block, position)[0]
         names = bytes(view[position + NAMES.size :][:length])
         position += NAMES.size + length
     payload = view[position:-CHECKSUM_BYTES]
     if len(payload) != size or xxh3_64_digest(payload, crc32(view[:position])) != view[-CHECKSUM_BYTES:]:
         return None
-    lengths, kinds, times, topics = found
     return lengths, kinds, times, topics, names, payload
 
 

@@ -62,8 +62,10 @@ def _put_blocks(txn: Any, key: BlockKey, messages: Messages, offsets: Sequence[i
         place = BlockKey(table, owner, lane, first + offsets[piece.start])
         relative = None if dense else [offset - offsets[piece.start] for offset in offsets[piece]]
         part = Messages(records[piece], sizes[piece], plain, None if topics is None else topics[piece])
-        data = encoding.encode_messages(place, part, previous=tail, time_ms=now_ms, offsets=relative)
-        txn.put(key_of(*place), data)
+        txn.put(
+            key_of(*place),
+            encoding.encode_messages(place, part, previous=tail, time_ms=now_ms, offsets=relative),
+        )
         tail = place.first
     return tail
 

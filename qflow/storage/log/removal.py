@@ -28,8 +28,7 @@ def remove_settled(
     Returns:
         the floor at which there will be something to remove again, and whether the limit stopped it.
     """
-    marks, border = (key_of(MARKS, owner, lane, place) for place in (0, row.floor))
-    removed = table.delete_between(txn, marks, border, limit)
+    removed = table.delete_between(txn, key_of(MARKS, owner, lane, 0), key_of(MARKS, owner, lane, row.floor), limit)
     removed += forget_attempts(txn, owner, lane, row.floor, limit)
     start, border = key_of(BLOCKS, owner, lane, 0), key_of(BLOCKS, owner, lane, row.floor + 1)
     room = max(0, limit - removed)
