@@ -33,7 +33,7 @@ from qflow.errors import (
 )
 from qflow.memory.ledger import Ledger
 from qflow.memory.line import WORK, Line, Wake
-from qflow.memory.waiting import attend, shelter, sheltered
+from qflow.memory.waiting import attend, collecting, shelter, sheltered, straight
 from qflow.stats import SubscriptionStats
 from qflow.storage.log.rows import Row, Settled, clear_marks
 from qflow.storage.log.transaction_log import Lane, Request, TransactionLog
@@ -528,9 +528,10 @@ class Cursor:
             self._drop(batch, len(batch) - len(batch.settled or ()))
         return logged
 
+    @straight
     def settle_part(self, batch: Any, index: int, wait: bool) -> None:
         """Settle one message of a batch. Cost: 1 µs, as long as others of it are left."""
-        if not wait and index not in batch.taken:
+        if not wait and index not in batch.taken and "a" not in collecting:
             done: tuple[tuple[Lane, Settled], ...] = ()
             if self.owner:  # without a name nothing is logged
                 part, start, end = batch.span_at(index)
