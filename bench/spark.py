@@ -250,8 +250,9 @@ def count_blocks(spool: Path, topic_filter: str) -> tuple[int, int, int]:
     from qflow.spark.batch import StreamBatchReader
     from qflow.spark.options import parse
     from qflow.spark.schema import TYPES, Column
-    from qflow.storage import blocks, column_pieces
-    from qflow.storage.block_log import scan
+    from qflow.storage import blocks
+    from qflow.storage.log.keys import scan
+    from qflow.storage.streams import columns as column_pieces
     from qflow.streams.topic_filter import compile_filter
 
     columns = tuple(Column(name) for name in TYPES if name != "headers")

@@ -161,7 +161,7 @@ def wildcard(setup: Setup) -> Iterator[Row]:
 
 def _wildcard(setup: Setup, names: list[str], expected: int, shape: str) -> Iterator[Row]:
     """Publish a message for each topic, and choose by `site/+/temp`. Of more than 16,384 topics it lists none."""
-    from qflow.storage.topic_selection import Selection
+    from qflow.storage.topics.selection import Selection
 
     topic_filter = "site/+/temp"
     looks_ms: list[tuple[float, float]] = []

@@ -197,7 +197,7 @@ def _raw_cursor(broker: qflow.Broker, stream: Any, expected: int) -> float:
 
 def blocks_of(broker: qflow.Broker, stream: Any) -> Iterator[tuple[int, bytes]]:
     """Yield (first sequence, bytes) of each block of the first partition, in one transaction."""
-    from qflow.storage.block_log import scan
+    from qflow.storage.log.keys import scan
 
     with broker.log.read() as txn:
         for key, value in scan(txn, stream.owner, 0, 0, 2**63):

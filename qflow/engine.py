@@ -23,7 +23,7 @@ from qflow.queues.registry import Queues
 from qflow.queues.transaction import Transaction
 from qflow.routing import Routing
 from qflow.spool import Forked, Spool
-from qflow.storage.groups import Held
+from qflow.storage.streams.groups import Held
 from qflow.streams.registry import Streams
 from qflow.streams.room import Room
 from qflow.upkeep import Upkeep

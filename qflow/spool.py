@@ -30,18 +30,20 @@ import attrs
 from qflow.config import BrokerSettings
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.stats import CompactionReport, Problems, RecoveryReport, SnapshotReport
-from qflow.storage import recovery, snapshots
-from qflow.storage.ending import Piece, write_ending
-from qflow.storage.environment import CannotGrow, Environment, check_log_directory, log_errors
+from qflow.storage.environment import CannotGrow, Environment, log_errors
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
-from qflow.storage.groups import CURSORS
-from qflow.storage.records import Records
-from qflow.storage.recovery import DIRTY, Recovery
-from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
-from qflow.storage.spill_files import SpillFiles
-from qflow.storage.spill_segments import SpillSegments
-from qflow.storage.stages import INBOX
-from qflow.storage.transaction_log import TransactionLog
+from qflow.storage.inbox.stages import INBOX
+from qflow.storage.log import recovery, snapshots
+from qflow.storage.log.directory import check_log_directory
+from qflow.storage.log.ending import Piece, write_ending
+from qflow.storage.log.records import Records
+from qflow.storage.log.recovery import DIRTY, Recovery
+from qflow.storage.log.transaction_log import TransactionLog
+from qflow.storage.spill.files import SpillFiles
+from qflow.storage.spill.segments import SpillSegments
+from qflow.storage.spill.store import SPILL, WIPING, SpillStore
+from qflow.storage.spill.wiper import Wiper, wipe_spill
+from qflow.storage.streams.groups import CURSORS
 
 OURS = frozenset(
     {

@@ -101,11 +101,15 @@ def test_the_byte_layout_is_known_to_few() -> None:
     assert {name for name in users_of({"struct"}) if not name.startswith("qflow.cli")} == {
         "qflow.message",
         "qflow.storage.blocks",
-        "qflow.storage.block_log",
-        "qflow.storage.postings",
-        "qflow.storage.producers",
-        "qflow.storage.recovery",
-        "qflow.storage.topic_records",
+        "qflow.storage.encoding",
+        "qflow.storage.log.keys",
+        "qflow.storage.log.marks",
+        "qflow.storage.topics.postings",
+        "qflow.storage.streams.producers",
+        "qflow.storage.log.recovery",
+        "qflow.storage.log.rows",
+        "qflow.storage.spill.singles",
+        "qflow.storage.topics.records",
     }
 
 

@@ -29,13 +29,18 @@ from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, Subscription
 from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.stats import SnapshotReport
-from qflow.storage import block_log, blocks, recovery, stages
-from qflow.storage.block_log import Row
+from qflow.storage import blocks
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, owner_pid, read_whole
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.snapshots import make_snapshot, open_to_read
-from qflow.storage.spill import SPILL, SPILL_TABLE
+from qflow.storage.inbox import stages
+from qflow.storage.log import recovery
+from qflow.storage.log.keys import LAST_LANE
+from qflow.storage.log.marks import is_settled
+from qflow.storage.log.reading import find_message
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row
+from qflow.storage.log.snapshots import make_snapshot, open_to_read
+from qflow.storage.spill.store import SPILL, SPILL_TABLE
 
 __all__ = [
     "Examination",
@@ -338,13 +343,13 @@ def _read_message(spool: str, queue: str, sequence: int) -> MessageFacts:
     message: Record | None = None
     with _log(spool) as (env, found):
         record = _queue(found, queue)
-        rows = record.rows or {min(lane, block_log.LAST_LANE): Row()}  # a damaged row is no reason not to look
+        rows = record.rows or {min(lane, LAST_LANE): Row()}  # a damaged row is no reason not to look
         settled = False
         if lane in rows:
             with env.reading() as txn:
-                settled = block_log.is_settled(txn, record.owner, lane, rows[lane], sequence)
+                settled = is_settled(txn, record.owner, lane, rows[lane], sequence)
                 with suppress(NotFound):
-                    message, time_ms = block_log.find(txn, record.owner, lane, sequence)
+                    message, time_ms = find_message(txn, record.owner, lane, sequence)
     if message is None or (settled and not message):
         where = "it was settled and its bytes are gone" if settled else "it was never logged"
         raise NotFound(f"message {sequence} of queue {queue!r} is not in the log: {where}")

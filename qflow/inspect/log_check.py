@@ -12,10 +12,14 @@ from itertools import islice
 from typing import Any
 
 from qflow.inspect.stream_check import as_problems, check_streams
-from qflow.storage import block_log, bodies, eras, producers, sink_batches
-from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
-from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.log import bodies, removal
+from qflow.storage.log.keys import kept_damaged
+from qflow.storage.log.reading import in_words, read_unsettled
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row, read_row
+from qflow.storage.streams import eras, producers
 
 READ_AT_ONCE = 16 * 2**20
 BLOCKS_AT_ONCE = 1024
@@ -63,11 +67,11 @@ def _walk(env: Environment) -> Iterator[str]:
 
 
 def _set_aside(txn: Any, name: str, owner: int) -> Iterator[str]:
-    yield from set_aside_in_words(f"{name}: damaged block", list(block_log.kept_damaged(txn, owner)))
+    yield from set_aside_in_words(f"{name}: damaged block", list(kept_damaged(txn, owner)))
 
 
 def _set_aside_bodies(txn: Any) -> Iterator[str]:
-    yield from set_aside_in_words("damaged shared body", list(block_log.kept_damaged(txn, bodies.NOBODY)))
+    yield from set_aside_in_words("damaged shared body", list(kept_damaged(txn, bodies.NOBODY)))
 
 
 def set_aside_in_words(what: str, found: list[tuple[int, int]]) -> Iterator[str]:
@@ -89,7 +93,7 @@ def check_bodies(env: Environment) -> Iterator[str]:
     start: bytes | None = b""
     while start is not None:
         with env.reading() as txn:
-            part, start = block_log.count_references(txn, start, BLOCKS_AT_ONCE)
+            part, start = removal.count_references(txn, start, BLOCKS_AT_ONCE)
             counted.update(part)
             problems = [] if start is not None else list(bodies.problems(txn, counted))
     if env.last_transaction() == moment:
@@ -104,14 +108,14 @@ def check_lane(
     expected: int | None = None
     while True:
         with env.reading() as txn:
-            now = block_log.read_row(txn, record.owner, lane)
+            now = read_row(txn, record.owner, lane)
             moved = now != row
             if position < 0:
                 row, position, moved = now, now.floor, False
             if moved:
                 return  # counts cannot be compared across two moments; what was read was sound
-            replayed = block_log.read(txn, record.owner, lane, row, position, row.next, READ_AT_ONCE, expected)
-        yield from (f"queue {record.name!r}: {text}" for text, _ in block_log.in_words(replayed))
+            replayed = read_unsettled(txn, record.owner, lane, row, position, row.next, READ_AT_ONCE, expected)
+        yield from (f"queue {record.name!r}: {text}" for text, _ in in_words(replayed))
         messages += sum(len(records) for _, records in replayed.pieces)
         size += sum(sum(map(len, records)) for _, records in replayed.pieces)
         position, expected = replayed.position, replayed.last_block

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator
 
 from qflow.errors import CorruptionError
 from qflow.inspect.stream_facts import rows_of
-from qflow.storage import block_log, partitions, recovery
-from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
-from qflow.storage.partitions import Hole
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.topic_check import IndexCheck
+from qflow.storage.log import recovery
+from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row, read_row, read_rows
+from qflow.storage.streams import partitions
+from qflow.storage.streams.partitions import Hole
+from qflow.storage.topics.check import IndexCheck
 from qflow.streams.partition import offset_of
 
 _READ_AT_ONCE = 16 * 2**20
@@ -83,7 +85,7 @@ def _check_partition(env: Environment, owner: int, number: int, holes: list[Hole
         with env.reading() as txn:
             if not recovery.is_there(txn, owner):
                 return
-            row = block_log.read_row(txn, owner, number)
+            row = read_row(txn, owner, number)
             if position < 0:
                 before, position, end = row, row.floor, row.next
             position = max(position, row.floor)
@@ -115,14 +117,14 @@ def _check_cursor(env: Environment, cursor: QueueRecord, stream: QueueRecord) ->
     with env.reading() as txn:
         if not (recovery.is_there(txn, cursor.owner) and recovery.is_there(txn, stream.owner)):
             return
-        ends = [block_log.read_row(txn, stream.owner, number).next for number in range(count)]
-        rows = rows_of(cursor._replace(rows=block_log.read_rows(txn, cursor.owner)), count)
+        ends = [read_row(txn, stream.owner, number).next for number in range(count)]
+        rows = rows_of(cursor._replace(rows=read_rows(txn, cursor.owner)), count)
         for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
             if row.floor > end:
                 yield (
                     f"in partition {number} it is settled up to {offset_of(row.floor)}, where the stream ends with "
                     f"{offset_of(end)}"
                 )
-            marks = sum(1 for _ in block_log.settled_ranges(txn, cursor.owner, number, row.floor, 2**64 - 1))
+            marks = sum(1 for _ in settled_ranges(txn, cursor.owner, number, row.floor, 2**64 - 1))
             if marks != row.marks:
                 yield f"in partition {number} the row says {row.marks} ranges are settled out of order, found {marks}"

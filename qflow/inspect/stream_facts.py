@@ -7,9 +7,8 @@ from typing import Any
 import attrs
 
 from qflow.message import LANE_SHIFT
-from qflow.storage import block_log
-from qflow.storage.block_log import Row
-from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row, new_row
 from qflow.streams.partition import offset_of
 
 
@@ -68,7 +67,7 @@ def streams_of(found: Recovery) -> list[StreamFacts]:
 def rows_of(record: QueueRecord, partitions: int) -> list[Row]:
     """Return the row of each partition; of one that was never used, and where they are damaged, that of a new one."""
     rows = record.rows or {}
-    return [rows.get(number) or block_log.new_row(number) for number in range(partitions)]
+    return [rows.get(number) or new_row(number) for number in range(partitions)]
 
 
 def _stream(record: QueueRecord, cursors: list[QueueRecord]) -> StreamFacts:

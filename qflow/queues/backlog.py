@@ -47,10 +47,11 @@ from qflow.message import (
     lane_of,
 )
 from qflow.stats import PROBLEMS_KEPT
-from qflow.storage import block_log
-from qflow.storage.block_log import Row, Settled
-from qflow.storage.spill import Slots, SpillArea
-from qflow.storage.transaction_log import Lane, TransactionLog
+from qflow.storage.log import reading
+from qflow.storage.log.marks import is_settled, read_attempts
+from qflow.storage.log.rows import Row, Settled, new_row, purged_row, read_row
+from qflow.storage.log.transaction_log import Lane, TransactionLog
+from qflow.storage.spill.store import Slots, SpillArea
 
 READ_AHEAD_BYTES = 1024 * 1024
 """Restored at once, at most; and no more than an eighth of the capacity."""
@@ -182,12 +183,11 @@ class Backlog:
 
     def _open_lane(self, number: int, rows: dict[int, Row] | None) -> None:
         """Begin a lane, with what the log holds of it."""
-        first = number << LANE_SHIFT
-        row = Row(next=first, floor=first)
+        row = new_row(number)
         if rows is not None:
             row = rows.get(number, row)
             if not row.messages:
-                row = block_log.purge(row, row.next)  # numbers that were reserved, and nothing else
+                row = purged_row(row, row.next)  # numbers that were reserved, and nothing else
             self._lanes[number] = Lane(self._owner, number, row, self)  # type: ignore[arg-type]
         runs = self._lists[number] = RunList(row.next)
         self._skipped += row.next - row.messages
@@ -625,7 +625,7 @@ class Backlog:
             return None
         try:
             with self._log.read() as txn:
-                return block_log.find(txn, self._owner, lane_of(sequence), sequence)[0]
+                return reading.find_message(txn, self._owner, lane_of(sequence), sequence)[0]
         except (NotFound, CorruptionError):
             return None  # reported as lost by the caller
 
@@ -635,10 +635,10 @@ class Backlog:
         lane = self._log_lane(first)
         owner, number = lane.owner, lane.lane
         with self._log.read() as txn:
-            row = block_log.read_row(txn, owner, number)._replace(doubtful=lane.row.doubtful)
-            replayed = block_log.read(txn, owner, number, row, first, run.end, budget)
-            attempts = block_log.attempts(txn, owner, number, first, replayed.position)
-            tail_waits = not block_log.is_settled(txn, owner, number, row, row.tail)
+            row = read_row(txn, owner, number)._replace(doubtful=lane.row.doubtful)
+            replayed = reading.read_unsettled(txn, owner, number, row, first, run.end, budget)
+            attempts = read_attempts(txn, owner, number, first, replayed.position)
+            tail_waits = not is_settled(txn, owner, number, row, row.tail)
         moved = _Moved(replayed.position)
         moved.purged = row.floor > first
         if moved.purged:
@@ -671,7 +671,7 @@ class Backlog:
         beyond = moved.position <= row.tail < run.end and tail_waits
         moved.more = beyond or read < sum(len(records) for _, records in replayed.pieces)
         seen = replayed._replace(problems=[one for one in replayed.problems if one[0] < moved.position])
-        moved.problems += block_log.in_words(seen)
+        moved.problems += reading.in_words(seen)
         moved.damaged += [key for _, _, key in seen.problems if key]
         moved.damaged_ranges += filter(None, (_damaged_part(*lost, replayed.problems) for lost in moved.lost))
         return moved

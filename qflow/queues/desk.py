@@ -11,7 +11,7 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import shelter
 from qflow.message import Record, charge
 from qflow.queues.together import Step
-from qflow.storage.spill import Slots, SpillStore
+from qflow.storage.spill.store import Slots, SpillStore
 
 TRANSACTIONS = 2**32 - 1
 """The number under which bodies of open transactions are charged and spilled."""

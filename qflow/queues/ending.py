@@ -8,10 +8,10 @@ from typing import Any
 
 from qflow.message import LANE_SHIFT
 from qflow.queues.queue import Queue
-from qflow.storage import block_log
-from qflow.storage.block_log import Row
-from qflow.storage.ending import FEW_AT_ONCE, Piece, of_row
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log.ending import FEW_AT_ONCE, Piece, of_row
+from qflow.storage.log.marks import raise_attempts, read_attempts, write_attempts
+from qflow.storage.log.rows import Row
+from qflow.storage.log.transaction_log import Lane
 
 _RANGE_BYTES = 64
 
@@ -35,12 +35,12 @@ def endings(queues: Iterable[Queue]) -> Iterator[Piece]:
 
 def _write_counts(txn: Any, *, lane: Lane, below: int, ranges: list[tuple[int, int, int]]) -> None:
     """Write counts; first of all, forget those of what memory knows better."""
-    if below and block_log.attempts(txn, lane.owner, lane.lane, 0, below) == ranges:
+    if below and read_attempts(txn, lane.owner, lane.lane, 0, below) == ranges:
         return
-    block_log.write_attempts(txn, lane.owner, lane.lane, below, ranges)
+    write_attempts(txn, lane.owner, lane.lane, below, ranges)
 
 
 def _raise_counts(txn: Any, *, lane: Lane, below: int, ranges: list[tuple[int, int, int]]) -> None:
     """Write the counts of what memory knows, beside those of what it does not."""
     for part in ranges:
-        block_log.raise_attempts(txn, lane.owner, lane.lane, *part)
+        raise_attempts(txn, lane.owner, lane.lane, *part)

@@ -26,8 +26,8 @@ from qflow.queues.holding import Held
 from qflow.queues.outlet import Outlet, by_expiry
 from qflow.queues.overflow import Depth, excess
 from qflow.stats import QueueStats
-from qflow.storage import block_log
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log import reading, rows
+from qflow.storage.log.transaction_log import Lane
 
 EXPIRED_AT_ONCE = 10_000
 DUE_AT_ONCE = 1_000
@@ -183,15 +183,15 @@ class Queue(Outlet):
                     yield Entry(sequence, len(record), Place.LOGGED.value, self)
             position = found.position
 
-    def _read_logged_entries(self, position: int, stop: int) -> block_log.Replayed | None:
+    def _read_logged_entries(self, position: int, stop: int) -> reading.Replayed | None:
         log = self._log
         assert log is not None
         owner, number = self._owner, lane_of(position)
         with log.read() as txn:
             if self._ended is not None:
                 return None
-            row = block_log.read_row(txn, owner, number)
-            return block_log.read(txn, owner, number, row, position, stop, READ_AHEAD_BYTES)
+            row = rows.read_row(txn, owner, number)
+            return reading.read_unsettled(txn, owner, number, row, position, stop, READ_AHEAD_BYTES)
 
     @sheltered
     def spill_entry(self, sequence: int) -> str:
@@ -742,7 +742,7 @@ class Queue(Outlet):
         """Drop a spilled run without reading it: everything in it has expired. Under the lock."""
         count, size = run.count, run.charged - OVERHEAD_BYTES * run.count
         if self._log is not None and not self._log.failed:
-            settled = block_log.Settled(run.first, run.end, run.logged_count, run.logged_bytes)
+            settled = rows.Settled(run.first, run.end, run.logged_count, run.logged_bytes)
             self._log.settle(self._log_lane(run.first), [settled])
         self._trash.append(run.slots)
         runs.drop_front(run, run.end, count, run.charged)

@@ -30,9 +30,9 @@ from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_no_cycle
 from qflow.queues.queue import Queue
 from qflow.spool import Spool
-from qflow.storage import recovery
-from qflow.storage.block_log import Row
-from qflow.storage.recovery import BINDINGS, QueueRecord
+from qflow.storage.log import recovery
+from qflow.storage.log.recovery import BINDINGS, QueueRecord
+from qflow.storage.log.rows import Row
 
 TRANSIENT_OWNERS = 2**31
 """Queues that are not durable have numbers from here on; the log never sees them."""

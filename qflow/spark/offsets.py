@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from qflow.errors import InvalidArgument
 from qflow.message import LANE_SHIFT
-from qflow.storage import block_log, eras
+from qflow.storage.log.rows import read_row
+from qflow.storage.streams import eras
 
 
 class Progress(NamedTuple):
@@ -91,7 +92,7 @@ def other_era(txn: Any, owner: int, offsets: Mapping[int, int], known: Mapping[i
     found = eras_of(txn, owner, offsets)
     for number, era in (known or {}).items():
         sequence = (number << LANE_SHIFT) + offsets[number]
-        if found.get(number) != era and sequence >= block_log.read_row(txn, owner, number).floor:
+        if found.get(number) != era and sequence >= read_row(txn, owner, number).floor:
             return number
     return None
 

@@ -16,8 +16,8 @@ from qflow.errors import InvalidArgument
 from qflow.message import HeaderValue, Message, Record, check_key, encode_headers
 from qflow.spark.schema import NULL_HEADER
 from qflow.spark.takers import Takers, too_large
-from qflow.storage import blocks
-from qflow.storage.stage_files import StageWriter
+from qflow.storage import encoding
+from qflow.storage.inbox.stage_files import StageWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -129,12 +129,12 @@ class Outgoing:
         data = memoryview(data_buffer if data_buffer is not None else b"").cast("B")
         lengths = np.diff(offsets).astype(_NUMBER)
         _check_sizes(lengths, names, numbers, rooms)
-        for part in blocks.split(lengths.tolist()):
+        for part in encoding.split(lengths.tolist()):
             start, stop = part.start, part.stop
             of_block, which = _names_of(names, numbers, part)
             payload = data[offsets[start] : offsets[stop]]
             column = lengths[part].tobytes()
-            block = blocks.encode_columns(writer.key, column, payload, names=of_block, topics=which)
+            block = encoding.encode_columns(writer.key, column, payload, names=of_block, topics=which)
             writer.add(block, stop - start, len(payload))
 
     def _add_messages(
@@ -159,8 +159,8 @@ class Outgoing:
         sizes = list(map(len, records))
         _check_sizes(np.array(sizes), names, numbers, rooms)
         topics = names * len(records) if numbers is None else list(map(names.__getitem__, numbers.tolist()))
-        for part in blocks.split(sizes):
-            block = blocks.encode(writer.key, records[part], sizes=sizes[part], topics=topics[part])
+        for part in encoding.split(sizes):
+            block = encoding.encode(writer.key, records[part], topics=topics[part])
             writer.add(block, part.stop - part.start, sum(sizes[part]))
 
 

@@ -20,9 +20,12 @@ from qflow.spark.record_batches import check_nulls, headers_of
 from qflow.spark.schema import LOG_APPEND_TIME, Column, arrow_schema
 from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
-from qflow.storage import block_log, blocks, bodies, recovery
-from qflow.storage.block_log import BLOCKS
+from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey, Reference
+from qflow.storage.log import bodies, recovery
+from qflow.storage.log.keys import BLOCKS, scan
+from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.rows import read_row
 
 _BLOCKS_AT_ONCE, BATCH_BYTES = 32, 2 * 2**20
 
@@ -85,15 +88,15 @@ _NAMES = ("key", "value", "topic", "partition", "offset", "timestamp", "timestam
 
 def _rows(txn: Any, lane: Lane, position: int) -> tuple[list[Sequence[Any]], int]:
     """Return rows of the next blocks, and where to go on; -1 for the end."""
-    row = block_log.read_row(txn, lane.owner, lane.lane)
+    row = read_row(txn, lane.owner, lane.lane)
     position = max(position, row.floor)
     rows: list[Sequence[Any]] = []
     looked = size = 0
-    for key, value in islice(block_log.scan(txn, lane.owner, lane.lane, position, row.next), _BLOCKS_AT_ONCE):
+    for key, value in islice(scan(txn, lane.owner, lane.lane, position, row.next), _BLOCKS_AT_ONCE):
         looked += 1
         first = int.from_bytes(key[-8:], "big")
         block = blocks.decode(value, BlockKey(BLOCKS, lane.owner, lane.lane, first), where=f"block {first} of a queue")
-        settled = list(block_log.settled_ranges(txn, lane.owner, lane.lane, first, block.end)) if row.marks else []
+        settled = list(settled_ranges(txn, lane.owner, lane.lane, first, block.end)) if row.marks else []
         for offset, record, time_ms in zip(block.offsets, block.records, block.times_ms, strict=True):
             sequence = first + offset
             if sequence < position or any(low <= sequence < high for low, high in settled) or not is_logged(record):

@@ -16,9 +16,10 @@ from qflow.spark.parallelism import parallelism
 from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, StreamState
 from qflow.spark.words import plainly
-from qflow.storage import blocks, partitions
-from qflow.storage.block_log import scan
-from qflow.storage.groups import committed_of
+from qflow.storage import blocks
+from qflow.storage.log.keys import scan
+from qflow.storage.streams import partitions
+from qflow.storage.streams.groups import committed_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,9 @@ from qflow.spark.ranges import Range, check_floor, miss_stream
 from qflow.spark.record_batches import BatchMaker, joined
 from qflow.spark.schema import Column, arrow_schema
 from qflow.spark.spools import reading
-from qflow.storage import block_log, column_pieces, recovery
+from qflow.storage.log import recovery
+from qflow.storage.log.rows import read_row
+from qflow.storage.streams import columns as column_pieces
 from qflow.streams.interest import Interest
 
 _logger = logging.getLogger("qflow.spark")
@@ -58,7 +60,7 @@ def _batches(request: Request, part: Range) -> Iterator[pa.RecordBatch]:
             if not recovery.is_there(txn, part.owner):
                 miss_stream(part.stream, fail=request.fail_on_data_loss)
                 return
-            floor = block_log.read_row(txn, part.owner, part.partition).floor
+            floor = read_row(txn, part.owner, part.partition).floor
             if floor > position:
                 position = base + check_floor(
                     part.stream,

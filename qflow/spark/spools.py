@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from qflow.errors import NotFound, StorageError
 from qflow.message import LANE_SHIFT
-from qflow.storage import block_log, recovery
-from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.snapshots import open_to_read
+from qflow.storage.log import recovery
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row, new_row
+from qflow.storage.log.snapshots import open_to_read
 
 
 class _Open(NamedTuple):
@@ -161,9 +161,7 @@ def _state(record: QueueRecord) -> StreamState | None:
         return None
     rows = record.rows or {}
     count = record.settings["partitions"] if record.rows is not None else 0
-    return StreamState(
-        record.name, record.owner, [rows.get(number) or block_log.new_row(number) for number in range(count)]
-    )
+    return StreamState(record.name, record.owner, [rows.get(number) or new_row(number) for number in range(count)])
 
 
 def let_go(spool: str) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,7 +25,8 @@ import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.files import CREATE, FILE_MODE, Files, lock_holders, storage_error
-from qflow.storage.parts import PAGES_ANYWAY
+from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
+from qflow.storage.log.parts import PAGES_ANYWAY
 
 ENGINE = 0
 """LMDB 0.9.x, data format 1."""
@@ -42,8 +42,6 @@ LEAST_BYTES = 128 * 1024
 """Those leave so much of it where the map has no end: enough to go on with in parts."""
 STEP_BYTES = 4 * 2**20
 """The file grows by so much at a time, where the disk has it."""
-LOG, STAGED = "log", "log.new"
-DATA, LOCK = "data.mdb", "lock.mdb"
 _PAGES_TOUCHED = 64
 """Copied for any transaction: a path of the tree for each place written, and the list of free pages."""
 _VALUES_A_PAGE = 4
@@ -406,19 +404,6 @@ class Environment:
             self._data_fd = -1
 
 
-def staging(spool: str, files: Files) -> str:
-    """Return `log.new/` in a spool, empty: where a log is made."""
-    staged = os.path.join(spool, STAGED)
-    if os.path.islink(staged) or (os.path.exists(staged) and not os.path.isdir(staged)):
-        raise StorageError(f"{staged} is in the way: remove it and try again")
-    if os.path.isdir(staged):
-        for name in files.list(staged):
-            files.unlink(os.path.join(staged, name))
-    else:
-        files.make_directory(staged)
-    return staged
-
-
 def put_pairs(directory: str, pairs: dict[bytes, bytes]) -> None:
     """Write some pairs into a log that nobody uses yet, or begin it with them."""
     env = _open(directory)
@@ -431,43 +416,6 @@ def put_pairs(directory: str, pairs: dict[bytes, bytes]) -> None:
         raise _full_or_failed(error, directory) from error
     finally:
         env.close()
-
-
-def sync_staged(spool: str, files: Files) -> None:
-    """Force all of `log.new/` to the disk."""
-    staged = os.path.join(spool, STAGED)
-    files.sync_file(os.path.join(staged, DATA))
-    files.sync_directory(staged)
-
-
-def put_in_place(spool: str, files: Files) -> None:
-    """Make `log.new/` the log of a spool that has none."""
-    sync_staged(spool, files)
-    files.rename(os.path.join(spool, STAGED), os.path.join(spool, LOG))
-    files.sync_directory(spool)
-
-
-def check_log_directory(path: str) -> bool:
-    """Tell whether there is a log at `path`; refuse what looks like one but is not ours to follow."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISDIR(mode):
-        raise StorageError(f"{path} is not a directory: move it away, or open another spool")
-    data = os.path.join(path, DATA)
-    for place in (data, os.path.join(path, LOCK)):
-        if os.path.lexists(place) and not stat.S_ISREG(os.lstat(place).st_mode):
-            raise StorageError(f"{place} is not a file of its own, but a link or the like: put the file in its place")
-    if not os.path.exists(data):
-        raise CorruptionError(
-            f"{path} holds no data.mdb: the log is gone; restore it from a snapshot, or move {path} away"
-        )
-    if not os.path.getsize(data):
-        raise CorruptionError(
-            f"{data} is empty: the log is gone; restore it from a snapshot, or move {path} away. It was left as it is"
-        )
-    return True
 
 
 def _full_or_failed(error: Exception, path: str) -> StorageError:

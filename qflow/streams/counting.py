@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qflow.storage import block_log, blocks, partitions
+from qflow.storage import blocks
 from qflow.storage.blocks import Header
-from qflow.storage.partitions import Asked, Hole
-from qflow.storage.transaction_log import TransactionLog
+from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.rows import read_row
+from qflow.storage.log.transaction_log import TransactionLog
+from qflow.storage.streams import partitions
+from qflow.storage.streams.partitions import Asked, Hole
 
 if TYPE_CHECKING:
     from qflow.streams.stream import Stream
@@ -44,9 +47,8 @@ def count_matching(
             position = low
             while position < high:
                 with log.read() as txn:
-                    found = partitions.read_pieces(
-                        _count, txn, stream.owner, number, position, high, READ_BYTES, interest, 2**62
-                    )
+                    query = partitions.Query(stream.owner, number, position, high, READ_BYTES, interest)
+                    found = partitions.read_pieces(_count, txn, query)
                 total += sum(piece.messages for piece in found.pieces)
                 position = found.position
     return total
@@ -57,8 +59,8 @@ def _unsettled(
 ) -> list[tuple[int, int]]:
     """Return the ranges in [position, end) of a partition that are retained and not settled out of order."""
     with log.read() as txn:
-        position = max(position, block_log.read_row(txn, stream.owner, number).floor)
-        settled = list(block_log.settled_ranges(txn, owner, number, position, end)) if owner else []
+        position = max(position, read_row(txn, stream.owner, number).floor)
+        settled = list(settled_ranges(txn, owner, number, position, end)) if owner else []
     edges = [position, *(edge for span in settled for edge in span), end]
     return [(low, min(high, end)) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
 

@@ -35,9 +35,9 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.line import WORK, Line, Wake
 from qflow.memory.waiting import attend, collecting, shelter, sheltered, straight
 from qflow.stats import SubscriptionStats
-from qflow.storage.block_log import Row, Settled, clear_marks
-from qflow.storage.partitions import Found, Piece
-from qflow.storage.transaction_log import Lane, Request, TransactionLog
+from qflow.storage.log.rows import Row, Settled, clear_marks
+from qflow.storage.log.transaction_log import Lane, Request, TransactionLog
+from qflow.storage.streams.partitions import Found, Piece
 from qflow.streams.counting import count_matching
 from qflow.streams.deliveries import Share, StreamDeliveries
 from qflow.streams.holds import Getting, Leaving, settles_of

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from qflow.memory.line import Watcher
-from qflow.storage.block_log import Settled
-from qflow.storage.transaction_log import Lane, Unit
+from qflow.storage.log.rows import Settled
+from qflow.storage.log.transaction_log import Lane, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 from qflow.errors import MessageTooLarge, TransactionTooLarge
 from qflow.memory.line import Wake
 from qflow.message import OFFSET_MASK, OVERHEAD_BYTES, Message, Record, text_bytes
-from qflow.storage.block_log import Row
-from qflow.storage.bodies import SHARED_BYTES
-from qflow.storage.transaction_log import Lane, Put
+from qflow.storage.log.bodies import SHARED_BYTES
+from qflow.storage.log.rows import Row
+from qflow.storage.log.transaction_log import Lane, Put
 from qflow.streams.room import SLAB_BYTES, Asking, Room, Slab, Tail, charge_for
 
 if TYPE_CHECKING:

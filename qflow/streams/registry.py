@@ -29,14 +29,17 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import sheltered
-from qflow.storage import block_log, recovery
-from qflow.storage import producers as table
-from qflow.storage.block_log import Row
 from qflow.storage.blocks import NO_PREVIOUS
-from qflow.storage.ending import Piece, of_row
-from qflow.storage.records import Records
-from qflow.storage.recovery import CURSOR, STREAM, QueueRecord
-from qflow.storage.transaction_log import Lane, TransactionLog
+from qflow.storage.log import recovery
+from qflow.storage.log.ending import Piece, of_row
+from qflow.storage.log.keys import queue_key
+from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.records import Records
+from qflow.storage.log.recovery import CURSOR, STREAM, QueueRecord
+from qflow.storage.log.rows import Row, new_row
+from qflow.storage.log.table import Forgotten
+from qflow.storage.log.transaction_log import Lane, TransactionLog
+from qflow.storage.streams import producers as table
 from qflow.streams.cursor import Cursor
 from qflow.streams.producers import Producers
 from qflow.streams.room import Room
@@ -188,16 +191,14 @@ class Streams:
         self._log.drain()
         with self._log.read() as txn:
             skips = [
-                list(
-                    block_log.settled_ranges(txn, cursor.owner, part.partition.number, part.lane.row.floor, NO_PREVIOUS)
-                )
+                list(settled_ranges(txn, cursor.owner, part.partition.number, part.lane.row.floor, NO_PREVIOUS))
                 for part in cursor.parts
                 if part.lane is not None
             ]
         cursor.recall(skips)
 
     def _lane(self, owner: int, number: int, row: Row | None) -> Lane:
-        return Lane(owner, number, block_log.new_row(number) if row is None else row, _NoLane())  # type: ignore[arg-type]
+        return Lane(owner, number, new_row(number) if row is None else row, _NoLane())  # type: ignore[arg-type]
 
     # Streams ---------------------------------------------------------------------------------------------------------
 
@@ -224,7 +225,7 @@ class Streams:
         if name in self._broken:
             raise self._broken_error(name)
         owner = self._new_owner()
-        rows = {number: block_log.new_row(number) for number in range(settings.partitions)}
+        rows = {number: new_row(number) for number in range(settings.partitions)}
         value = recovery.queue_value(name, uuid4().int >> 64, settings.to_dict(), kind=STREAM)
         stream = self._build(name, settings, owner, rows)
         self._records.add(owner, value, rows, partial(self._register, stream))
@@ -235,8 +236,7 @@ class Streams:
             name,
             settings,
             owner=owner,
-            rows=rows
-            | {number: block_log.new_row(number) for number in range(settings.partitions) if number not in rows},
+            rows=rows | {number: new_row(number) for number in range(settings.partitions) if number not in rows},
             log=self._log,
             room=self.room,
             max_transaction_bytes=self._max_transaction_bytes,
@@ -611,7 +611,7 @@ class Streams:
             if not table.any_stored(txn):
                 self._forget_at = now + FORGET_S
                 return False
-        found: list[table.Forgotten] = []
+        found: list[Forgotten] = []
         now_ms, start = int(self._clock() * 1000), self._forgotten_to
         self._log.commit(self._log.write(lambda txn: found.append(table.forget(txn, now_ms, start))))
         self._forgotten_to = found[-1].position
@@ -702,7 +702,7 @@ class Streams:
 
 
 def _put_record(txn: Any, *, owner: int, value: bytes) -> None:
-    txn.put(block_log.queue_key(owner), value)
+    txn.put(queue_key(owner), value)
 
 
 def _settings_of(record: QueueRecord) -> StreamSettings:

@@ -29,12 +29,12 @@ from qflow.errors import (
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import LANE_SHIFT
 from qflow.stats import StreamStats
-from qflow.storage import partitions
-from qflow.storage.block_log import Row, Settled, read_row
-from qflow.storage.partitions import Found, Hole, Piece
-from qflow.storage.topic_index import TopicIndex
-from qflow.storage.topic_records import delete_index
-from qflow.storage.transaction_log import Lane, TransactionLog, Unit
+from qflow.storage.log.rows import Row, Settled, read_row
+from qflow.storage.log.transaction_log import Lane, TransactionLog, Unit
+from qflow.storage.streams import partitions, retention
+from qflow.storage.streams.partitions import Found, Hole, Piece
+from qflow.storage.topics.index import TopicIndex
+from qflow.storage.topics.records import delete_index
 from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.interest import Interest
@@ -315,7 +315,7 @@ class Stream:
         if unit.done and unit.error is None:
             self._dropped += messages
 
-    def _surplus(self, partition: Partition, held: int | None) -> partitions.Retained | None:
+    def _surplus(self, partition: Partition, held: int | None) -> retention.Retained | None:
         """Return what of a partition goes, None if nothing does; nothing from offset `held` on, if that is given."""
         settings = self.settings
         ceiling = partition.next
@@ -339,11 +339,11 @@ class Stream:
             row = read_row(txn, self.owner, partition.number)
         if row.floor >= ceiling:
             return None
-        limits = partitions.Limits(
+        limits = retention.Limits(
             ceiling, messages, size, before_ms, settings.retain_until_consumed and not settings.has_limit
         )
         with self._log.read(buffers=True) as txn:
-            return partitions.surplus(txn, self.owner, partition.number, row, limits)
+            return retention.surplus(txn, self.owner, partition.number, row, limits)
 
     def _share(self, partition: Partition, most: int, what: str) -> int:
         """Return how much of a limit for all partitions this one may have: in proportion to what each holds."""

@@ -14,11 +14,13 @@ import pytest
 from contract.test_spill_store import MUCH, FaultyFiles, bodies, good
 from qflow.errors import DiskFull
 from qflow.message import Message
-from qflow.storage import blocks, spill_segments
+from qflow.storage import encoding
 from qflow.storage.blocks import BlockKey
 from qflow.storage.files import Files
-from qflow.storage.spill import Slots, directory_name, wipe_spill
-from qflow.storage.spill_segments import SegmentsArea, SpillSegments
+from qflow.storage.spill import segments as spill_segments
+from qflow.storage.spill.segments import SegmentsArea, SpillSegments
+from qflow.storage.spill.store import Slots, directory_name
+from qflow.storage.spill.wiper import wipe_spill
 
 SEGMENT = 4096
 PER_SEGMENT = 3
@@ -253,15 +255,15 @@ def test_the_index_does_not_remember_every_compaction(area):
         if len(left) > 20:
             area.free(left.pop(0))
     assert area.counters().created > 30
-    assert len(area._index._keys) < 40
+    assert len(area._pool.index._keys) < 40
     assert area.problems([slot for piece in left for slot in piece]) == []
 
 
 def test_a_whole_block_of_another_shape_is_damage(area, directory):
     """Foreign content with right checksums stops neither a reader nor a compaction."""
     slots = [area.write(10 * turn, bodies(10, 100, seed=turn)) for turn in range(300)]
-    foreign = blocks.encode(BlockKey(0xFF, 7, 0, 999_999), [b"y" * 1036])
-    assert len(foreign) == len(blocks.encode(BlockKey(0xFF, 7, 0, 0), bodies(10, 100)))
+    foreign = encoding.encode(BlockKey(0xFF, 7, 0, 999_999), [b"y" * 1036])
+    assert len(foreign) == len(encoding.encode(BlockKey(0xFF, 7, 0, 0), bodies(10, 100)))
     with open(directory / "0", "r+b") as file:
         file.write(foreign)
     for turn, slot in enumerate(slots):
@@ -353,7 +355,7 @@ def test_an_interrupt_anywhere_costs_no_other_message(action, tmp_path):
 
 
 def mapped(area: SegmentsArea) -> set[int]:
-    return {segment.number for segment in area._maps._mapped}
+    return {segment.number for segment in area._pool.maps._mapped}
 
 
 def test_no_more_segments_are_mapped_than_allowed_and_the_farthest_goes_first(spool, files):
@@ -463,7 +465,7 @@ def test_a_damaged_segment_gives_no_wrong_bytes(area, directory, damage, read_be
     assert found[:3] + found[6:] == records[:3] + records[6:]
     if found[3:6] == records[3:6]:
         assert read_before
-        assert area._maps.most
+        assert area._pool.maps.most
         assert damage not in (DAMAGES["flipped bit"], DAMAGES["cut short"], DAMAGES["empty"])
     else:
         assert found[3:6] == [None] * 3

@@ -22,11 +22,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from qflow.errors import DiskFull, StorageError
 from qflow.message import OVERHEAD_BYTES, Message
-from qflow.storage import spill_files
 from qflow.storage.files import Files
-from qflow.storage.spill import Slots, SpillStore, Wiper, directory_name, wipe_spill
-from qflow.storage.spill_files import FilesArea, SpillFiles
-from qflow.storage.spill_segments import SpillSegments
+from qflow.storage.spill import files as spill_files
+from qflow.storage.spill.files import FilesArea, SpillFiles
+from qflow.storage.spill.segments import SpillSegments
+from qflow.storage.spill.store import Slots, SpillStore, directory_name
+from qflow.storage.spill.wiper import Wiper, wipe_spill
 
 STORES: dict[str, Callable[[Files, str], SpillStore]] = {
     "files": SpillFiles,
@@ -402,9 +403,14 @@ def test_reading_under_another_sequence_is_noticed(area):
     assert [sequence for sequence, _ in problems] == [11, 12]
 
 
+def keep_at_most(area, files):
+    """Have an area of either store keep so many freed files."""
+    getattr(area, "_pool", area)._max_kept = files
+
+
 def test_freeing_never_raises(area, files):
     """Places that cannot be given back are counted."""
-    area._max_kept = 0
+    keep_at_most(area, 0)
     slots = area.write(0, bodies(5, 3000))
     files.fail("unlink", errno.EACCES, times=2)
     area.free(slots)
@@ -495,7 +501,7 @@ class AnyHistory(RuleBasedStateMachine):
         wipe_spill(Files(), self.folder.name)
         self.files = FaultyFiles()
         self.area = self.make(self.files, self.folder.name).area("q", 1, 1)
-        self.area._max_kept = 6
+        keep_at_most(self.area, 6)
         self.runs: list[tuple[int, Slots, list]] = []
         self.next = 0
 

@@ -19,9 +19,11 @@ from faults.seams import PATIENCE_S, Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import Broker
 from qflow.inspect import log_check
-from qflow.storage import batch, batch_writing, block_log, writer
-from qflow.storage.block_log import Row, key_of
-from qflow.storage.recovery import QueueRecord
+from qflow.storage.blocks import NO_PREVIOUS
+from qflow.storage.log import append, batch_writing, hollowing, passes, writer
+from qflow.storage.log.keys import BLOCKS, key_of, scan
+from qflow.storage.log.recovery import QueueRecord
+from qflow.storage.log.rows import Row
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 OWNER = 1
@@ -35,7 +37,7 @@ def settle_down(broker: Broker, *, whole: bool = False) -> None:
     """Do what the maintenance thread would do in time; with `whole`, look at every block, whatever was settled."""
     if whole:
         for name in broker.queues():
-            broker.queue(name).lanes[0].hollow_at = 0
+            broker.queue(name).lanes[0].passes.at = 0
     with inside.paused(broker):
         while inside.upkeep(broker).hollow() or inside.upkeep(broker).remove_settled():
             pass
@@ -44,7 +46,7 @@ def settle_down(broker: Broker, *, whole: bool = False) -> None:
 def blocks_of(broker: Broker) -> dict[int, int]:
     """Return the size of each block of the first queue, by its first sequence."""
     with broker.log.read() as txn:
-        found = block_log.scan(txn, OWNER, 0, 0, block_log.NO_PREVIOUS)
+        found = scan(txn, OWNER, 0, 0, NO_PREVIOUS)
         return {int.from_bytes(key[-8:], "big"): len(value) for key, value in found}
 
 
@@ -145,10 +147,10 @@ def test_every_fiftieth_message_is_there_after_a_reopen(how, tmp_path, spool, op
 
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass of many commits over small blocks, begun for next to nothing."""
-    monkeypatch.setattr(block_log, "HOLLOWING_STEPS", 10)
-    monkeypatch.setattr(block_log, "TAIL_BYTES", 1_000)
-    monkeypatch.setattr(block_log, "LEAST_GIVEN_BACK", 1)
-    monkeypatch.setattr(batch, "HOLLOW_BYTES", 1)
+    monkeypatch.setattr(hollowing, "HOLLOWING_STEPS", 10)
+    monkeypatch.setattr(append, "TAIL_BYTES", 1_000)
+    monkeypatch.setattr(hollowing, "LEAST_GIVEN_BACK", 1)
+    monkeypatch.setattr(passes, "HOLLOW_BYTES", 1)
 
 
 def test_a_pass_can_be_killed_at_any_step_and_resumes(tmp_path, monkeypatch):
@@ -257,7 +259,7 @@ def test_a_block_that_vanished_beside_removed_ones_is_reported(spool, monkeypatc
         firsts = sorted(blocks_of(broker))
         assert len(firsts) == 3
     assert inspect.check_spool(spool) == []
-    edit(spool, lambda txn: txn.delete(key_of(block_log.BLOCKS, OWNER, 0, firsts[1])))
+    edit(spool, lambda txn: txn.delete(key_of(BLOCKS, OWNER, 0, firsts[1])))
     assert any("vanished" in problem or "found" in problem for problem in inspect.check_spool(spool))
     with qflow.open(spool) as broker:
         assert drain(broker.queue("q")) == {0: body(0) * 3, 99: body(99) * 3}
@@ -296,19 +298,19 @@ def test_passes_cost_no_more_than_what_was_settled(open_spool, monkeypatch):
     queue.put_many([b"x" * 50] * 40_000)
     deliveries = list(queue.get_many(40_000))
     taken = []
-    real = block_log.hollow
+    real = hollowing.hollow_lane
 
     def counted(*arguments: Any) -> Any:
         done = real(*arguments)
         taken.append(done.steps)
         return done
 
-    monkeypatch.setattr(block_log, "hollow", counted)
+    monkeypatch.setattr(hollowing, "hollow_lane", counted)
     for start in range(1, 40_000, 2_000):
         queue.ack_many(deliveries[start : start + 2_000 : 2], wait=True)
         settle_down(broker)
     assert len(taken) > 5, "no pass ran"
-    assert max(taken) < 2 * block_log.HOLLOWING_STEPS + 1_024
+    assert max(taken) < 2 * hollowing.HOLLOWING_STEPS + 1_024
     assert sum(taken) < 2.5 * 20_000
     queue.ack_many(deliveries[0::2], wait=True)
 

@@ -12,9 +12,10 @@ import inside
 import qflow
 from crash.seams import SteppedFiles, Steps, open_stepped, read_beside, run_in_child, was_killed
 from qflow.adoption import Adoption
-from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files
-from qflow.storage.stages import Batch
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.stages import Batch
 from unit.handing import hand, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -17,9 +17,9 @@ import inside
 import qflow
 from crash.seams import Steps, open_stepped, read_beside, run_in_child, was_killed
 from qflow.broker import Broker
-from qflow.storage import block_log
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
+from qflow.storage.log.keys import BLOCKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 BODY = b"x" * 33_000  # a block of its own
@@ -78,9 +78,7 @@ def blocks_in_log(spool: Path) -> int:
     env = Environment(str(spool / "log"), Files(), read_only=True)
     txn = env.begin()
     with txn.cursor() as cursor:
-        count = sum(
-            key[0] == block_log.BLOCKS and key[-8:] != bytes([255]) * 8 for key in cursor.iternext(values=False)
-        )
+        count = sum(key[0] == BLOCKS and key[-8:] != bytes([255]) * 8 for key in cursor.iternext(values=False))
     txn.abort()
     env.close()
     return count

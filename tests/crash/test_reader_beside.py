@@ -16,7 +16,7 @@ import pytest
 import qflow
 from crash.beside import reader_beside
 from crash.seams import run_in_child, was_killed
-from qflow.storage import recovery
+from qflow.storage.log import recovery
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 NUMBER_AT = 48

@@ -12,7 +12,7 @@ import pytest
 
 import qflow
 from doors.command_line import CommandLine, error_line
-from qflow.storage.block_log import BLOCKS, key_of
+from qflow.storage.log.keys import BLOCKS, key_of
 
 BODY = b"%05d" + b"x" * 5000
 MESSAGES = 240  # of 5 KB: 13 make a block

@@ -11,11 +11,12 @@ from uuid import uuid4
 
 from faults.seams import Faults, FaultyEnvironment
 from qflow.message import OVERHEAD_BYTES, Record, is_plain, lane_of
-from qflow.storage import block_log, recovery
-from qflow.storage.block_log import Row, Settled
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.transaction_log import Lane, Put, TransactionLog, Unit
+from qflow.storage.log import recovery
+from qflow.storage.log.reading import read_unsettled
+from qflow.storage.log.rows import Row, Settled, read_row, write_row
+from qflow.storage.log.transaction_log import Lane, Put, TransactionLog, Unit
 
 ALL = 2**62
 
@@ -106,7 +107,7 @@ def bare_log(spool: Path, faults: Faults) -> Iterator[TransactionLog]:
 
 def declared(log: TransactionLog, owner: int, lane: int = 0) -> Line:
     """Return a line with a lane that has a row."""
-    batch = log.write(lambda txn: block_log.write_row(txn, owner, lane, Row()))
+    batch = log.write(lambda txn: write_row(txn, owner, lane, Row()))
     log.wait(batch)
     return Line(owner, Row(), lane)
 
@@ -119,8 +120,8 @@ def in_log(log: TransactionLog, line: Line) -> dict[int, Record]:
 
 def held(txn: Any, owner: int, lane: int) -> dict[int, Record]:
     """Return the messages of a lane that are not settled; they must agree with its row."""
-    row = block_log.read_row(txn, owner, lane)
-    replayed = block_log.read(txn, owner, lane, row, row.floor, row.next, ALL)
+    row = read_row(txn, owner, lane)
+    replayed = read_unsettled(txn, owner, lane, row, row.floor, row.next, ALL)
     assert replayed.problems == []
     found = {at: record for first, records in replayed.pieces for at, record in enumerate(records, first)}
     assert (len(found), sum(map(len, found.values()))) == (row.messages, row.bytes)

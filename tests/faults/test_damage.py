@@ -14,8 +14,10 @@ import inside
 import qflow
 from faults.seams import in_thread
 from qflow import inspect
-from qflow.storage import block_log, recovery
-from qflow.storage.block_log import Row, key_of
+from qflow.storage.log import recovery, rows
+from qflow.storage.log.keys import BLOCKS, FORMAT, MARKS, key_of, meta_key, queue_key
+from qflow.storage.log.rows import Row, read_row
+from qflow.storage.log.sealing import seal
 
 OWNER = 1
 BIG = 20_000  # three make a block
@@ -142,7 +144,7 @@ def test_a_block_swapped_with_another_queues_is_noticed(written):
 
 def write_row(spool: Path, **fields: int) -> None:
     def change(txn: Any) -> None:
-        block_log.write_row(txn, OWNER, 0, block_log.read_row(txn, OWNER, 0)._replace(**fields))
+        rows.write_row(txn, OWNER, 0, read_row(txn, OWNER, 0)._replace(**fields))
 
     edit(spool, change)
 
@@ -236,7 +238,7 @@ def test_a_missing_row_stops_its_queue_and_no_other(written):
 
 def test_a_damaged_record_of_a_queue_is_reported_and_its_number_is_not_given_again(written):
     """I10: a queue whose registry record is damaged is named by its number; a new queue gets another number."""
-    flip(written, block_log.queue_key(OWNER), 3)
+    flip(written, queue_key(OWNER), 3)
     assert inspect.check_spool(written)
     with qflow.open(written) as broker:
         assert broker.queues() == ["other"]
@@ -249,7 +251,7 @@ def test_a_damaged_record_of_a_queue_is_reported_and_its_number_is_not_given_aga
 
 def test_the_highest_numbered_queue_with_a_damaged_record_keeps_its_number(written):
     """I10: nobody is given the number, and so the blocks, of a queue whose record cannot be read."""
-    flip(written, block_log.queue_key(2), 3)
+    flip(written, queue_key(2), 3)
     with qflow.open(written) as broker:
         assert broker.declare_queue("new").owner > 2
 
@@ -260,7 +262,7 @@ def test_a_damaged_mark_brings_messages_again_and_never_loses_any(written):
         batch = broker.queue("q").get_many(30)
         batch[10].ack(wait=True)
         batch[11].ack(wait=True)
-    flip(written, key_of(block_log.MARKS, OWNER, 0, 10), 0)
+    flip(written, key_of(MARKS, OWNER, 0, 10), 0)
     with qflow.open(written) as broker:
         came = in_thread(lambda: take(broker.queue("q")))
         assert set(came) >= set(range(30)) - {10, 11}
@@ -274,7 +276,7 @@ def test_a_queue_with_a_damaged_mark_is_not_taken_for_empty(held, written):
         inside.still(broker)  # maintenance would remove the blocks of what is settled
         batch = broker.queue("q").get_many(30)
         broker.queue("q").ack_many([batch[index] for index in range(3, 24)], wait=True)
-    flip(written, key_of(block_log.MARKS, OWNER, 0, 3), 0)
+    flip(written, key_of(MARKS, OWNER, 0, 3), 0)
     with qflow.open(written, capacity_bytes=150_000) as broker:
         queue = broker.queue("q")
         first = in_thread(lambda: queue.get(0)) if held else None
@@ -321,7 +323,7 @@ def test_the_last_commit_of_a_log_that_was_not_closed_is_read_when_it_is_opened(
     broker.log._env.copy_to(str(after / "log"))
     keys: list[bytes] = []
     edit(after, lambda txn: keys.extend(key for key, _ in txn.cursor()))
-    keys = [key for key in keys if key[0] == block_log.BLOCKS and key[-8:] != b"\xff" * 8]
+    keys = [key for key in keys if key[0] == BLOCKS and key[-8:] != b"\xff" * 8]
     assert len(keys) == 8
     for index, expected in (
         (2, None),
@@ -356,7 +358,7 @@ def test_a_log_of_zeros_is_refused_and_left_alone(written):
 @pytest.mark.parametrize("name", ["format", "uuid", "state"])
 def test_damaged_first_records_are_refused_and_left_alone(name, written):
     """I10: a log whose first records are damaged is not guessed at."""
-    flip(written, block_log.meta_key(name), 0)
+    flip(written, meta_key(name), 0)
     with pytest.raises(qflow.CorruptionError, match=name):
         qflow.open(written)
     with pytest.raises(qflow.CorruptionError):
@@ -367,19 +369,19 @@ def test_a_spool_of_a_newer_format_is_refused_before_anything_is_touched(written
     """Edge 13: FormatTooNew names both versions, and neither log nor spill files change."""
 
     def change(txn: Any) -> None:
-        txn.put(block_log.meta_key("format"), block_log.seal((block_log.FORMAT + 1).to_bytes(4, "little")))
+        txn.put(meta_key("format"), seal((FORMAT + 1).to_bytes(4, "little")))
 
     edit(written, change)
     (written / "spill" / ("q.00000001-" + "0" * 16)).mkdir()
-    with pytest.raises(qflow.FormatTooNew, match=rf"format {block_log.FORMAT + 1}.*up to {block_log.FORMAT}"):
+    with pytest.raises(qflow.FormatTooNew, match=rf"format {FORMAT + 1}.*up to {FORMAT}"):
         qflow.open(written)
     with pytest.raises(qflow.FormatTooNew):
         inspect.check_spool(written)
     assert (written / "spill" / ("q.00000001-" + "0" * 16)).is_dir()
     for older in (1, 2):
-        value = block_log.seal(older.to_bytes(4, "little"))
-        edit(written, lambda txn, value=value: txn.put(block_log.meta_key("format"), value))
-        with pytest.raises(qflow.StorageError, match=rf"format {older}.*this qflow reads {block_log.FORMAT}"):
+        value = seal(older.to_bytes(4, "little"))
+        edit(written, lambda txn, value=value: txn.put(meta_key("format"), value))
+        with pytest.raises(qflow.StorageError, match=rf"format {older}.*this qflow reads {FORMAT}"):
             qflow.open(written)
 
 
@@ -399,7 +401,7 @@ def test_settings_of_a_later_version_are_ignored(written):
 
     def change(txn: Any) -> None:
         settings = {"durable": True, "novelty": 7}
-        txn.put(block_log.queue_key(OWNER), recovery.queue_value("q", 5, settings))
+        txn.put(queue_key(OWNER), recovery.queue_value("q", 5, settings))
 
     edit(written, change)
     with qflow.open(written) as broker:

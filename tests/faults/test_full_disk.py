@@ -14,8 +14,8 @@ import pytest
 import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
-from qflow.storage.block_log import Row, read_row
-from qflow.storage.parts import PAGES_A_PART, cut, joined
+from qflow.storage.log.parts import PAGES_A_PART, cut, joined
+from qflow.storage.log.rows import Row, read_row
 from unit.clocks import until
 
 

@@ -12,12 +12,14 @@ from faults.bare_log import Line, bare_log, create_log, in_log
 from faults.seams import Faults
 from qflow import inspect
 from qflow.message import DELAYED, LANE_SHIFT, lane_of
-from qflow.storage import block_log, recovery
-from qflow.storage.block_log import BLOCKS, key_of, new_row
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.recovery import QueueRecord
-from qflow.storage.transaction_log import Lane, TransactionLog, Unit
+from qflow.storage.log import recovery, removal
+from qflow.storage.log.keys import BLOCKS, DAMAGED, META, key_of, queue_key
+from qflow.storage.log.reading import read_unsettled
+from qflow.storage.log.recovery import QueueRecord
+from qflow.storage.log.rows import new_row, read_rows, write_row
+from qflow.storage.log.transaction_log import Lane, TransactionLog, Unit
 
 OWNER = 1
 LANES = (0, 3, 9, DELAYED + 3)
@@ -33,8 +35,8 @@ def declare(log: TransactionLog, owner: int, name: str) -> None:
     """Write what declaring a queue writes."""
 
     def write(txn: Any) -> None:
-        txn.put(block_log.queue_key(owner), recovery.queue_value(name, 1, {"durable": True}))
-        block_log.write_row(txn, owner, 0, new_row(0))
+        txn.put(queue_key(owner), recovery.queue_value(name, 1, {"durable": True}))
+        write_row(txn, owner, 0, new_row(0))
 
     log.wait(log.write(write))
 
@@ -103,10 +105,10 @@ def test_lanes_and_their_blocks_are_read_in_order(spool):
             log.wait(log.join(Unit(puts)))
         for owner, lines in owners.items():
             with log.read() as txn:
-                rows = block_log.read_rows(txn, owner)
+                rows = read_rows(txn, owner)
                 assert list(rows) == list(LANES)
                 for number, row in rows.items():
-                    read = block_log.read(txn, owner, number, row, row.floor, row.next, 2**40)
+                    read = read_unsettled(txn, owner, number, row, row.floor, row.next, 2**40)
                     found = [
                         (sequence, record)
                         for first, records in read.pieces
@@ -185,7 +187,7 @@ def test_a_damaged_block_of_any_lane_is_found(written):
         value = bytearray(txn.get(key))
         value[-9] ^= 1
         txn.put(key, bytes(value))
-        txn.put(bytes((block_log.DAMAGED,)) + key[1:], bytes(value))
+        txn.put(bytes((DAMAGED,)) + key[1:], bytes(value))
 
     edit(written, change)
     found = inspect.check_spool(written)
@@ -197,7 +199,7 @@ def test_a_damaged_block_of_any_lane_is_found(written):
 @pytest.mark.parametrize("limit", [1, 3, 256])
 def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch):
     """Edge 16, I14: the records of all lanes go, a bounded number at a time, and those of no other queue."""
-    monkeypatch.setattr(block_log, "REMOVED_AT_ONCE", limit)
+    monkeypatch.setattr(removal, "REMOVED_AT_ONCE", limit)
     steps = 0
     with qflow.open(written) as broker:
         inside.still(broker)
@@ -208,7 +210,7 @@ def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch)
             steps += 1
         assert steps == 1 + (records - 2) // limit  # one of them is its name
         with broker.log.read() as txn, txn.cursor() as cursor:
-            left = [key for key in cursor.iternext(values=False) if key[0] not in (block_log.META,)]
+            left = [key for key in cursor.iternext(values=False) if key[0] not in (META,)]
         assert {key[1:5] for key in left} == {(2).to_bytes(4, "big")}
         assert len(left) == 3
 
@@ -236,8 +238,8 @@ def test_an_open_looks_up_a_row_for_each_lane_and_no_more(spool):
     env = Environment(str(spool / "log"), Files())
     txn = env.begin(write=True)
     for owner in range(1, 101):
-        txn.put(block_log.queue_key(owner), recovery.queue_value(f"queue {owner}", owner, {}))
-        block_log.write_row(txn, owner, 0, new_row(0))
+        txn.put(queue_key(owner), recovery.queue_value(f"queue {owner}", owner, {}))
+        write_row(txn, owner, 0, new_row(0))
     counting = Counting(txn)
     found = recovery.read(counting, "here")
     assert [len(record.rows or ()) for record in found.queues] == [1] * 100

@@ -11,8 +11,7 @@ from faults.seams import drained, in_thread
 from faults.test_damage import edit
 from qflow import inspect
 from qflow import spool as spool_module
-from qflow.storage import block_log
-from qflow.storage.block_log import Row, Settled
+from qflow.storage.log.rows import Row, Settled, read_row, write_row
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, log: Any, name: str) -> None:
@@ -42,7 +41,7 @@ def test_an_ack_that_was_interrupted_and_repeated_settles_one_message(acked, spo
         (lane,) = queue.lanes
         broker.log.commit(broker.log.settle(lane, [Settled(acked, acked + 1, 1, acked + 1)]))  # all the same
         with broker.log.read() as txn:
-            row = block_log.read_row(txn, queue.owner, 0)
+            row = read_row(txn, queue.owner, 0)
         assert (row.messages, row.bytes) == (2, 5 - acked)
     assert inspect.check_spool(spool) == []
     left = [body for at, body in enumerate([b"0", b"11", b"222"]) if at != acked]
@@ -94,8 +93,8 @@ def test_a_row_that_says_empty_drops_nothing_that_lies_in_blocks(count, spool):
         queue.get_many(2).ack(wait=True)
 
     def empty(txn: Any) -> None:
-        row = block_log.read_row(txn, 1, 0)
-        block_log.write_row(txn, 1, 0, row._replace(messages=0, bytes=0))
+        row = read_row(txn, 1, 0)
+        write_row(txn, 1, 0, row._replace(messages=0, bytes=0))
 
     edit(spool, empty)
     for _ in range(2):  # what was served is in the log as before
@@ -118,7 +117,7 @@ def test_numbers_that_were_reserved_are_no_messages(spool):
     with qflow.open(spool) as broker:
         broker.declare_queue("q").put(b"x")
         broker.queue("q").get(0).ack(wait=True)
-    edit(spool, lambda txn: block_log.write_row(txn, 1, 0, Row(next=70_000, floor=1, tail=0)))
+    edit(spool, lambda txn: write_row(txn, 1, 0, Row(next=70_000, floor=1, tail=0)))
     with qflow.open(spool) as broker:
         assert broker.recovery.problems == ()
         assert broker.queue("q").put(b"y") == 70_000

@@ -17,12 +17,14 @@ from faults.test_lanes import declare, edit
 from qflow import inspect
 from qflow.inspect import log_check
 from qflow.message import Message, Record
-from qflow.storage import block_log, bodies
-from qflow.storage.block_log import read_row
-from qflow.storage.bodies import RELEASED_AT_ONCE, SHARED_BYTES, key_of_body
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.transaction_log import TransactionLog, Unit
+from qflow.storage.log import bodies
+from qflow.storage.log.bodies import RELEASED_AT_ONCE, SHARED_BYTES, key_of_body
+from qflow.storage.log.keys import META, scan
+from qflow.storage.log.reading import find_message
+from qflow.storage.log.rows import new_row, read_row
+from qflow.storage.log.transaction_log import TransactionLog, Unit
 
 BODY = b"b" * 5_000
 OTHER = Message(b"m" * 5_000, b'{"a":1}')
@@ -79,8 +81,8 @@ def test_a_large_body_for_several_queues_is_stored_once(log):
         assert in_log(log, line) == line.visible == {0: BODY, 1: OTHER, 2: b"small"}
         assert line.visible[0] is BODY
         with log.read() as txn:
-            assert sum(len(value) for _, value in block_log.scan(txn, line.lane.owner, 0, 0, ALL)) < 500
-            assert type(block_log.find(txn, line.lane.owner, 0, 1)[0]) is Message
+            assert sum(len(value) for _, value in scan(txn, line.lane.owner, 0, 0, ALL)) < 500
+            assert type(find_message(txn, line.lane.owner, 0, 1)[0]) is Message
             row = read_row(txn, line.lane.owner, 0)
             assert (row.messages, row.bytes) == (3, len(BODY) + len(OTHER) + 5)
 
@@ -115,7 +117,7 @@ def test_a_body_goes_with_the_last_message_that_needs_it(log):
 
 def test_a_body_outlives_queues_that_are_deleted(log):
     """Edge 16: a deleted queue gives its references back, and the others keep theirs."""
-    one, two, three = (Line(owner, block_log.new_row(0)) for owner in (1, 2, 3))
+    one, two, three = (Line(owner, new_row(0)) for owner in (1, 2, 3))
     for line in (one, two, three):
         declare(log, line.lane.owner, f"queue {line.lane.owner}")
     publish(log, [one, two, three], BODY)
@@ -128,7 +130,7 @@ def test_a_body_outlives_queues_that_are_deleted(log):
     log.wait(log.delete(3))
     assert stored(log) == {}
     with log.read() as txn, txn.cursor() as cursor:
-        assert {key[0] for key in cursor.iternext(values=False)} == {block_log.META, bodies.BODIES}
+        assert {key[0] for key in cursor.iternext(values=False)} == {META, bodies.BODIES}
 
 
 def test_a_body_that_one_message_holds_among_many_settled_ones_is_the_only_one_left(log):
@@ -139,7 +141,7 @@ def test_a_body_that_one_message_holds_among_many_settled_ones_is_the_only_one_l
     publish(log, lines, BODY)  # in another block, the last one, which is left alone
     for line in lines:
         settle(log, line, *range(50), *range(51, 1_001))
-        line.lane.hollow_at = 0
+        line.lane.passes.at = 0
         log.wait(log.hollow(line.lane))
     assert sorted(stored(log).values()) == [2, 2]
     for line in lines:
@@ -185,7 +187,7 @@ def test_the_tail_grows_over_references_until_one_of_them_is_settled(log):
         publish(log, [line, other], BODY)
         log.wait(log.put(line.put(b"%d" % number)))
     with log.read() as txn:
-        assert len(list(block_log.scan(txn, 1, 0, 0, ALL))) == 1
+        assert len(list(scan(txn, 1, 0, 0, ALL))) == 1
     settle(log, line, 0, 1)
     for number in range(20):
         publish(log, [line, other], BODY)
@@ -194,7 +196,7 @@ def test_the_tail_grows_over_references_until_one_of_them_is_settled(log):
     assert log.problems() == []
     assert list(in_log(log, line).values()) == [BODY, b"19"] or len(in_log(log, line)) == 38
     with log.read() as txn:
-        assert len(list(block_log.scan(txn, 1, 0, 0, ALL))) < 22
+        assert len(list(scan(txn, 1, 0, 0, ALL))) < 22
 
 
 # Failures ----------------------------------------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ def test_sharing_can_be_killed_at_any_step(tmp_path):
     with bare_log(start, Faults()) as log:
         for owner in (1, 2):
             declare(log, owner, f"queue {owner}")
-        publish(log, [Line(1, block_log.new_row(0)), Line(2, block_log.new_row(0))], BODY)
+        publish(log, [Line(1, new_row(0)), Line(2, new_row(0))], BODY)
     confirmed = tmp_path / "confirmed"
 
     def lines_of(log: TransactionLog) -> list[Line]:
@@ -333,7 +335,7 @@ def test_sharing_can_be_killed_at_any_step(tmp_path):
 def written(spool):
     """Two queues of a spool that share two bodies, with messages of their own around them."""
     with bare_log(spool, Faults()) as log:
-        lines = [Line(owner, block_log.new_row(0)) for owner in (1, 2)]
+        lines = [Line(owner, new_row(0)) for owner in (1, 2)]
         for line in lines:
             declare(log, line.lane.owner, f"queue {line.lane.owner}")
         publish(log, lines, b"before", BODY, OTHER, b"behind")

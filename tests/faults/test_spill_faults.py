@@ -14,7 +14,7 @@ import pytest
 import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
-from qflow.storage.spill_files import FilesArea
+from qflow.storage.spill.files import FilesArea
 
 BODIES = [b"%03d" % number * 100 for number in range(60)]
 CAPACITY = 4_000
@@ -44,7 +44,7 @@ def files_in_use(queue: qflow.Queue) -> list[Path]:
     slots = [slot for run in queue._runs if run.slots is not None for slot in run.slots]
     if isinstance(queue._area, FilesArea):
         return [Path(queue._area._path(slot)) for slot in slots]
-    return list(dict.fromkeys(Path(queue._area._index.find(slot)[0].path) for slot in slots))
+    return list(dict.fromkeys(Path(queue._area._pool.index.find(slot)[0].path) for slot in slots))
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -277,8 +277,8 @@ def test_transient_messages_of_a_durable_queue_are_lost_with_their_file_and_the_
 
 def test_an_unlink_that_fails_is_counted_and_harms_nothing(spool, faults, monkeypatch, spill):
     """Edge 10: files that cannot be removed stay, and the queue goes on."""
-    monkeypatch.setattr("qflow.storage.spill_files.MAX_KEPT_BYTES", 0)
-    monkeypatch.setattr("qflow.storage.spill_segments.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("qflow.storage.spill.files.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("qflow.storage.spill.segments.MAX_KEPT_BYTES", 0)
     with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
         queue = broker.declare_queue("q", durable=False)
         faults.fail("unlink", errno.EIO)

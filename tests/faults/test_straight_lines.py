@@ -20,7 +20,7 @@ import pytest
 import qflow
 from faults.strikes import ROOT, Strike
 from qflow.memory.waiting import _Shelter
-from qflow.storage.writer import Writer
+from qflow.storage.log.writer import Writer
 from qflow.streams.room import Room
 
 PACKAGE = Path(qflow.__file__).parent

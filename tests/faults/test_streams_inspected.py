@@ -19,9 +19,14 @@ import pytest
 import qflow
 from qflow import inspect
 from qflow.inspect import Gap
-from qflow.storage import block_log, producers, recovery, topic_records
-from qflow.storage.block_log import BLOCKS, MARKS, key_of
-from qflow.storage.producers import Window
+from qflow.storage import encoding
+from qflow.storage.log import recovery
+from qflow.storage.log.keys import BLOCKS, DAMAGED, MARKS, key_of, prefix_of, queue_key
+from qflow.storage.log.rows import read_row, write_row
+from qflow.storage.log.sealing import seal, unseal
+from qflow.storage.streams import producers
+from qflow.storage.streams.producers import Window
+from qflow.storage.topics import records as topic_records
 
 STREAM, CURSOR = 1, 2
 Change = Callable[[Any], None]
@@ -75,10 +80,8 @@ def flip(prefix: bytes, index: int, position: int) -> Change:
 
 def alter_row(owner: int, **values: int) -> Change:
     def change(txn: Any) -> None:
-        row = block_log.read_row(txn, owner, 0)
-        block_log.write_row(
-            txn, owner, 0, row._replace(**{name: getattr(row, name) + by for name, by in values.items()})
-        )
+        row = read_row(txn, owner, 0)
+        write_row(txn, owner, 0, row._replace(**{name: getattr(row, name) + by for name, by in values.items()}))
 
     return change
 
@@ -92,8 +95,8 @@ def list_fewer_names(txn: Any) -> None:
     row = topic_records.read_names_row(txn, STREAM)
     assert row is not None
     key = topic_records.piece_key(STREAM, row.next - 1)
-    names = topic_records.unseal(key, txn.get(key), "").split(b"\0")
-    txn.put(key, topic_records.seal(key, b"\0".join(name for name in names if name != b"s/3/3")))
+    names = unseal(txn.get(key), "", key).split(b"\0")
+    txn.put(key, seal(b"\0".join(name for name in names if name != b"s/3/3"), key))
 
 
 def leave_out_a_topic(txn: Any) -> None:
@@ -107,7 +110,7 @@ def leave_out_a_topic(txn: Any) -> None:
     times = [moment - block.header.time_ms for moment in block.times_ms]
     txn.put(
         key_of(*key),
-        blocks.encode(
+        encoding.encode(
             key, block.records, previous=block.header.previous, time_ms=block.header.time_ms, times=times, topics=topics
         ),
     )
@@ -120,13 +123,13 @@ def damage_producer(txn: Any) -> None:
 
 
 def set_aside(txn: Any) -> None:
-    txn.put(key_of(block_log.DAMAGED, STREAM, 0, 8), b"what was found")
+    txn.put(key_of(DAMAGED, STREAM, 0, 8), b"what was found")
 
 
 blocks_of_stream = key_of(BLOCKS, STREAM, 0, 0)[:-8]
 marks = key_of(MARKS, CURSOR, 0, 0)[:-8]
 postings = key_of(topic_records.POSTINGS, STREAM, 0, 0)[:-8]
-names_row = topic_records.prefix_of(topic_records.INDEX, STREAM)
+names_row = prefix_of(topic_records.INDEX, STREAM)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +153,11 @@ names_row = topic_records.prefix_of(topic_records.INDEX, STREAM)
         (lambda txn: txn.delete(names_row), "stream 's': its index of topics has no row"),
         (begin_index_later, "stream 's': its index begins at 16 of lane 0, above the floor 0"),
         (list_fewer_names, "stream 's': topic 's/3/3' is in postings 0"),
-        (flip(topic_records.prefix_of(topic_records.TOPIC_NAMES, STREAM), 0, 5), "stream 's': piece 0 of the topics"),
+        (flip(prefix_of(topic_records.TOPIC_NAMES, STREAM), 0, 5), "stream 's': piece 0 of the topics"),
         (leave_out_a_topic, "stream 's': postings 0 of stream 1, lane 0 leave out topic 's/0/0' in block"),
         (set_aside, "stream 's': damaged block 8 was set aside (14 bytes)"),
         (damage_producer, "producer 'p'"),
-        (lambda txn: txn.delete(block_log.queue_key(CURSOR)), ""),
+        (lambda txn: txn.delete(queue_key(CURSOR)), ""),
     ],
 )
 def test_check_names_what_does_not_agree(written: Path, change: Change, expected: str) -> None:
@@ -168,7 +171,7 @@ def test_check_names_what_does_not_agree(written: Path, change: Change, expected
 def test_a_check_takes_as_many_steps_as_it_needs(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small transactions find the same, and nothing where there is nothing."""
     monkeypatch.setattr("qflow.inspect.stream_check._READ_AT_ONCE", 1)
-    monkeypatch.setattr("qflow.storage.topic_check.PIECES_AT_ONCE", 1)
+    monkeypatch.setattr("qflow.storage.topics.check.PIECES_AT_ONCE", 1)
     assert inspect.check_spool(written) == []
     edit(written, delete(blocks_of_stream, 3))
     edit(written, list_fewer_names)

@@ -17,9 +17,10 @@ import qflow
 from faults.seams import in_thread
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
-from qflow.storage import block_log, recovery
-from qflow.storage.block_log import BLOCKS, QUEUES, key_of
 from qflow.storage.files import Files
+from qflow.storage.log import recovery
+from qflow.storage.log.keys import BLOCKS, QUEUES, key_of, queue_key
+from qflow.storage.log.rows import new_row, write_row
 
 STREAM, CURSOR = 1, 2
 LAST = 2**64 - 1
@@ -88,14 +89,14 @@ def test_a_damaged_subscription_is_told_of_and_holds_back_what_it_is_to_get(writ
 
 def test_a_damaged_stream_keeps_its_subscriptions(written: Path) -> None:
     """They are orphans only where there is no record, or one that says it was deleted."""
-    edit(written, lambda txn: txn.put(b"kept", txn.get(block_log.queue_key(STREAM))))
-    flip(written, block_log.queue_key(STREAM))
+    edit(written, lambda txn: txn.put(b"kept", txn.get(queue_key(STREAM))))
+    flip(written, queue_key(STREAM))
     with qflow.open(written) as broker:
         assert broker.streams() == []
         with inside.paused(broker):
             inside.upkeep(broker).remove_deleted()
     assert records(written, "cursor") == [CURSOR]
-    edit(written, lambda txn: txn.put(block_log.queue_key(STREAM), txn.pop(b"kept")))
+    edit(written, lambda txn: txn.put(queue_key(STREAM), txn.pop(b"kept")))
     with qflow.open(written) as broker, broker.subscribe("s", name="panel") as panel:
         assert panel.lag == 10
 
@@ -106,10 +107,10 @@ def test_records_of_a_later_version_are_left_alone(written: Path, what: str) -> 
     settings = {"topics": ["a/#/b"] if what == "filter" else ["t"], "partitions": 100 if what == "setting" else 1}
     if what == "cursor":
         facts = {"stream": STREAM, "filter": "a/#/b", "group": False, "expiry_s": None, "seen_s": 0.0}
-        key, value = block_log.queue_key(CURSOR), recovery.queue_value("panel", 0, facts, kind="cursor")
+        key, value = queue_key(CURSOR), recovery.queue_value("panel", 0, facts, kind="cursor")
     else:
         kind = "table" if what == "kind" else "stream"
-        key, value = block_log.queue_key(STREAM), recovery.queue_value("s", 0, settings, kind=kind)
+        key, value = queue_key(STREAM), recovery.queue_value("s", 0, settings, kind=kind)
     edit(written, lambda txn: txn.put(key, value))
     with qflow.open(written) as broker:
         assert len(broker.recovery.problems) == 1
@@ -132,8 +133,8 @@ def test_two_streams_or_subscriptions_of_one_name_are_told_of(written: Path) -> 
 
     def double(txn: Any) -> None:
         for owner in (STREAM, CURSOR):
-            txn.put(block_log.queue_key(owner + 2), txn.get(block_log.queue_key(owner)))
-            block_log.write_row(txn, owner + 2, 0, block_log.new_row(0))
+            txn.put(queue_key(owner + 2), txn.get(queue_key(owner)))
+            write_row(txn, owner + 2, 0, new_row(0))
 
     edit(written, double)
     with qflow.open(written) as broker:

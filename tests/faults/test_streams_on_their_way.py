@@ -12,7 +12,7 @@ import pytest
 import inside
 import qflow
 from faults.seams import PATIENCE_S
-from qflow.storage.block_log import BLOCKS
+from qflow.storage.log.keys import BLOCKS
 from unit.clocks import until
 
 Open = Callable[..., qflow.Broker]

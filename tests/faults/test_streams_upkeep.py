@@ -12,9 +12,9 @@ import pytest
 
 import inside
 import qflow
-from qflow.storage import bodies
-from qflow.storage.block_log import BLOCKS, key_of
 from qflow.storage.blocks import read_header
+from qflow.storage.log import bodies
+from qflow.storage.log.keys import BLOCKS, key_of
 from unit.clocks import Clock, open_still
 
 OWNER = 1

@@ -13,8 +13,9 @@ import pytest
 import qflow
 from faults.bare_log import ALL, Line, Told, bare_log, declared, in_log
 from faults.seams import PATIENCE_S, Faults, in_thread
-from qflow.storage import block_log, transaction_log, writer
-from qflow.storage.transaction_log import Put, TransactionLog, Unit
+from qflow.storage.log import transaction_log, writer
+from qflow.storage.log.marks import read_attempts
+from qflow.storage.log.transaction_log import Put, TransactionLog, Unit
 
 
 @pytest.fixture
@@ -355,7 +356,7 @@ def test_a_lane_that_is_not_logged_leaves_no_trace_in_the_log(log):
 def counts(log: TransactionLog, line: Line) -> list[tuple[int, int, int]]:
     """Return what the log knows of earlier deliveries."""
     with log.read() as txn:
-        return block_log.attempts(txn, line.lane.owner, line.lane.lane, 0, ALL)
+        return read_attempts(txn, line.lane.owner, line.lane.lane, 0, ALL)
 
 
 def test_counts_of_deliveries_ride_the_commits(log):

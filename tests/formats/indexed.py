@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from qflow.message import LANE_SHIFT
-from qflow.storage import block_log, blocks
-from qflow.storage.block_log import BLOCKS, Row, key_of
+from qflow.storage import encoding
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey
-from qflow.storage.topic_index import TopicIndex
-from qflow.storage.topic_selection import Selection
+from qflow.storage.log.keys import BLOCKS, key_of
+from qflow.storage.log.rows import Row, write_row
+from qflow.storage.topics.index import TopicIndex
+from qflow.storage.topics.selection import Selection
 from qflow.streams.topic_filter import matches
 
 OWNER = 7
@@ -33,9 +34,9 @@ class Indexed:
         self.floors.setdefault(lane, lane << LANE_SHIFT)
         first = known[-1][1] if known else lane << LANE_SHIFT
         key = BlockKey(BLOCKS, OWNER, lane, first)
-        self.txn.put(key_of(*key), blocks.encode(key, [b"body"] * len(topics), topics=topics))
+        self.txn.put(key_of(*key), encoding.encode(key, [b"body"] * len(topics), topics=topics))
         known.append((first, first + len(topics), topics))
-        block_log.write_row(self.txn, OWNER, lane, self.row(lane))
+        write_row(self.txn, OWNER, lane, self.row(lane))
         return first
 
     def row(self, lane: int) -> Row:
@@ -60,7 +61,7 @@ class Indexed:
         for first, end, _ in self.lanes[lane][:-1]:
             if end <= floor:
                 self.txn.delete(key_of(BLOCKS, OWNER, lane, first))
-        block_log.write_row(self.txn, OWNER, lane, self.row(lane))
+        write_row(self.txn, OWNER, lane, self.row(lane))
         while calls and self.index.forget_below(self.txn, lane, self.floors[lane], limit=2):
             calls -= 1
 

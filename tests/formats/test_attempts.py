@@ -10,8 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qflow.storage import block_log
-from qflow.storage.block_log import ATTEMPTS, Row, key_of
+from qflow.storage.log import removal
+from qflow.storage.log.keys import ATTEMPTS, key_of
+from qflow.storage.log.marks import raise_attempts, read_attempts, write_attempts
+from qflow.storage.log.rows import Row
 
 OWNER, LANE, MOST = 7, 3, 60
 
@@ -70,31 +72,31 @@ def test_ranges_of_attempts_say_what_a_dictionary_says(history, env):
     """The last number given holds for each sequence, seen through any window, whatever overlapped it before."""
     with env.begin(write=True) as txn:
         for neighbour in (LANE - 1, LANE + 1):
-            block_log.raise_attempts(txn, OWNER, neighbour, 0, MOST, 9)
+            raise_attempts(txn, OWNER, neighbour, 0, MOST, 9)
         known: dict[int, int] = {}
         floor = 0
         for kind, one, two, number in history:
             if kind == "raise":
                 first, end = sorted((max(one, floor), max(two, floor)))
-                block_log.raise_attempts(txn, OWNER, LANE, first, end, number)
+                raise_attempts(txn, OWNER, LANE, first, end, number)
                 known.update(dict.fromkeys(range(first, end), number))
             elif kind == "settle":
                 floor = max(floor, one)
-                block_log.remove_settled(txn, OWNER, LANE, Row(next=MOST, floor=floor), limit=two)
+                removal.remove_settled(txn, OWNER, LANE, Row(next=MOST, floor=floor), limit=two)
             else:
                 below, first = max(one, floor), max(min(one, two), floor)
                 ranges = [(first, below, number)] if number and first < below else []
-                block_log.write_attempts(txn, OWNER, LANE, below, ranges)
+                write_attempts(txn, OWNER, LANE, below, ranges)
                 for sequence in range(floor, below):
                     known[sequence] = number if sequence >= first else 0
             for first in range(floor, MOST, 7):
                 for end in range(first, MOST + 8, 9):
-                    found = by_sequence(block_log.attempts(txn, OWNER, LANE, first, end), first, end)
+                    found = by_sequence(read_attempts(txn, OWNER, LANE, first, end), first, end)
                     assert found == by_sequence(joined(known, first, end), first, end)
         for neighbour in (LANE - 1, LANE + 1):
-            assert block_log.attempts(txn, OWNER, neighbour, 0, MOST) == [(0, MOST, 9)]
-        block_log.remove_settled(txn, OWNER, LANE, Row(next=MOST, floor=MOST))
-        assert block_log.attempts(txn, OWNER, LANE, MOST, 2**62) == []
+            assert read_attempts(txn, OWNER, neighbour, 0, MOST) == [(0, MOST, 9)]
+        removal.remove_settled(txn, OWNER, LANE, Row(next=MOST, floor=MOST))
+        assert read_attempts(txn, OWNER, LANE, MOST, 2**62) == []
         txn.abort()
 
 
@@ -102,8 +104,8 @@ def test_ranges_given_one_by_one_become_one(env):
     """A thousand messages that were each returned once are one record, in whichever order."""
     with env.begin(write=True) as txn:
         for sequence in [*range(0, 1_000, 2), *range(999, 0, -2)]:
-            block_log.raise_attempts(txn, OWNER, LANE, sequence, sequence + 1, 1)
-        assert block_log.attempts(txn, OWNER, LANE, 0, 2_000) == [(0, 1_000, 1)]
+            raise_attempts(txn, OWNER, LANE, sequence, sequence + 1, 1)
+        assert read_attempts(txn, OWNER, LANE, 0, 2_000) == [(0, 1_000, 1)]
         txn.abort()
 
 
@@ -111,9 +113,9 @@ def test_a_damaged_range_is_forgotten_and_hides_no_other(env):
     """I1: counts that do not match their checksum count nothing; those around them still do, and can be replaced."""
     with env.begin(write=True) as txn:
         for first, number in ((0, 1), (10, 2), (20, 3)):
-            block_log.raise_attempts(txn, OWNER, LANE, first, first + 10, number)
+            raise_attempts(txn, OWNER, LANE, first, first + 10, number)
         txn.put(key_of(ATTEMPTS, OWNER, LANE, 10), b"damaged")
-        assert block_log.attempts(txn, OWNER, LANE, 5, 25) == [(0, 10, 1), (20, 30, 3)]
-        block_log.raise_attempts(txn, OWNER, LANE, 8, 22, 4)
-        assert block_log.attempts(txn, OWNER, LANE, 0, 30) == [(0, 8, 1), (8, 22, 4), (22, 30, 3)]
+        assert read_attempts(txn, OWNER, LANE, 5, 25) == [(0, 10, 1), (20, 30, 3)]
+        raise_attempts(txn, OWNER, LANE, 8, 22, 4)
+        assert read_attempts(txn, OWNER, LANE, 0, 30) == [(0, 8, 1), (8, 22, 4), (22, 30, 3)]
         txn.abort()

@@ -13,8 +13,10 @@ from xxhash import xxh3_64_digest
 
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_logged, is_plain
-from qflow.storage import blocks
-from qflow.storage.blocks import BlockKey, Reference, Singles
+from qflow.storage import blocks, encoding
+from qflow.storage.blocks import BlockKey, Reference
+from qflow.storage.encoding import Messages
+from qflow.storage.spill.singles import Singles
 
 KEY = BlockKey(table=3, owner=70_000, lane=5, first=2**40)
 WHERE = "test file"
@@ -54,7 +56,7 @@ def test_decode_returns_what_encode_was_given(key, records, previous, time_ms, d
 
     topics = topics_for(data, records)
 
-    encoded = blocks.encode(
+    encoded = encoding.encode(
         key, records, previous=previous, time_ms=time_ms, offsets=offsets, times=times, topics=topics
     )
     block = blocks.decode(encoded, key, where=WHERE)
@@ -78,7 +80,7 @@ def test_singles_write_the_same_bytes_as_encode(key, record):
     """The short cut for blocks of one writes the same format, in one piece or framed, and reads it back."""
     singles = Singles(key.table, key.owner, key.lane)
     encoded = singles.encode(key.first, record)
-    assert encoded == blocks.encode(key, [record])
+    assert encoded == encoding.encode(key, [record])
     assert as_message(singles.decode(encoded, key.first, WHERE)) == as_message(record)
     if type(record) is bytes:
         assert len(encoded) == len(record) + blocks.SINGLE_BYTES
@@ -88,14 +90,14 @@ def test_singles_write_the_same_bytes_as_encode(key, record):
 
 
 SAMPLES = {
-    "one": blocks.encode(KEY, [b"a body of one message"]),
-    "empty": blocks.encode(KEY, [b""]),
-    "many": blocks.encode(KEY, [b"first", b"", b"third"], previous=KEY.first - 1, time_ms=1_700_000_000_000),
-    "columns": blocks.encode(
+    "one": encoding.encode(KEY, [b"a body of one message"]),
+    "empty": encoding.encode(KEY, [b""]),
+    "many": encoding.encode(KEY, [b"first", b"", b"third"], previous=KEY.first - 1, time_ms=1_700_000_000_000),
+    "columns": encoding.encode(
         KEY, [Message(b"x", b'{"a":1}'), Message(b"yz", b"", logged=False)], offsets=[0, 7], times=[0, 9]
     ),
-    "reference": blocks.encode(KEY, [b"plain", Reference(2**40, 5_000), Message(b"x", b'{"a":1}')]),
-    "topics": blocks.encode(KEY, [b"one", b"two", b"three"], topics=["a/b", "é", "a/b"]),
+    "reference": encoding.encode(KEY, [b"plain", Reference(2**40, 5_000), Message(b"x", b'{"a":1}')]),
+    "topics": encoding.encode(KEY, [b"one", b"two", b"three"], topics=["a/b", "é", "a/b"]),
 }  # fmt: skip
 
 
@@ -189,7 +191,7 @@ def test_a_reference_says_where_its_record_is_and_how_long(number, size):
 
 def test_a_kind_of_record_of_a_later_version_is_refused():
     """A block whose kinds column holds another number is not guessed at, though its checksums are right."""
-    block = bytearray(blocks.encode(KEY, [Message(b"x", b'{"a":1}')]))
+    block = bytearray(encoding.encode(KEY, [Message(b"x", b'{"a":1}')]))
     start = blocks.HEADER_BYTES + 4
     block[start] = 3
     seed = crc32(block[: start + 4])
@@ -221,7 +223,7 @@ def test_bytes_with_a_right_checksum_are_not_a_block_by_that(decoder):
             decoder(data + checksum)
 
 
-sizes = st.one_of(st.integers(0, 300), st.integers(0, 2 * blocks.MAX_BYTES), st.just(0))
+sizes = st.one_of(st.integers(0, 300), st.integers(0, 2 * encoding.MAX_BYTES), st.just(0))
 
 
 @settings(deadline=None)
@@ -229,27 +231,27 @@ sizes = st.one_of(st.integers(0, 300), st.integers(0, 2 * blocks.MAX_BYTES), st.
 @example([50] * 1024)
 def test_split_covers_everything_within_the_bounds(message_sizes):
     """The pieces are all messages in order, each within both bounds with every column used, or a single message."""
-    pieces = blocks.split(message_sizes)
+    pieces = encoding.split(message_sizes)
     assert [index for piece in pieces for index in range(piece.start, piece.stop)] == list(range(len(message_sizes)))
     for piece in pieces:
         count = piece.stop - piece.start
-        assert 1 <= count <= blocks.MAX_MESSAGES
+        assert 1 <= count <= encoding.MAX_MESSAGES
         if count > 1:
             records = [bytes(size) for size in message_sizes[piece]]
             large = [index for index, record in enumerate(records) if len(record) > 5]
             for index in large[:1]:
                 records[index] = Message(records[index][5:])
-            block = blocks.encode(KEY, records, offsets=range(count), times=[0] * count)
-            assert len(block) <= blocks.MAX_BYTES
+            block = encoding.encode(KEY, records, offsets=range(count), times=[0] * count)
+            assert len(block) <= encoding.MAX_BYTES
 
 
 @given(st.lists(sizes, min_size=1, max_size=60))
 def test_split_does_not_cut_more_than_needed(message_sizes):
     """Two neighbouring pieces would not have fitted together."""
-    pieces = blocks.split(message_sizes)
+    pieces = encoding.split(message_sizes)
     for one, two in pairwise(pieces):
         first_of_next = [*message_sizes[one], message_sizes[two.start]]
-        assert sum(first_of_next) + 20 * len(first_of_next) > blocks.MAX_BYTES - blocks.SINGLE_BYTES
+        assert sum(first_of_next) + 20 * len(first_of_next) > encoding.MAX_BYTES - blocks.SINGLE_BYTES
 
 
 @given(st.lists(plain_or_message, min_size=1, max_size=6), some_records, st.data())
@@ -260,22 +262,19 @@ def test_growing_a_block_is_decoding_and_encoding_it(records, more, data):
     gap = data.draw(st.sampled_from([0, 0, 0, 1]))
     settled = data.draw(st.integers(0, len(records)))
     late_ms = data.draw(st.integers(-1, 2**32))
-    old = blocks.encode(KEY, records, previous=7, time_ms=1000, offsets=offsets, times=times)
+    old = encoding.encode(KEY, records, previous=7, time_ms=1000, offsets=offsets, times=times)
     first = KEY.first + len(records) + gap
     topics, more_topics = topics_for(data, records), topics_for(data, more)
     if topics is not None:
-        old = blocks.encode(KEY, records, previous=7, time_ms=1000, offsets=offsets, times=times, topics=topics)
+        old = encoding.encode(KEY, records, previous=7, time_ms=1000, offsets=offsets, times=times, topics=topics)
 
-    grown = blocks.grow(
+    grown = encoding.grow(
         old,
         KEY,
         first,
-        more,
-        list(map(len, more)),
-        plain=is_plain(more),
+        Messages(more, list(map(len, more)), is_plain(more), more_topics),
         settled=settled,
         time_ms=1000 + late_ms,
-        topics=more_topics,
     )
 
     mixed = (topics is None) != (more_topics is None)
@@ -286,7 +285,7 @@ def test_growing_a_block_is_decoding_and_encoding_it(records, more, data):
     kept = [b""] * settled + block.records[settled:]
     both = [*(times or [0] * len(records)), *[late_ms] * len(more)]
     both_topics = None if topics is None or more_topics is None else topics + more_topics
-    whole = blocks.encode(KEY, [*kept, *more], previous=7, time_ms=1000, times=both, topics=both_topics)
+    whole = encoding.encode(KEY, [*kept, *more], previous=7, time_ms=1000, times=both, topics=both_topics)
     expected = blocks.decode(whole, KEY, where=WHERE)
     found = blocks.decode(grown, KEY, where=WHERE)
     assert list(map(type, found.records)) == list(map(type, expected.records))
@@ -304,7 +303,8 @@ def test_a_damaged_or_foreign_block_does_not_grow(name, position, change):
     damaged = whole[:at] + bytes((whole[at] ^ change,)) + whole[at + 1 :]
     count = blocks.read_header(whole, where=WHERE).count
     for block, key in ((damaged, KEY), (whole[:at], KEY), (whole, KEY._replace(owner=1)), (b"", KEY)):
-        assert blocks.grow(block, key, KEY.first + count, [b"more"], [4], plain=True, settled=0, time_ms=2**41) is None
+        more = Messages([b"more"], [4], True)
+        assert encoding.grow(block, key, KEY.first + count, more, settled=0, time_ms=2**41) is None
 
 
 @given(st.integers(min_value=0), st.integers(1, 255))
@@ -336,10 +336,9 @@ class Topic(str):
 def test_new_names_are_not_compared_with_each_other(monkeypatch):
     """1,000 of them in one call: each is looked for once, and not held against every name before it."""
     monkeypatch.setattr(Name, "compared", 0)
-    old = blocks.encode(KEY, [b""], topics=["t"])
+    old = encoding.encode(KEY, [b""], topics=["t"])
     topics = [Topic(f"t/{number}") for number in range(1000)]
-    grown = blocks.grow(
-        old, KEY, KEY.first + 1, [b""] * 1000, [0] * 1000, plain=True, settled=0, time_ms=0, topics=topics
-    )
+    more = Messages([b""] * 1000, [0] * 1000, True, topics)
+    grown = encoding.grow(old, KEY, KEY.first + 1, more, settled=0, time_ms=0)
     assert blocks.decode(grown, KEY, where=WHERE).names == ["t", *topics]
     assert Name.compared < 2 * 1000

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from formats.test_hollow import ALL, Log
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_logged
-from qflow.storage import block_log, blocks, bodies
-from qflow.storage.block_log import BLOCKS
+from qflow.storage import blocks, encoding
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey, Reference
-from qflow.storage.bodies import Releases, Sharing, key_of_body
+from qflow.storage.log import append, bodies, hollowing, removal, rows
+from qflow.storage.log.bodies import Releases, Sharing, key_of_body
+from qflow.storage.log.keys import BLOCKS
+from qflow.storage.log.reading import find_message, read_unsettled
+from qflow.storage.log.rows import purged_row
 
 LINES = ((1, 0), (1, 3), (2, 0))
 """(queue, lane)."""
@@ -50,21 +53,22 @@ class Lane(Log):
     def put(self, batch: list[Record], sharing: Sharing, now_ms: int) -> None:
         first = self.row.next
         stand_ins = sharing.stand_ins(batch)
-        self.row = block_log.append_stand_ins(self.txn, self.owner, self.lane, self.row, first, stand_ins, now_ms)
+        key = BlockKey(BLOCKS, self.owner, self.lane, first)
+        self.row = append.append_stand_ins(self.txn, key, self.row, stand_ins, now_ms)
         self.row = self.row._replace(next=first + len(batch))
         self.sent.update(enumerate(batch, first))
         self.times.update(dict.fromkeys(range(first, self.row.next), now_ms))
         self.unsettled |= set(range(first, self.row.next))
 
     def purge(self) -> None:
-        self.row = block_log.purge(self.row, self.row.next)
+        self.row = purged_row(self.row, self.row.next)
         self.unsettled.clear()
 
     def pass_over(self, limit: int, most: int) -> None:
         """Hollow all of it, in steps of a few references."""
         position, more = 0, True
         while more:
-            position, more, _ = block_log.hollow(
+            position, more, _ = hollowing.hollow_lane(
                 self.txn, self.owner, self.lane, self.row, position, limit, Releases(most)
             )
 
@@ -86,7 +90,7 @@ class Lines:
             self.write_row(lane)
 
     def write_row(self, lane: Lane) -> None:
-        block_log.write_row(self.txn, lane.owner, lane.lane, lane.row)
+        rows.write_row(self.txn, lane.owner, lane.lane, lane.row)
 
     def put(self, some: list[tuple[Record, set[int]]], now_ms: int) -> None:
         """Put records into the lanes named with each; what goes to several is stored once."""
@@ -118,7 +122,7 @@ class Lines:
             elif kind == "remove":
                 lane = self.lanes[what]
                 limit, most = how
-                block_log.remove_settled(self.txn, lane.owner, lane.lane, lane.row, limit, Releases(most))
+                removal.remove_settled(self.txn, lane.owner, lane.lane, lane.row, limit, Releases(most))
             else:
                 self.lanes[what].purge()
             for lane in self.lanes:
@@ -150,7 +154,7 @@ class Lines:
             start: bytes | None = b""
             found: Counter[int] = Counter()
             while start is not None:
-                part, start = block_log.count_references(self.txn, start, limit)
+                part, start = removal.count_references(self.txn, start, limit)
                 found += part
             assert found == self.found()
             assert list(bodies.problems(self.txn, found)) == []
@@ -169,9 +173,9 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few messages, hollowed whenever three quarters of one are settled."""
-    monkeypatch.setattr(block_log, "TAIL_BYTES", 250)
-    monkeypatch.setattr(block_log, "LEAST_GIVEN_BACK", 1)
-    monkeypatch.setattr(blocks, "MAX_MESSAGES", 8)
+    monkeypatch.setattr(append, "TAIL_BYTES", 250)
+    monkeypatch.setattr(hollowing, "LEAST_GIVEN_BACK", 1)
+    monkeypatch.setattr(encoding, "MAX_MESSAGES", 8)
 
 
 any_history = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -191,17 +195,17 @@ def test_counts_are_the_references_in_blocks_and_nothing_is_left(history, last, 
         log.play(history)
         log.check()
         if last == "delete":
-            while block_log.delete_lanes(txn, 1, 3, Releases(8)):
-                assert list(bodies.problems(txn, block_log.count_references(txn, b"", ALL)[0])) == []
+            while removal.delete_lanes(txn, 1, 3, Releases(8)):
+                assert list(bodies.problems(txn, removal.count_references(txn, b"", ALL)[0])) == []
             del log.lanes[:2]
             log.check()
-            assert block_log.delete_lanes(txn, 2) is False
+            assert removal.delete_lanes(txn, 2) is False
         for lane in log.lanes if last != "delete" else []:
             if last == "settle":
                 lane.settle(lane.row.floor, lane.row.next)
             else:
                 lane.purge()
-            while block_log.remove_settled(txn, lane.owner, lane.lane, lane.row, 3, Releases(8))[1]:
+            while removal.remove_settled(txn, lane.owner, lane.lane, lane.row, 3, Releases(8))[1]:
                 pass
         assert log.found() == {}
         assert log.counted() == {}
@@ -233,7 +237,7 @@ def test_a_damaged_body_costs_the_messages_that_refer_to_it_and_no_other(
                         if type(record) is Reference and record.number == number and first + offset in lane.unsettled:
                             lost.add(first + offset)
                 expected = {at: record for at, record in lane.expected().items() if at not in lost}
-                replayed = block_log.read(txn, lane.owner, lane.lane, lane.row, lane.row.floor, lane.row.next, ALL)
+                replayed = read_unsettled(txn, lane.owner, lane.lane, lane.row, lane.row.floor, lane.row.next, ALL)
                 assert {at: text for at, text, _ in replayed.problems}.keys() == lost
                 assert {found for _, _, found in replayed.problems} <= ({b""} if vanished else {key})
                 assert all(f"shared body {number}" in text for _, text, _ in replayed.problems)
@@ -241,7 +245,7 @@ def test_a_damaged_body_costs_the_messages_that_refer_to_it_and_no_other(
                     assert lane.read(most=most)[0] == expected
                 for at in lost:
                     with pytest.raises(CorruptionError, match=f"shared body {number}"):
-                        block_log.find(txn, lane.owner, lane.lane, at)
+                        find_message(txn, lane.owner, lane.lane, at)
             found = list(bodies.problems(txn, log.found()))
             assert found == ([f"shared body {number} has vanished"] if vanished else [])
         txn.abort()
@@ -303,7 +307,7 @@ def test_a_block_that_refers_to_much_is_read_in_parts(env):
         assert len(lane.blocks()) == 1
         position, parts = 0, 0
         while position < 100:
-            replayed = block_log.read(txn, 1, 0, lane.row, position, 100, 30_000)
+            replayed = read_unsettled(txn, 1, 0, lane.row, position, 100, 30_000)
             ((first, piece),) = replayed.pieces
             assert (first, piece) == (position, records[position : replayed.position])
             assert len(b"".join(piece)) < 50_000
@@ -321,7 +325,7 @@ def test_a_damaged_count_keeps_its_body(env):
         txn.put(key_of_body(number + 1), b"damaged")
         assert ["is damaged" in text for text in bodies.problems(txn, lanes.found())] == [True]
         lanes.lanes[0].settle(0, 1)
-        block_log.remove_settled(txn, 1, 0, lanes.lanes[0].row)
+        removal.remove_settled(txn, 1, 0, lanes.lanes[0].row)
         assert lanes.lanes[1].read() == ({3 << 56: BIG}, [])
         txn.abort()
 
@@ -335,7 +339,7 @@ def test_a_count_that_differs_from_the_references_is_named(count, env):
         (number,) = lanes.counted()
         key = key_of_body(number + 1)
         txn.delete(key) if count is None else txn.put(key, bodies._sealed(key, count))
-        counted, _ = block_log.count_references(txn, b"", ALL)
+        counted, _ = removal.count_references(txn, b"", ALL)
         found = list(bodies.problems(txn, counted))
         assert f"shared body {number} counts {count or 0} references, the blocks hold 2" in found
         assert (f"the count of shared body {number} has vanished" in found) is (count is None)
@@ -372,7 +376,7 @@ def test_blocks_without_references_are_removed_unseen(env):
 
         firsts = sorted(lane.blocks())
         watched = Watched()
-        assert block_log.remove_settled(watched, 1, 0, lane.row, limit=ALL)[1] is False
+        assert removal.remove_settled(watched, 1, 0, lane.row, limit=ALL)[1] is False
         assert watched.read == [first for first in firsts if first < lane.row.referring]
         assert max(watched.read) <= 200
         assert lane.blocks() == {}

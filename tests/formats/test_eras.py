@@ -10,8 +10,8 @@ import lmdb
 import inside
 import qflow
 from qflow.inspect import check_spool
-from qflow.storage import eras
-from qflow.storage.block_log import ERAS
+from qflow.storage.log.keys import ERAS
+from qflow.storage.streams import eras
 from unit.clocks import Clock, open_still
 
 

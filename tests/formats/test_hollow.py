@@ -11,8 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qflow.message import Message, Record, is_logged, is_plain
-from qflow.storage import block_log, blocks
-from qflow.storage.block_log import BLOCKS, Settled, key_of
+from qflow.storage import blocks, encoding
+from qflow.storage.blocks import BlockKey
+from qflow.storage.encoding import Messages
+from qflow.storage.log import append, hollowing, removal
+from qflow.storage.log.append import append_messages
+from qflow.storage.log.keys import BLOCKS, MARKS, key_of, scan
+from qflow.storage.log.marks import settle_ranges, settled_ranges
+from qflow.storage.log.reading import find_message, read_unsettled
+from qflow.storage.log.rows import Settled, new_row, write_row
 
 OWNER = 7
 ALL = 2**62
@@ -42,17 +49,16 @@ class Log:
         self.txn = txn
         self.lane = lane
         self.owner = owner
-        self.row = block_log.new_row(lane)
+        self.row = new_row(lane)
         self.sent: dict[int, Record] = {}
         self.times: dict[int, int] = {}
         self.unsettled: set[int] = set()  # unlogged ones, too
 
     def append(self, batch: list[Record]) -> None:
         first = self.row.next
-        sizes = list(map(len, batch))
-        self.row = block_log.append(
-            self.txn, self.owner, self.lane, self.row, first, batch, sizes, is_plain(batch), now_ms=1000 + first
-        )
+        key = BlockKey(BLOCKS, self.owner, self.lane, first)
+        messages = Messages(batch, list(map(len, batch)), is_plain(batch))
+        self.row = append_messages(self.txn, key, self.row, messages, now_ms=1000 + first)
         self.row = self.row._replace(next=first + len(batch))
         self.sent.update(enumerate(batch, first))
         self.times.update((sequence, 1000 + first) for sequence in range(first, self.row.next))
@@ -65,12 +71,12 @@ class Log:
             record = self.sent[sequence]
             logged = is_logged(record)
             ranges.append(Settled(sequence, sequence + 1, logged, len(record) if logged else 0))
-        self.row = block_log.settle(self.txn, self.owner, self.lane, self.row, ranges)
+        self.row = settle_ranges(self.txn, self.owner, self.lane, self.row, ranges)
         self.unsettled -= set(taken)
 
     def hollow(self, position: int = 0, limit: int = ALL) -> int:
         """Run a whole pass; return its steps."""
-        done = block_log.hollow(self.txn, self.owner, self.lane, self.row, position, limit)
+        done = hollowing.hollow_lane(self.txn, self.owner, self.lane, self.row, position, limit)
         return done.steps + (self.hollow(done.position, limit) if done.more else 0)
 
     def expected(self) -> dict[int, Record]:
@@ -82,7 +88,7 @@ class Log:
         at: int = self.row.floor if position is None else position
         last: int | None = None
         while at < self.row.next:
-            replayed = block_log.read(self.txn, self.owner, self.lane, self.row, at, self.row.next, most, last)
+            replayed = read_unsettled(self.txn, self.owner, self.lane, self.row, at, self.row.next, most, last)
             for first, piece in replayed.pieces:
                 found.update(enumerate(piece, first))
             problems += [text for _, text, _ in replayed.problems]
@@ -91,7 +97,7 @@ class Log:
         return found, problems
 
     def blocks(self) -> dict[int, bytes]:
-        found = block_log.scan(self.txn, self.owner, self.lane, 0, blocks.NO_PREVIOUS)
+        found = scan(self.txn, self.owner, self.lane, 0, blocks.NO_PREVIOUS)
         return {int.from_bytes(key[-8:], "big"): value for key, value in found}
 
     def check(self) -> None:
@@ -102,7 +108,7 @@ class Log:
             assert found == {sequence: record for sequence, record in self.expected().items() if sequence >= position}
             assert problems == []
         for sequence, record in self.expected().items():
-            assert block_log.find(self.txn, self.owner, self.lane, sequence) == (record, self.times[sequence])
+            assert find_message(self.txn, self.owner, self.lane, sequence) == (record, self.times[sequence])
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +122,9 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few messages, hollowed whenever three quarters of one are settled."""
-    monkeypatch.setattr(block_log, "TAIL_BYTES", 250)
-    monkeypatch.setattr(block_log, "LEAST_GIVEN_BACK", 1)
-    monkeypatch.setattr(blocks, "MAX_MESSAGES", 8)
+    monkeypatch.setattr(append, "TAIL_BYTES", 250)
+    monkeypatch.setattr(hollowing, "LEAST_GIVEN_BACK", 1)
+    monkeypatch.setattr(encoding, "MAX_MESSAGES", 8)
 
 
 def play(log: Log, history: list[tuple[str, Any]]) -> None:
@@ -135,8 +141,8 @@ def play(log: Log, history: list[tuple[str, Any]]) -> None:
             log.hollow(argument, limit=1 + argument)
             assert log.row == before
         else:
-            block_log.remove_settled(log.txn, log.owner, log.lane, log.row, limit=argument)
-        block_log.write_row(log.txn, log.owner, log.lane, log.row)
+            removal.remove_settled(log.txn, log.owner, log.lane, log.row, limit=argument)
+        write_row(log.txn, log.owner, log.lane, log.row)
 
 
 any_history = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -158,7 +164,7 @@ def test_what_is_not_settled_is_read_as_before_and_nothing_is_reported(history, 
         log.check()
         log.settle(log.row.floor, log.row.next)
         assert log.row.floor == log.row.next
-        block_log.remove_settled(txn, OWNER, lane, log.row, limit=ALL)
+        removal.remove_settled(txn, OWNER, lane, log.row, limit=ALL)
         assert log.blocks() == {}
         txn.abort()
 
@@ -217,9 +223,9 @@ def test_a_mark_damaged_after_the_pass_brings_no_wrong_bytes(history, choice, en
         log = Log(txn)
         play(log, history)
         log.hollow()
-        marks = [first for first, _ in block_log.settled_ranges(txn, OWNER, 0, 0, ALL)]
+        marks = [first for first, _ in settled_ranges(txn, OWNER, 0, 0, ALL)]
         if marks:
-            txn.put(key_of(block_log.MARKS, OWNER, 0, marks[choice % len(marks)]), b"damaged")
+            txn.put(key_of(MARKS, OWNER, 0, marks[choice % len(marks)]), b"damaged")
             for _ in range(2):
                 found, _ = log.read()
                 assert log.expected().items() <= found.items() <= log.sent.items()

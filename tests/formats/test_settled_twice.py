@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from formats.test_hollow import ALL, OWNER, Log, env, play, records, small  # noqa: F401
 from qflow.errors import CorruptionError
 from qflow.message import is_logged
-from qflow.storage import block_log, blocks
-from qflow.storage.block_log import BLOCKS, Settled
+from qflow.storage import encoding
 from qflow.storage.blocks import BlockKey
+from qflow.storage.encoding import Messages
+from qflow.storage.log.append import TAIL_BYTES, append_messages
+from qflow.storage.log.keys import BLOCKS
+from qflow.storage.log.marks import settle_ranges, settled_ranges
+from qflow.storage.log.reading import is_empty
+from qflow.storage.log.rows import Settled
 
 ranges = st.tuples(st.integers(0, 40), st.integers(1, 12))
 rounds = st.lists(
@@ -56,14 +61,14 @@ def test_what_is_settled_again_counts_once(batch, history, lane, env, small):  #
                     first, stop = done[which % len(done)]
                     first = min(first + skip, stop - 1)
                     parts.append(counted(log, first, min(first + width, stop)))
-            log.row = block_log.settle(txn, OWNER, lane, log.row, parts)
+            log.row = settle_ranges(txn, OWNER, lane, log.row, parts)
             log.unsettled = fresh
             if hollows:
                 log.hollow()
             left = log.expected()
             assert (log.row.messages, log.row.bytes) == (len(left), sum(map(len, left.values())))
-            assert log.row.marks == len(list(block_log.settled_ranges(txn, OWNER, lane, log.row.floor, ALL)))
-            assert block_log.is_empty(txn, OWNER, lane, log.row) == (not left)
+            assert log.row.marks == len(list(settled_ranges(txn, OWNER, lane, log.row.floor, ALL)))
+            assert is_empty(txn, OWNER, lane, log.row) == (not left)
             log.check()
         txn.abort()
 
@@ -73,9 +78,9 @@ def test_a_range_that_was_joined_with_its_repetition_counts_once(env):  # noqa: 
     with env.begin(write=True) as txn:
         log = Log(txn)
         play(log, [("append", [b"a", b"bb", b"ccc", b"dddd"])])
-        row = block_log.settle(txn, OWNER, 0, log.row, [Settled(1, 3, 2, 5), Settled(2, 4, 2, 7)])
+        row = settle_ranges(txn, OWNER, 0, log.row, [Settled(1, 3, 2, 5), Settled(2, 4, 2, 7)])
         assert (row.messages, row.bytes) == (1, 1)
-        row = block_log.settle(txn, OWNER, 0, row, [Settled(0, 2, 2, 3)])
+        row = settle_ranges(txn, OWNER, 0, row, [Settled(0, 2, 2, 3)])
         assert (row.floor, row.messages, row.bytes, row.marks) == (4, 0, 0, 0)
         txn.abort()
 
@@ -85,9 +90,7 @@ def test_counts_are_corrected_apart_from_ranges(env):  # noqa: F811
     with env.begin(write=True) as txn:
         log = Log(txn)
         play(log, [("append", [b"a", b"bb", b"ccc"])])
-        row = block_log.settle(
-            txn, OWNER, 0, log.row, [Settled(0, 2, 2, 3), Settled(1, 1, -4, -40), Settled(1, 2, 1, 2)]
-        )
+        row = settle_ranges(txn, OWNER, 0, log.row, [Settled(0, 2, 2, 3), Settled(1, 1, -4, -40), Settled(1, 2, 1, 2)])
         assert (row.floor, row.messages, row.bytes) == (2, 5, 43)
         txn.abort()
 
@@ -96,7 +99,7 @@ def test_counts_are_corrected_apart_from_ranges(env):  # noqa: F811
 def test_a_block_with_two_messages_in_one_place_is_not_written(offsets):
     """I18 in depth: what was recovered wrongly would write over what is there."""
     with pytest.raises(CorruptionError, match="the same place"):
-        blocks.encode(BlockKey(BLOCKS, OWNER, 0, 5), [b"x"] * len(offsets), offsets=offsets)
+        encoding.encode(BlockKey(BLOCKS, OWNER, 0, 5), [b"x"] * len(offsets), offsets=offsets)
 
 
 @pytest.mark.parametrize("behind", [0, 1])
@@ -104,8 +107,8 @@ def test_a_message_is_not_written_over_another(behind, env: Any):  # noqa: F811
     """I18 in depth: a row that is behind its blocks is refused, in the tail block and where a new one would begin."""
     with env.begin(write=True) as txn:
         log = Log(txn)
-        play(log, [("append", [b"a" * block_log.TAIL_BYTES if behind == 0 else b"a", b"b"])])
+        play(log, [("append", [b"a" * TAIL_BYTES if behind == 0 else b"a", b"b"])])
         with pytest.raises(CorruptionError, match=r"message \d of queue 7, lane 0, was not written"):
-            block_log.append(txn, OWNER, 0, log.row, behind, [b"c"], [1], True, 1000)
+            append_messages(txn, BlockKey(BLOCKS, OWNER, 0, behind), log.row, Messages([b"c"], [1], True), 1000)
         assert log.read() == ({0: log.sent[0], 1: b"b"}, [])
         txn.abort()

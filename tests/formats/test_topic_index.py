@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from formats.indexed import OWNER, Indexed
 from qflow.errors import CorruptionError
-from qflow.storage import blocks, postings, topic_index, topic_names
-from qflow.storage.block_log import BLOCKS, key_of
-from qflow.storage.postings import Postings
-from qflow.storage.topic_records import INDEX, POSTINGS, TABLES, TOPIC_NAMES, TOPICS, delete_index, lane_key, name_key
-from qflow.storage.topic_selection import Selection
+from qflow.storage import blocks, encoding
+from qflow.storage.log.keys import BLOCKS, key_of
+from qflow.storage.topics import index as topic_index
+from qflow.storage.topics import names as topic_names
+from qflow.storage.topics import postings
+from qflow.storage.topics.postings import Postings
+from qflow.storage.topics.records import INDEX, POSTINGS, TABLES, TOPIC_NAMES, TOPICS, delete_index, lane_key, name_key
+from qflow.storage.topics.selection import Selection
 
 FILTERS = ("a/1", "a/7", "a/+", "+/2/#", "b", "nothing", "no/+", "#", "long" * 200)
 
@@ -253,7 +256,7 @@ def test_a_block_whose_topics_cannot_be_read_may_hold_any(stream, how):
     elif how == "of another place":
         stream.txn.put(key, stream.txn.get(key_of(BLOCKS, OWNER, 0, 0)))
     else:
-        stream.txn.put(key, blocks.encode(blocks.BlockKey(BLOCKS, OWNER, 0, first), [b"body"]))
+        stream.txn.put(key, encoding.encode(blocks.BlockKey(BLOCKS, OWNER, 0, first), [b"body"]))
     problems = stream.index_all()
     assert len(problems) == (how in ("damaged", "of another place"))
     for one in ("secret", "nothing", "no/+", "#"):

@@ -14,7 +14,7 @@ import inside
 import qflow
 import scratch
 from qflow import inspect
-from qflow.storage import writer
+from qflow.storage.log import writer
 
 
 class SpoolMachine(RuleBasedStateMachine):

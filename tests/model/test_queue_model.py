@@ -18,7 +18,7 @@ from qflow.memory import run_list
 from qflow.memory.group import GROUP_BYTES
 from qflow.memory.schedule import index_charge
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
-from qflow.storage import block_log
+from qflow.storage.log import append, hollowing
 
 CAPACITIES = [0, 1, 200, 1_000, 5_000]
 LARGEST = 700
@@ -42,8 +42,8 @@ class QueueMachine(SpoolMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch.setattr(block_log, "TAIL_BYTES", 1_500)  # small blocks, and many of them: a pass has work
-        self.patch.setattr(block_log, "LEAST_GIVEN_BACK", 1)
+        self.patch.setattr(append, "TAIL_BYTES", 1_500)  # small blocks, and many of them: a pass has work
+        self.patch.setattr(hollowing, "LEAST_GIVEN_BACK", 1)
         self.sent: dict[int, Sent] = {}
         self.waiting: set[int] = set()
         self.held: dict[int, Delivery] = {}
@@ -217,10 +217,10 @@ class QueueMachine(SpoolMachine):
     @rule(limit=st.integers(1, 100))
     def maintain(self, limit: int) -> None:
         """All that the maintenance thread would do, and a look at every block, by steps of any size."""
-        self.patch.setattr(block_log, "HOLLOWING_STEPS", limit)
+        self.patch.setattr(hollowing, "HOLLOWING_STEPS", limit)
         broker = self.broker
         for lane in self.queue.lanes:
-            lane.hollow_at = 0
+            lane.passes.at = 0
         with inside.paused(broker):
             while (
                 inside.upkeep(broker).sweep()

@@ -22,7 +22,9 @@ import qflow
 from model.spool_machine import SpoolMachine
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
-from qflow.storage import block_log, blocks, partitions
+from qflow.storage import encoding
+from qflow.storage.log import append, removal
+from qflow.storage.streams import partitions
 from qflow.streams import cursor as cursor_module
 from qflow.streams import part as part_module
 from qflow.streams import room as room_module
@@ -122,9 +124,9 @@ class StreamMachine(SpoolMachine):
     def __init__(self) -> None:
         super().__init__()
         for place, name, value in (
-            (block_log, "TAIL_BYTES", 400),
-            (block_log, "REMOVED_AT_ONCE", 4),
-            (blocks, "MAX_MESSAGES", 3),
+            (append, "TAIL_BYTES", 400),
+            (removal, "REMOVED_AT_ONCE", 4),
+            (encoding, "MAX_MESSAGES", 3),
             (partitions, "BLOCKS_AT_ONCE", 2),
             (part_module, "HINTS", 2),
             (cursor_module, "READ_BYTES", 600),

@@ -21,7 +21,7 @@ from qflow.cli.main import app
 from qflow.spark.archive import Archive
 from qflow.spark.loading import load
 from qflow.spark.report import draw, report
-from qflow.storage import groups
+from qflow.storage.streams import groups
 
 
 def publish(broker: qflow.Broker, first: int, count: int) -> None:

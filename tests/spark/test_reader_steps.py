@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import qflow
-from qflow.storage import groups
+from qflow.storage.streams import groups
 from spark import reader_process as there
 from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 from unit.clocks import Clock

@@ -11,9 +11,10 @@ import lmdb
 import pytest
 
 import qflow
-from qflow.storage import groups
-from qflow.storage.block_log import ERAS, meta_key, seal
 from qflow.storage.files import Files
+from qflow.storage.log.keys import ERAS, meta_key
+from qflow.storage.log.sealing import seal
+from qflow.storage.streams import groups
 from spark import reader_process as there
 from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 from unit.clocks import Clock, open_still

@@ -12,8 +12,8 @@ import pytest
 
 import qflow
 from qflow.spark import lag
-from qflow.storage import groups
 from qflow.storage.files import Files
+from qflow.storage.streams import groups
 from spark.trees import Trees, said, tell
 from unit.clocks import until
 

@@ -8,10 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 from qflow.message import Message, Record, encode_headers
-from qflow.storage import blocks, stages
+from qflow.storage import encoding
 from qflow.storage.files import Files
-from qflow.storage.stage_files import StageFile, StageWriter
-from qflow.storage.stages import Batch, Manifest
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.stage_files import StageFile, StageWriter
+from qflow.storage.inbox.stages import Batch, Manifest
 
 Row = tuple[Any, ...]
 """(topic, body), (topic, body, key) or (topic, body, key, headers)."""
@@ -30,7 +31,7 @@ def write_file(
     for start in range(0, len(rows), at_once):
         part = rows[start : start + at_once]
         records = [record_of(*row[1:]) for row in part]
-        block = blocks.encode(writer.key, records, topics=[row[0] for row in part])
+        block = encoding.encode(writer.key, records, topics=[row[0] for row in part])
         writer.add(block, len(part), sum(map(len, records)))
     return writer.finish()
 

@@ -15,12 +15,14 @@ from faults.seams import Faults, FaultyFiles, faulty_broker
 from qflow import adoption
 from qflow.adoption import MEMORY_SHARE
 from qflow.inspect import check_spool
-from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files
-from qflow.storage.inbox import Inbox
-from qflow.storage.sink_batches import ONCE_EXPIRY_S, Adopted, Partial
-from qflow.storage.stage_files import StageWriter
-from qflow.storage.stages import Batch
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.batches import ONCE_EXPIRY_S, Adopted, Partial
+from qflow.storage.inbox.inbox import Inbox
+from qflow.storage.inbox.stage_files import StageWriter
+from qflow.storage.inbox.stages import Batch
+from qflow.storage.log.table import Forgotten
 from unit.clocks import Clock, until
 from unit.handing import hand, staged
 
@@ -586,7 +588,7 @@ def test_a_record_stays_while_a_stage_it_knows_is_in_the_inbox(broker, spool, cl
 
 def test_records_are_forgotten_some_at_a_time(broker):
     """Each call goes on where the last one stopped, and says so only where there are more of them."""
-    found: list[sink_batches.Forgotten] = []
+    found: list[Forgotten] = []
     behind = bytes((sink_batches.SINK_BATCHES + 1,))
 
     def work(txn: Any) -> None:

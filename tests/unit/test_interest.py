@@ -11,9 +11,9 @@ import pytest
 
 import inside
 import qflow
-from qflow.storage.block_log import scan
 from qflow.storage.blocks import read_names
-from qflow.storage.topic_selection import Candidates, Selection
+from qflow.storage.log.keys import scan
+from qflow.storage.topics.selection import Candidates, Selection
 from qflow.streams import topic_filter
 from qflow.streams.interest import Interest
 from qflow.streams.stream import Stream

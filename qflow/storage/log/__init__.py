@@ -1,0 +1,1 @@
+"""The log: keys and values, reading and writing them, and the one thread that does the latter."""

@@ -1,0 +1,439 @@
+"""What one transaction of the log will hold: requests of callers, gathered into a batch by the writer.
+
+A *request* is what one caller hands over by value: puts, settled ranges, counts of deliveries, purges, records. A
+*unit* is a request whose parts are committed together or not at all. Where the disk is full, a batch is written without
+its puts, and without the units that hold some, what those settle included; all else goes on.
+
+    state of a request     who has it
+    made                   its caller
+    handed over            the writer's queue: it will be done, or told why not, whatever becomes of its caller
+    joined                 a batch
+    done                   its caller again: `error` says what became of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from threading import Lock
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from qflow.errors import DiskFull
+from qflow.message import LANE_SHIFT, Record
+from qflow.storage.log import removal
+from qflow.storage.log.bodies import SHARED_BYTES, shared_among
+from qflow.storage.log.calls import Calls
+from qflow.storage.log.hollowing import Hollowed
+from qflow.storage.log.passes import NOWHERE, Passes
+from qflow.storage.log.rows import Row, Settled
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from qflow.storage.environment import Environment
+
+Work = Callable[["Environment", "AbstractContextManager[object]"], None]
+"""What is done in place of a batch, given a context in which nobody reads."""
+
+
+class Publisher(Protocol):
+    """The queue behind a lane."""
+
+    def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
+        """Make confirmed messages of `size` bytes together visible."""
+
+    def publish_transient(self, put: Put) -> None:
+        """Assign sequences to a unit's put that is not logged (`put.first`), make it visible."""
+
+    def purged(self, ends: dict[int, int]) -> None:
+        """Drop everything below these ends, by the number of the lane."""
+
+    def refused(self, put: Put) -> None:
+        """Give back the room of a put that was not confirmed."""
+
+
+class TopicPublisher(Publisher, Protocol):
+    """The partition of a stream behind a lane."""
+
+    def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
+        """`publish` of a stream's messages, with their topics and the time they have in the log."""
+
+
+class Party(Protocol):
+    """What is told of a unit's end, once, beside its caller: by the writer, in the order of the commits."""
+
+    def committed(self, unit: Unit) -> None:
+        """All of the unit is committed, and its puts are visible."""
+
+    def refused(self, unit: Unit) -> None:
+        """Nothing of it was confirmed, `unit.error` says why."""
+
+
+class Lane:
+    """A queue's lane as the log knows it. Changed by the writer only, except `next`; see `Queue` for who else.
+
+    One without a row belongs to a queue that is not logged: it is there for the puts of units.
+    """
+
+    __slots__ = (
+        "begins", "border", "broken", "is_logged", "lane", "leaves_gaps", "next", "owner", "passes", "publisher",
+        "remove_at", "removing", "row", "time_ms",
+    )  # fmt: skip
+
+    def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
+        self.is_logged = row is not None
+        row = row or Row()
+        self.owner = owner
+        self.lane = lane
+        self.row = row
+        self.next = row.next
+        """The next sequence to be assigned."""
+        self.begins = row.next
+        """The first sequence that this opening of the log assigns: see `eras`."""
+        self.publisher = publisher
+        self.leaves_gaps = False
+        """Messages that are not logged pass through it, so `row.next` must run ahead."""
+        self.time_ms = 0
+        """Of a stream's last message: the time of the next is not earlier, whatever the clock says."""
+        self.border = -1
+        """Where the last purge ended: settled ranges on its two sides are counted apart."""
+        self.remove_at = 0
+        """The floor at which settled blocks can be removed."""
+        self.removing = row.floor > lane << LANE_SHIFT  # a crash may have left some
+        """More settled blocks wait to be removed than one commit may."""
+        self.broken: BaseException | None = None
+        """Pages of its that a commit came by are damaged: nothing more can be written to it."""
+        self.passes = Passes(row.floor if row.marks else NOWHERE)  # at open nobody knows what was left
+
+    @property
+    def hollow_due(self) -> bool:
+        """Blocks above the floor should be looked at."""
+        return self.broken is None and self.passes.due
+
+
+class Request:
+    """What one caller has handed over."""
+
+    __slots__ = ("batch", "done", "error", "future", "gate", "joined", "rung", "told")
+
+    def __init__(self) -> None:
+        self.batch: Batch | None = None
+        """What it has joined."""
+        self.joined = False
+        """It was handed over: who has reserved room for it need not give that back."""
+        self.rung = False
+        """The writer was told that its caller waits."""
+        self.done = False
+        self.error: BaseException | None = None
+        self.gate: Lock | None = None
+        """Held until it is done, if its caller, one thread, waits for that."""
+        self.told: Callable[[], object] | None = None
+        """Called by the writer when it is done, perhaps twice; must be quick, and must not raise."""
+        self.future: Future[Any] | None = None
+        """Resolved when it is done, by a thread in which callbacks of users may run."""
+
+    def weight(self) -> int:
+        """Return about how many bytes of messages it holds."""
+        return 0
+
+    def join(self, batch: Batch) -> None:
+        """Become a part of a batch. By the writer."""
+
+    @property
+    def is_logging(self) -> bool:
+        """It writes messages, and so is refused where the disk has no room for any."""
+        return False
+
+    def refuse(self, error: BaseException, call: Calls) -> None:
+        """Note that nothing of it was done, and tell who is concerned beside its caller. By the writer, once."""
+        self.error = error
+
+    def outcome(self) -> Any:
+        """Return what its future gives, when it is done and there was no error."""
+        return None
+
+    @property
+    def deleted(self) -> tuple[int, ...]:
+        """Deleted queues of which nothing is left."""
+        return self.batch.deleted if self.batch is not None else ()
+
+    @property
+    def hollowed(self) -> bool:
+        """There was room to give back what is settled."""
+        return self.batch is not None and bool(self.batch.hollowed)
+
+    @property
+    def short(self) -> bool:
+        """There was no room to count references to shared bodies down: blocks that hold some were not removed."""
+        return self.batch is not None and self.batch.short
+
+
+class Put(Request):
+    """Messages of one caller for one lane. `first` is their first sequence once confirmed."""
+
+    __slots__ = ("charged", "first", "lane", "plain", "records", "refused", "size", "sizes", "topics")
+
+    def __init__(
+        self,
+        lane: Lane,
+        records: list[Record],
+        sizes: list[int],
+        plain: bool,
+        size: int,
+        charged: int,
+        topics: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.lane = lane
+        self.records = records
+        self.sizes = sizes
+        """`len` of each record; with `plain`, that all are bytes, found once: asking again costs 0.01 µs a message."""
+        self.plain = plain
+        self.size = size
+        self.charged = charged
+        self.topics = topics
+        """Of each record, where the lane is a stream's."""
+        self.first = -1
+        self.refused = False
+        """Its room was given back. By its publisher: callers who are interrupted at that do it again."""
+
+    def weight(self) -> int:
+        return self.charged
+
+    def join(self, batch: Batch) -> None:
+        batch.puts.setdefault(self.lane, []).append(self)
+        batch.size += self.charged
+
+    @property
+    def is_logging(self) -> bool:
+        return True
+
+    def refuse(self, error: BaseException, call: Calls) -> None:
+        self.error = error
+        call(self.lane.publisher.refused, self)
+
+    def outcome(self) -> int:
+        return self.first
+
+
+class Unit(Request):
+    """Puts and settles of one caller that are committed together or not at all.
+
+    A put whose lane is not logged is published with the rest, after the commit. A record of 4 KiB or more that several
+    puts hold, the same object, is stored once.
+    """
+
+    __slots__ = ("parties", "puts", "result", "settles", "size", "values", "writes")
+
+    def __init__(
+        self,
+        puts: Iterable[Put] = (),
+        settles: Iterable[tuple[Lane, list[Settled]]] = (),
+        parties: Iterable[Party] = (),
+        writes: Iterable[Callable[[Any], Any]] = (),
+        size: int = 0,
+        values: int = 0,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        """About how many bytes `writes` write, if that is much: they are refused where the disk has no room for it."""
+        self.values = values
+        """About how many records those are, if that is more than a few: each may take a page of its own."""
+        self.writes = list(writes)
+        """Functions that are run inside its transaction, perhaps twice; see `TransactionLog.write`."""
+        self.puts = list(puts)
+        self.settles = list(settles)
+        self.parties = list(parties)
+        self.result: Any = None
+        """What the future gives; for a party to set."""
+
+    @property
+    def is_logging(self) -> bool:
+        return self.size > 0 or any(put.lane.is_logged for put in self.puts)
+
+    def weight(self) -> int:
+        return self.size + sum(put.charged for put in self.puts)
+
+    def join(self, batch: Batch) -> None:
+        batch.size += self.weight()
+        for put in self.puts:
+            if put.lane.is_logged:
+                batch.puts.setdefault(put.lane, []).append(put)
+        if len(self.puts) > 1:
+            large = [put for put in self.puts if put.lane.is_logged and put.size >= SHARED_BYTES]
+            shared, saved = shared_among((put.records, put.sizes) for put in large)
+            batch.shared |= shared
+            batch.saved += saved
+        batch.units.append(self)
+
+    def outcome(self) -> Any:
+        return self.result
+
+    def publish(self, call: Calls) -> None:
+        """Make the puts visible that are not logged, and tell the parties. By the writer, after the commit."""
+        for put in self.puts:
+            if not put.lane.is_logged:
+                call(put.lane.publisher.publish_transient, put)
+        for party in self.parties:
+            call(party.committed, self)
+
+    def refuse(self, error: BaseException, call: Calls) -> None:
+        self.error = error
+        for put in self.puts:
+            put.refuse(error, call)
+        for party in self.parties:
+            call(party.refused, self)
+
+
+class Settling(Request):
+    """Settled ranges of some lanes."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: list[tuple[Lane, list[Settled]]]) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def join(self, batch: Batch) -> None:
+        for lane, ranges in self.parts:
+            batch.settle(lane, ranges)
+
+
+class Order(Request):
+    """Anything else: a function that adds it to a batch."""
+
+    __slots__ = ("_add", "alone")
+
+    def __init__(self, add: Callable[[Batch], object], alone: Work | None = None) -> None:
+        super().__init__()
+        self._add = add
+        self.alone = alone
+        """What is done instead of a transaction; such a request has a batch of its own."""
+
+    def join(self, batch: Batch) -> None:
+        self._add(batch)
+
+
+class Step(NamedTuple):
+    """What a committed batch means for one lane."""
+
+    lane: Lane
+    row: Row
+    next: int
+    first: int
+    records: list[Record]
+    size: int
+    puts: int
+    purged_to: int | None
+    remove_at: int
+    removing: bool
+    topics: Sequence[str] | None
+    time_ms: int
+
+
+class Batch:
+    """What one transaction will hold; see the module. Of the writer alone."""
+
+    saved = 0
+    """How many bytes less it is that records are stored once."""
+    hollowed: Mapping[Lane, Hollowed] = MappingProxyType({})
+    """How far `hollows` came; empty if there was no room for that."""
+    deleted: tuple[int, ...] = ()
+    """Deleted queues of which nothing is left."""
+    short = False
+    """See `Request.short`."""
+    is_part = turned = False
+    free = 0
+    """Pages that were free in the file, if the disk was full."""
+    size = 0
+    committing = False
+    committed = False
+    error: BaseException | None = None
+    """Why nothing of it was written, if so."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.puts: dict[Lane, list[Put]] = {}
+        self.units: list[Unit] = []
+        self.shared: dict[int, Record] = {}
+        """Records that are stored once for several puts, by identity."""
+        self.settled: dict[Lane, list[list[int]]] = {}
+        """[first, end, messages, bytes] of each settled range."""
+        self.attempts: dict[Lane, list[tuple[int, int, int]]] = {}
+        """(first, end, number of earlier deliveries), later ones over earlier ones."""
+        self.purges: set[Lane] = set()
+        self.damaged: list[bytes] = []
+        self.hollows: list[Lane] = []
+        self.deletes: list[int] = []
+        """Deleted queues, by number, a part of which is to be removed."""
+        self.writes: list[Callable[[Any], None]] = []
+        self.plan: list[Step] = []
+        self.removes = removal.REMOVED_AT_ONCE
+        """Settled blocks of a lane that are removed, at most; less where it is a part of a batch, on a full disk."""
+
+    def add(self, request: Request) -> None:
+        """Have a request in it."""
+        self.requests.append(request)
+        request.batch = self
+        request.join(self)
+
+    def settle(self, lane: Lane, ranges: Iterable[Settled]) -> None:
+        """Add settled ranges, joined with those before where they touch."""
+        parts = self.settled.setdefault(lane, [])
+        for first, end, messages, size in ranges:
+            last = parts[-1] if parts else None
+            # Corrections stay apart, and so do ranges without messages: they may overlap what was settled before.
+            if last and last[0] < last[1] == first < end and first != lane.border and (last[2] > 0) == (messages > 0):
+                last[1] = end
+                last[2] += messages
+                last[3] += size
+            else:
+                parts.append([first, end, messages, size])
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is to be written, and no unit to be published."""
+        return not (self.is_settling or self.puts or self.units or self.writes or self.purges or self.deletes) and not (
+            self.hollows or self.damaged
+        )
+
+    @property
+    def is_settling(self) -> bool:
+        """It holds what is tried again where it failed."""
+        return bool(self.settled or self.attempts)
+
+    @property
+    def is_writing(self) -> bool:
+        """It holds what may be refused for lack of room on the disk."""
+        return bool(self.puts) or any(unit.size for unit in self.units)
+
+    def all_settled(self) -> dict[Lane, list[list[int]]]:
+        """Return what the batch settles, units included. A copy: what others settled outlives a unit's refusal."""
+        if not self.units:
+            return self.settled
+        settled = {lane: list(parts) for lane, parts in self.settled.items()}
+        for unit in self.units:
+            for lane, ranges in unit.settles:
+                settled.setdefault(lane, []).extend(map(list, ranges))
+        return settled
+
+    def refuse_messages(self, error: DiskFull, call: Calls) -> None:
+        """Refuse its messages, and the units that hold some, whole."""
+        for request in self.requests:
+            if request.is_logging and request.error is None:
+                request.refuse(error, call)
+        self.puts, self.shared = {}, {}
+        self.size = self.saved = 0
+        self.units = [unit for unit in self.units if unit.error is None]
+
+    def rest(self) -> Batch | None:
+        """Return a batch of what is to be tried again where this one failed: who did not wait must not lose it."""
+        again = Batch()
+        again.try_again(self)
+        return again if again.is_settling else None
+
+    def try_again(self, failed: Batch) -> None:
+        """Have in it what nobody waits for of one that failed."""
+        self.settled = {lane: parts for lane, parts in failed.settled.items() if parts}
+        self.attempts = failed.attempts

@@ -1,0 +1,247 @@
+"""What a batch writes into the log: one transaction, lane by lane. By the writer alone.
+
+What it changes before the commit is the log's, and plans: lanes and queues learn of it when it holds, see `writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from qflow.errors import DiskFull, StorageError
+from qflow.message import Record
+from qflow.storage.blocks import BlockKey
+from qflow.storage.encoding import Messages
+from qflow.storage.environment import DAMAGE, CannotGrow, Environment, LmdbError
+from qflow.storage.log import hollowing, removal
+from qflow.storage.log.append import RESERVED_SEQUENCES, TAIL_BYTES, append_messages, append_stand_ins
+from qflow.storage.log.batch import Batch, Lane, Put, Step
+from qflow.storage.log.bodies import RELEASED_AT_ONCE, RELEASING_BYTES, Releases, Sharing
+from qflow.storage.log.broken_lanes import LaneBroken, lane_errors
+from qflow.storage.log.hollowing import HOLLOWING_BYTES, Hollowed
+from qflow.storage.log.keys import BLOCKS, DAMAGED, queue_key
+from qflow.storage.log.marks import raise_attempts, settle_ranges
+from qflow.storage.log.parts import PAGES_A_PART, PAGES_ANYWAY, REMOVED_IN_A_PART
+from qflow.storage.log.rows import Row, Settled, purged_row, write_row
+from qflow.storage.streams import eras
+from qflow.storage.topics.records import delete_index
+
+
+class BatchWriting:
+    """See the module. One a log."""
+
+    def __init__(
+        self, env: Environment, clock: Callable[[], float], copying: Lock, reading: Lock, shares: bool
+    ) -> None:
+        """`copying` and `reading`: see `Writer`; `shares`: there may be shared bodies."""
+        self._env = env
+        self._copying = copying
+        self._reading = reading
+        self._clock = clock
+        self._shares = shares
+        self._releases = Releases()
+        self._era = eras.new_era()
+        self.gone: list[int] = []
+        """Numbers of messages in lanes that were deleted, to be counted out."""
+
+    def commit(self, batch: Batch) -> None:
+        """Write and commit a batch. If it raises, nothing was done, or `batch.committing`: then it is in doubt.
+
+        Raises:
+            MapFull: it can be done again in a larger map.
+            DiskFull: there is no room for it; nothing was begun.
+        """
+        env = self._env
+        lanes = len(batch.puts) + len(batch.settled)
+        marks = sum(map(len, batch.settled.values())) if batch.settled else 0
+        if batch.units:
+            parts = [ranges for unit in batch.units for _, ranges in unit.settles]
+            lanes += len(parts)
+            marks += sum(map(len, parts))
+            marks += 4 * len(batch.shared) + sum(4 * len(unit.writes) + unit.values for unit in batch.units)
+        if batch.attempts:
+            marks += 2 * sum(map(len, batch.attempts.values()))
+        size = batch.size - batch.saved
+        value_bytes = size * 2 + len(batch.puts) * TAIL_BYTES
+        values = lanes * 4 + marks + size // 32768 + 4 * len(batch.writes) + 20 * len(batch.damaged)
+        hollows = batch.hollows
+        releases = self._releases
+        releases.left = RELEASED_AT_ONCE
+        if hollows or self._shares:
+            more = HOLLOWING_BYTES * len(hollows) + (RELEASING_BYTES if self._shares else 0)
+            batch.short = False
+            try:
+                self._make_room(batch, value_bytes + more, values + 4 * len(batch.deletes), settles_only=False)
+            except StorageError:  # the reserve is for others; it is tried again later
+                hollows = []
+                if self._shares and not (0 < batch.removes <= REMOVED_IN_A_PART and batch.free >= 2 * PAGES_A_PART):
+                    releases.left, batch.short = 0, True
+        settles_only = not batch.is_writing
+        self._make_room(batch, value_bytes, values + 4 * len(batch.deletes), settles_only=settles_only)
+        batch.committing = False
+        hollowed: dict[Lane, Hollowed] = {}
+        batch.hollowed = hollowed
+        txn = env.begin(write=True)
+        try:
+            for lane in hollows:
+                with lane_errors(lane, env.path):
+                    hollowed[lane] = _hollow(txn, lane, releases)
+            batch.plan = self._write(txn, batch, releases)
+            batch.committing = True
+            env.commit(txn)
+        except BaseException:
+            with suppress(LmdbError):  # raised where it has ended
+                txn.abort()
+            raise
+        batch.committed = True
+
+    def grow_map(self) -> None:
+        """Grow the map, or end its confinement, when nobody reads or copies."""
+        with self._copying, self._reading:
+            self._env.grow_map()
+
+    def _make_room(self, batch: Batch, value_bytes: int, values: int, *, settles_only: bool) -> None:
+        """Make the file large enough for a transaction, or have it do with what is free in the file."""
+        while self.gone:
+            self._env.messages -= self.gone.pop()
+        try:
+            self._env.make_room(value_bytes, values, settles_only=settles_only)
+        except CannotGrow as error:
+            full = DiskFull(str(error))
+            if not self._copying.acquire(blocking=False):  # the map must not move while it is copied
+                raise full from error
+            try:
+                with self._reading:
+                    batch.free = self._env.confine(value_bytes, values, settles_only=settles_only)
+            finally:
+                self._copying.release()
+            fits = batch.is_part or 2 * values + PAGES_ANYWAY <= batch.free // 2  # see `parts`
+            if not batch.free or (settles_only and (batch.removes > REMOVED_IN_A_PART or not fits)):
+                raise full from error
+
+    def _write(self, txn: Any, batch: Batch, releases: Releases) -> list[Step]:
+        for write in batch.writes:
+            write(txn)
+        for unit in batch.units:
+            for write in unit.writes:
+                write(txn)
+        for key in batch.damaged:
+            value = txn.get(key)
+            if value is not None:
+                txn.put(bytes((DAMAGED,)) + key[1:], value)
+        now_ms = int(self._clock() * 1000)
+        settled = batch.all_settled()
+        sharing = None
+        if batch.shared:
+            self._shares = True
+            sharing = Sharing(txn, batch.shared, now_ms)
+        lanes: dict[Lane, Any] = {**settled, **batch.puts}
+        if batch.purges:
+            lanes |= dict.fromkeys(batch.purges)
+        plan = []
+        for lane in lanes:
+            try:
+                plan.append(self._write_lane(txn, batch, lane, settled.get(lane), sharing, releases, now_ms))
+            except DAMAGE as error:
+                raise LaneBroken(lane, error, self._env.path) from error
+        if sharing is not None:
+            sharing.finish()
+        if batch.attempts:
+            for lane, counts in batch.attempts.items():
+                with lane_errors(lane, self._env.path):
+                    _write_attempts(txn, {lane: counts}, {step.lane: step.row for step in plan})
+        if batch.deletes:
+            with lane_errors(None, self._env.path):
+                batch.deleted = _write_deletes(txn, batch.deletes, batch.removes, releases)
+        return plan
+
+    def _write_lane(
+        self,
+        txn: Any,
+        batch: Batch,
+        lane: Lane,
+        settled: list[list[int]] | None,
+        sharing: Sharing | None,
+        releases: Releases,
+        now_ms: int,
+    ) -> Step:
+        owner, number, row = lane.owner, lane.lane, lane.row
+        if settled:
+            row = settle_ranges(txn, owner, number, row, [Settled(*part) for part in settled])
+            if row.marks:
+                lane.passes.count(settled, row.floor)
+        first = following = lane.next
+        purged_to = None
+        if lane in batch.purges:
+            purged_to = first
+            row = purged_row(row, first)
+        puts = batch.puts.get(lane, [])
+        records: list[Record] = []
+        topics: Sequence[str] | None = None
+        size = 0
+        if puts:
+            messages = _joined(puts)
+            records, topics = messages.records, messages.topics
+            if topics is not None:
+                now_ms = max(now_ms, lane.time_ms)
+            for put in puts:
+                put.first = following
+                following += len(put.records)
+                size += put.size
+            key = BlockKey(BLOCKS, owner, number, first)
+            if sharing is None:
+                row = append_messages(txn, key, row, messages, now_ms, len(batch.puts))
+            else:
+                row = append_stand_ins(txn, key, row, sharing.stand_ins(records), now_ms, topics)
+            if first == lane.begins and topics is not None:
+                eras.note(txn, owner, number, first, self._era, row.floor)
+        ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0
+        row = tuple.__new__(Row, (max(row.next, following + ahead), *row[1:]))  # as in `append`
+        remove_at, removing = lane.remove_at, False
+        if row.floor >= remove_at:
+            remove_at, removing = removal.remove_settled(txn, owner, number, row, batch.removes, releases)
+        write_row(txn, owner, number, row)
+        return Step(
+            lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing, topics, now_ms
+        )
+
+
+def _joined(puts: Sequence[Put]) -> Messages:
+    """Return what some puts hold, one behind the other."""
+    first = puts[0]
+    if len(puts) == 1:
+        return Messages(first.records, first.sizes, first.plain, first.topics)
+    return Messages(
+        [record for put in puts for record in put.records],
+        [size for put in puts for size in put.sizes],
+        all(put.plain for put in puts),
+        None if first.topics is None else [topic for put in puts for topic in put.topics or ()],
+    )
+
+
+def _write_attempts(txn: Any, attempts: dict[Lane, list[tuple[int, int, int]]], rows: dict[Lane, Row]) -> None:
+    """Write the counts of deliveries of what is not settled; `rows` are those this batch has changed."""
+    for lane, ranges in attempts.items():
+        floor = rows.get(lane, lane.row).floor
+        for first, end, number in ranges:
+            raise_attempts(txn, lane.owner, lane.lane, max(first, floor), end, number)
+
+
+def _write_deletes(txn: Any, owners: Iterable[int], limit: int, releases: Releases) -> tuple[int, ...]:
+    """Remove a part of what deleted queues left; return those of which nothing is left, their names included."""
+    gone = tuple(
+        owner
+        for owner in owners
+        if not removal.delete_lanes(txn, owner, limit, releases) and not delete_index(txn, owner)
+    )
+    for owner in gone:
+        txn.delete(queue_key(owner))
+    return gone
+
+
+def _hollow(txn: Any, lane: Lane, releases: Releases) -> Hollowed:
+    """Begin a pass over a lane's blocks, or go on with it. By the writer."""
+    position, steps = lane.passes.begin(), hollowing.HOLLOWING_STEPS
+    return hollowing.hollow_lane(txn, lane.owner, lane.lane, lane.row, position, steps, releases)

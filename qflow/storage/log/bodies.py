@@ -1,0 +1,211 @@
+"""Bodies that several queues share: stored once, with a count of who refers to them.
+
+    key                       value
+    BODIES  0  0  0           the last number that was given
+    BODIES  0  0  number      a block of one record; numbers are even
+    BODIES  0  0  number + 1  how many references to it are in blocks: beside the body, on the same page
+
+A queue's block holds a `Reference` in place of such a record. It is counted when it is written and counted down when it
+leaves the log for good, with its block or out of it, in the same transaction; at 0 the body goes. Numbers are never
+given twice, so a reference finds its body or none. Counts carry a CRC-32, bodies are blocks and have checksums of their
+own. A count that is damaged is left as it is, with its body: too much is kept, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from qflow.errors import CorruptionError
+from qflow.message import Record, is_logged
+from qflow.storage import blocks, encoding
+from qflow.storage.blocks import BlockKey, Reference
+from qflow.storage.log import table
+from qflow.storage.log.sealing import seal, unseal
+
+BODIES = 7
+SHARED_BYTES = 4096
+"""A record of this size is stored once if several queues get it."""
+RELEASED_AT_ONCE = encoding.MAX_MESSAGES
+"""References counted down in one transaction, at most: no block holds more."""
+RELEASING_BYTES = 4096 * RELEASED_AT_ONCE
+"""Room for that: each count may lie on a page of its own."""
+
+NOBODY = 0
+"""In keys, where others have the number of a queue."""
+_PREFIX = bytes((BODIES, *NOBODY.to_bytes(5, "big")))
+_SKIPPED = 2**32
+"""Left out behind the highest number where nobody knows any more which was the last."""
+
+
+def key_of_body(number: int) -> bytes:
+    return _PREFIX + number.to_bytes(8, "big")
+
+
+_LAST_GIVEN = key_of_body(0)
+
+
+def _sealed(key: bytes, number: int) -> bytes:
+    return seal(number.to_bytes(8, "little"), key)
+
+
+def _read_number(txn: Any, key: bytes) -> int | None:
+    """Return the number kept under a key, None if there is none; raises CorruptionError if it is damaged."""
+    value = txn.get(key)
+    if value is None:
+        return None
+    return int.from_bytes(unseal(value, f"the record at key {key.hex()}", key), "little")
+
+
+def shared_among(puts: Iterable[tuple[list[Record], list[int]]]) -> tuple[dict[int, Record], int]:
+    """Return the large records that several puts hold, by identity, and how many bytes too many that is.
+
+    Args:
+        puts: records and the sizes of them, of each put.
+    """
+    seen: set[int] = set()
+    shared: dict[int, Record] = {}
+    saved = 0
+    for records, sizes in puts:
+        for record, size in zip(records, sizes, strict=True):
+            if size >= SHARED_BYTES and is_logged(record):
+                if id(record) in seen:
+                    shared[id(record)] = record
+                    saved += size
+                seen.add(id(record))
+    return shared, saved
+
+
+class Sharing:
+    """The bodies that one transaction stores, and how often it refers to each."""
+
+    def __init__(self, txn: Any, records: Mapping[int, Record], now_ms: int) -> None:
+        """Store records, given by their identity."""
+        self._txn = txn
+        self._references: dict[int, Reference] = {}
+        self._counts: Counter[int] = Counter()
+        number = _last_number(txn)
+        for identity, record in records.items():
+            number += 2
+            value = encoding.encode(BlockKey(BODIES, NOBODY, 0, number), [record], time_ms=now_ms)
+            txn.put(key_of_body(number), value)
+            self._references[identity] = Reference(number, len(record))
+        txn.put(_LAST_GIVEN, _sealed(_LAST_GIVEN, number))
+
+    def stand_ins(self, records: list[Record]) -> list[Record]:
+        """Return records with references in place of those that are stored."""
+        references = self._references
+        stored = [references.get(id(record), record) for record in records]
+        self._counts.update(record.number for record in stored if type(record) is Reference)
+        return stored
+
+    def finish(self) -> None:
+        """Write the counts, when every reference is in its block."""
+        for number, count in self._counts.items():
+            key = key_of_body(number + 1)
+            self._txn.put(key, _sealed(key, count))
+
+
+def _last_number(txn: Any) -> int:
+    with suppress(CorruptionError):
+        number = _read_number(txn, _LAST_GIVEN)
+        if number is not None:
+            return number
+    highest = _highest(txn)
+    return 0 if highest is None else highest + highest % 2 + _SKIPPED
+
+
+def _highest(txn: Any) -> int | None:
+    with txn.cursor() as cursor:
+        found = table.at_or_before(cursor, key_of_body(table.LAST))
+        return table.number_of(cursor.key()) if found else None
+
+
+def any_stored(txn: Any) -> bool:
+    """Tell whether there is a shared body."""
+    highest = _highest(txn)
+    return highest is not None and highest > 0
+
+
+def fetch(txn: Any, reference: Reference) -> Record:
+    """Return what a reference stands for.
+
+    Raises:
+        CorruptionError: it is damaged, or gone.
+    """
+    number = reference.number
+    where = f"shared body {number}"
+    value = txn.get(key_of_body(number))
+    if value is None:
+        raise CorruptionError(f"{where} has vanished")
+    block = blocks.decode(value, BlockKey(BODIES, NOBODY, 0, number), where=where)
+    if len(block.records) != 1 or len(block.records[0]) != reference.size:
+        raise CorruptionError(f"{where}: {block.header.payload_bytes} bytes, expected {reference.size}")
+    return block.records[0]
+
+
+def is_stored(txn: Any, number: int) -> bool:
+    """Tell whether there is a body, damaged or not, without reading it."""
+    with txn.cursor() as cursor:
+        return bool(cursor.set_key(key_of_body(number)))
+
+
+class Releases:
+    """Counts references down in one transaction: so many at most."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, most: int = RELEASED_AT_ONCE) -> None:
+        self.left = most
+
+    def take(self, txn: Any, references: list[Reference]) -> bool:
+        """Count down what leaves the log; False if that would be too many, and nothing was done."""
+        if len(references) > self.left:
+            return False
+        self.left -= len(references)
+        for reference in references:
+            _release(txn, reference.number)
+        return True
+
+
+def _release(txn: Any, number: int) -> None:
+    key = key_of_body(number + 1)
+    try:
+        count = _read_number(txn, key)
+    except CorruptionError:
+        return
+    if count is None:
+        return
+    if count > 1:
+        txn.put(key, _sealed(key, count - 1))
+    else:
+        txn.delete(key)
+        txn.delete(key_of_body(number))
+
+
+def problems(txn: Any, found: Mapping[int, int]) -> Iterator[str]:
+    """Compare bodies and counts with the references that were found: how many of each number; tell what differs."""
+    bodies: set[int] = set()
+    counts: dict[int, int] = {}
+    for key in table.keys(txn, key_of_body(1), table.behind(_PREFIX)):
+        number = table.number_of(key)
+        if number % 2 == 0:
+            bodies.add(number)
+            continue
+        try:
+            counts[number - 1] = _read_number(txn, key) or 0
+        except CorruptionError as error:
+            counts[number - 1] = found.get(number - 1, 0)
+            yield f"the count of shared body {number - 1} is damaged: {error}"
+    for number in sorted({*bodies, *counts, *found}):
+        if number not in bodies:
+            yield f"shared body {number} has vanished"
+        elif number not in counts:
+            yield f"the count of shared body {number} has vanished"
+        if counts.get(number, 0) != found.get(number, 0):
+            yield (
+                f"shared body {number} counts {counts.get(number, 0)} references, "
+                f"the blocks hold {found.get(number, 0)}"
+            )

@@ -1,0 +1,62 @@
+"""Where a log lies in its spool, and how a new one comes there: made and synced in `log.new/`, then renamed."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from qflow.errors import CorruptionError, StorageError
+from qflow.storage.files import Files
+
+LOG, STAGED = "log", "log.new"
+DATA, LOCK = "data.mdb", "lock.mdb"
+
+
+def staging(spool: str, files: Files) -> str:
+    """Return `log.new/` in a spool, empty: where a log is made."""
+    staged = os.path.join(spool, STAGED)
+    if os.path.islink(staged) or (os.path.exists(staged) and not os.path.isdir(staged)):
+        raise StorageError(f"{staged} is in the way: remove it and try again")
+    if os.path.isdir(staged):
+        for name in files.list(staged):
+            files.unlink(os.path.join(staged, name))
+    else:
+        files.make_directory(staged)
+    return staged
+
+
+def sync_staged(spool: str, files: Files) -> None:
+    """Force all of `log.new/` to the disk."""
+    staged = os.path.join(spool, STAGED)
+    files.sync_file(os.path.join(staged, DATA))
+    files.sync_directory(staged)
+
+
+def put_in_place(spool: str, files: Files) -> None:
+    """Make `log.new/` the log of a spool that has none."""
+    sync_staged(spool, files)
+    files.rename(os.path.join(spool, STAGED), os.path.join(spool, LOG))
+    files.sync_directory(spool)
+
+
+def check_log_directory(path: str) -> bool:
+    """Tell whether there is a log at `path`; refuse what looks like one but is not ours to follow."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(mode):
+        raise StorageError(f"{path} is not a directory: move it away, or open another spool")
+    data = os.path.join(path, DATA)
+    for place in (data, os.path.join(path, LOCK)):
+        if os.path.lexists(place) and not stat.S_ISREG(os.lstat(place).st_mode):
+            raise StorageError(f"{place} is not a file of its own, but a link or the like: put the file in its place")
+    if not os.path.exists(data):
+        raise CorruptionError(
+            f"{path} holds no data.mdb: the log is gone; restore it from a snapshot, or move {path} away"
+        )
+    if not os.path.getsize(data):
+        raise CorruptionError(
+            f"{data} is empty: the log is gone; restore it from a snapshot, or move {path} away. It was left as it is"
+        )
+    return True

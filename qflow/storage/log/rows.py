@@ -1,0 +1,110 @@
+"""Rows: what is true of each lane, in one small record beside its blocks.
+
+Everything below `floor` is settled, whatever blocks lie there; `next` is above every sequence ever handed out;
+`messages` and `bytes` count what is logged and not settled.
+
+Sequences of a lane begin at its number in their top byte. The row of lane 0 is written when the queue is declared, that
+of another lane by the first commit that touches it: a lane without a row was never used.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+from qflow.errors import CorruptionError
+from qflow.message import LANE_SHIFT, lane_of
+from qflow.storage.blocks import NO_PREVIOUS
+from qflow.storage.log import table
+from qflow.storage.log.keys import BLOCKS, LAST_LANE, MARKS, key_of, prefix_of
+from qflow.storage.log.sealing import seal, unseal
+
+_ROW = struct.Struct("<QQQQQQQQ")
+
+
+class Row(NamedTuple):
+    """What is true of one lane; see the module."""
+
+    next: int = 0
+    floor: int = 0
+    messages: int = 0
+    bytes: int = 0
+    tail: int = NO_PREVIOUS
+    """First sequence of the last block ever written, or NO_PREVIOUS."""
+    marks: int = 0
+    """Number of settled ranges above the floor."""
+    doubtful: int = 0
+    """Messages below it may have been delivered before a crash."""
+    referring: int = 0
+    """Blocks that begin below it may hold references to shared bodies."""
+
+
+class Settled(NamedTuple):
+    """A range that was settled: [first, end), of which `messages` with `bytes` bytes were logged."""
+
+    first: int
+    end: int
+    messages: int
+    bytes: int
+
+
+def _key(owner: int, lane: int) -> bytes:
+    return key_of(BLOCKS, owner, lane, table.LAST)
+
+
+def read_row(txn: Any, owner: int, lane: int) -> Row:
+    value = txn.get(_key(owner, lane))
+    where = f"the row of queue {owner}, lane {lane}"
+    if value is None:
+        raise CorruptionError(f"{where} is missing")
+    bare = unseal(value, where)
+    if len(bare) != _ROW.size:
+        raise CorruptionError(f"{where} is {len(bare)} bytes long, not {_ROW.size}")
+    return Row(*_ROW.unpack(bare))
+
+
+def new_row(lane: int) -> Row:
+    """Return the row of a lane that was never used."""
+    first = lane << LANE_SHIFT
+    return Row(next=first, floor=first)
+
+
+def read_rows(txn: Any, owner: int) -> dict[int, Row]:
+    """Return the row of each lane of a queue that was ever used, by its number.
+
+    Cost: a seek and a row for each.
+
+    Raises:
+        CorruptionError: one of them is damaged, or missing where there are blocks, or in lane 0.
+    """
+    rows = {0: read_row(txn, owner, 0)}
+    lane = 0
+    stop = table.behind(prefix_of(BLOCKS, owner))
+    while lane < LAST_LANE and (key := next(table.keys(txn, key_of(BLOCKS, owner, lane + 1, 0), stop), None)):
+        lane = key[-1 - table.NUMBER_BYTES]
+        rows[lane] = read_row(txn, owner, lane)
+    for lane, row in rows.items():
+        if lane_of(row.next) != lane:
+            raise CorruptionError(f"the row of queue {owner}, lane {lane} is that of another lane")
+    return rows
+
+
+def write_row(txn: Any, owner: int, lane: int, row: Row) -> None:
+    txn.put(_key(owner, lane), seal(_ROW.pack(*row)))
+
+
+def renew_row(txn: Any, owner: int, lane: int, row: Row) -> None:
+    """Write a row where another one is there: a page that is not touched is not copied."""
+    key, value = _key(owner, lane), seal(_ROW.pack(*row))
+    if txn.get(key) != value:
+        txn.put(key, value)
+
+
+def purged_row(row: Row, end: int) -> Row:
+    """Settle everything below `end`, the next sequence. Marks and blocks below it are removed later."""
+    return row._replace(floor=end, messages=0, bytes=0, marks=0)
+
+
+def clear_marks(txn: Any, owner: int, lane: int) -> None:
+    """Forget what was settled above a lane's floor."""
+    table.delete_between(txn, key_of(MARKS, owner, lane, 0), key_of(MARKS, owner, lane, table.LAST))

@@ -1,0 +1,272 @@
+"""The log of a spool: what callers hand over to be written, and wait for; and what reads it. See `writer`.
+
+What hands over returns a *request*: it is written within milliseconds, or at once if somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from qflow.errors import BrokerClosed, BrokerFailed, Reentered
+from qflow.storage.environment import BROKEN, Environment, log_error
+from qflow.storage.log import bodies, removal
+from qflow.storage.log.batch import Lane, Order, Party, Put, Request, Settling, Unit, Work
+from qflow.storage.log.rows import Settled
+from qflow.storage.log.table import LAST
+from qflow.storage.log.writer import BeingCopied, Writer
+
+__all__ = ["Lane", "Party", "Put", "Request", "TransactionLog", "Unit"]
+
+
+class TransactionLog:
+    """The log of one spool. Thread-safe."""
+
+    def __init__(self, env: Environment, clock: Callable[[], float] = time.time) -> None:
+        self._env = env
+        self._reading = threading.Lock()  # held by readers, and to grow the map, which needs no reader
+        self._closed = False
+        with self.read() as txn:
+            shares = bodies.any_stored(txn)
+        self._writer = Writer(env, clock, self._reading, shares)
+
+    # Handing over ----------------------------------------------------------------------------------------------------
+
+    def put(self, put: Put, soon: bool = True) -> Put:
+        """Hand messages over; look at their `error` when they are done. Without `soon`, call `now` next."""
+        self._writer.hand_over(put, soon)
+        return put
+
+    def join(self, unit: Unit, soon: bool = True) -> Unit:
+        """Hand a unit over; look at its `error` when it is done. Without `soon`, call `now` next."""
+        self._writer.hand_over(unit, soon)
+        return unit
+
+    def settle(self, lane: Lane, ranges: list[Settled]) -> Request:
+        """Have ranges settled."""
+        return self._hand_over(Settling([(lane, ranges)]))
+
+    def settle_all(self, parts: list[tuple[Lane, list[Settled]]]) -> Request:
+        """Have ranges of several lanes settled, all in one commit."""
+        return self._hand_over(Settling(parts))
+
+    def collect(self, bring: Callable[[], Iterable[tuple[Lane, Settled]]]) -> Request:
+        """Have ranges settled that the writer asks for when it makes a batch; it must wait for nobody there."""
+
+        def add(batch: Any) -> None:
+            for lane, part in bring():
+                batch.settle(lane, [part])
+
+        return self._order(add)
+
+    def attempts(self, lane: Lane, ranges: list[tuple[int, int, int]]) -> Request:
+        """Note how often messages were delivered before: (first, end, number), in place of what was known of them.
+
+        What is settled by then is left out. It is a matter of the reserve, as settling is.
+        """
+        return self._order(lambda batch: batch.attempts.setdefault(lane, []).extend(ranges))
+
+    def purge(self, lanes: Iterable[Lane]) -> Request:
+        """Settle everything of some lanes that is committed when this is."""
+        wanted = set(lanes)
+        return self._order(lambda batch: batch.purges.update(wanted))
+
+    def write(self, write: Callable[[Any], Any], lanes: Iterable[Lane] = ()) -> Request:
+        """Run a function inside a transaction; it may run twice, if the first one fails.
+
+        The rows of `lanes` are written after it, as the function left them. It writes a few small records: for more,
+        see `Unit.size`.
+        """
+        touched = list(lanes)
+
+        def add(batch: Any) -> None:
+            batch.writes.append(write)
+            for lane in touched:
+                batch.settled.setdefault(lane, [])
+
+        return self._order(add)
+
+    def quarantine(self, keys: list[bytes]) -> Request:
+        """Keep damaged blocks apart, as they are."""
+        return self._order(lambda batch: batch.damaged.extend(keys))
+
+    def hollow(self, lane: Lane) -> Request:
+        """Give back a bounded part of what is settled above a lane's floor, if the disk has room for that."""
+        return self._order(lambda batch: batch.hollows.append(lane))
+
+    def delete(self, owner: int) -> Request:
+        """Remove a bounded part of what a deleted queue left; see `Request.deleted`."""
+        return self._order(lambda batch: batch.deletes.append(owner))
+
+    def forget(self, lanes: Iterable[Lane]) -> None:
+        """Keep no room for settling what lanes hold that were deleted."""
+        self._writer.forget(sum(lane.row.messages for lane in lanes))
+
+    def _order(self, add: Callable[[Any], object]) -> Request:
+        return self._hand_over(Order(add))
+
+    def _hand_over(self, request: Request) -> Request:
+        self._writer.hand_over(request)
+        return request
+
+    @property
+    def requests(self) -> Any:
+        """Where who may call nothing hands a request over: `check_usable` before, and it is `handed_over` after."""
+        return self._writer.requests
+
+    def handed_over(self, request: Request, *, urgent: bool | None = False) -> None:
+        """Have what stands in `requests` written; at once, if it is urgent; if that is None, by a call of `now`.
+
+        Raises:
+            BrokerFailed, BrokerClosed: it came too late; it is not `joined` any more.
+        """
+        self._writer.handed_over(request, urgent=urgent)
+
+    def look_after(self) -> None:
+        """Have written what a caller handed over that was interrupted at just that. Now and then, by maintenance."""
+        self._writer.look_after()
+
+    def rouse(self) -> None:
+        """After an interrupt: have what may stand in `requests` written."""
+        self._writer.rouse()
+
+    def check_usable(self) -> None:
+        """Refuse what could not be handed over.
+
+        Raises:
+            BrokerFailed, BrokerClosed.
+        """
+        self._writer.check_usable()
+
+    # Waiting ---------------------------------------------------------------------------------------------------------
+
+    def wait(self, request: Request) -> None:
+        """Return when a request is done; its `error` says what became of it."""
+        if request.done:
+            return
+        self.check_can_wait()
+        gate = threading.Lock()
+        gate.acquire()
+        request.gate = gate  # seen by the writer, or what it did before is seen here
+        if not request.rung:
+            self._writer.now()
+        if not request.done:
+            gate.acquire()
+
+    def commit(self, request: Request) -> None:
+        """Wait for a request that is the caller's own work, and raise what became of it."""
+        self.wait(request)
+        if request.error is not None:
+            raise request.error
+
+    def now(self, _: object = None) -> None:
+        """Have what was handed over written at once."""
+        self._writer.now()
+
+    def tell(self, request: Request, told: Callable[[], object]) -> None:
+        """Have something called when a request is done, at once if it is: by the writer, perhaps twice.
+
+        It must be quick, and is no callback of a user.
+        """
+        request.told = told
+        if request.done:
+            told()
+
+    def drain(self) -> None:
+        """Return when everything that was handed over so far is done."""
+        request: Request | None = None
+        with suppress(BrokerFailed, BrokerClosed):  # nothing is on its way then
+            request = self._order(lambda batch: None)
+        if request is not None:
+            self.wait(request)
+
+    def alone(self, work: Work) -> None:
+        """Do something between two batches, when all before are done; those after it wait.
+
+        What is begun is done, even if its caller is interrupted.
+        """
+        while True:
+            with self._writer.copying:
+                pass  # commits must not wait for whoever copies
+            request = self._hand_over(Order(lambda batch: None, work))
+            self.wait(request)
+            if request.error is None:
+                return
+            if not isinstance(request.error, BeingCopied):
+                raise request.error
+
+    def check_can_wait(self) -> None:
+        """Refuse to wait where nobody would write meanwhile: in a finalizer, or at the end of the interpreter."""
+        if sys.is_finalizing():
+            raise BrokerClosed(f"the log {self._env.path} is closed: the interpreter is ending")
+        if self._writer.is_me:
+            raise Reentered(
+                f"a finalizer was run by the thread that writes {self._env.path}, and cannot wait for it: have it only "
+                "note what is to be done, and do that in another thread"
+            )
+
+    # Reading -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def read(self, *, buffers: bool = False) -> Iterator[Any]:
+        """A short read transaction; with `buffers`, its values are views of the map that end with it."""
+        with self._reading:
+            if self._closed:
+                raise BrokerClosed(f"the log {self._env.path} is closed: open the spool again")
+            try:
+                txn = self._env.begin(buffers=True) if buffers else self._env.begin()
+                try:
+                    yield txn
+                finally:
+                    txn.abort()
+            except BROKEN as error:
+                raise log_error(error, self._env.path, "read") from error
+
+    @contextmanager
+    def copying(self) -> Iterator[Environment]:
+        """The environment, to copy it while commits and reads go on: all that joined a batch by now is committed."""
+        self.drain()
+        with self._writer.copying:
+            self._writer.check_usable()
+            yield self._env
+
+    def forget_dead_readers(self) -> None:
+        """Let go of what other processes were reading when they were killed; their pages could not be used again."""
+        with self._reading:
+            if not self._closed:
+                self._env.forget_dead_readers()
+
+    def problems(self) -> list[str]:
+        """Compare shared bodies with the references to them, in blocks of all queues; return what differs, in words."""
+        with self.read() as txn:
+            counted, _ = removal.count_references(txn, b"", LAST)
+            return list(bodies.problems(txn, counted))
+
+    # Ending ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def commits(self) -> int:
+        """Batches that were committed."""
+        return self._writer.commits
+
+    @property
+    def failed(self) -> bool:
+        return self._writer.failure is not None
+
+    @property
+    def busy(self) -> bool:
+        """Something was handed over and is not done."""
+        return self._writer.busy
+
+    def close(self) -> None:
+        """Write what was handed over, stop the writer and close the environment, also where that is interrupted."""
+        try:
+            self._writer.end()
+        finally:
+            self._closed = True
+            with self._writer.copying, self._reading:
+                self._env.close()

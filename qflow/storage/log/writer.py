@@ -1,0 +1,360 @@
+"""The writer: one thread that writes, commits and publishes what callers hand over. Group commit.
+
+Callers put requests into a queue and wait, each at a gate of its own. The writer gathers them into a batch, assigns
+sequences, writes one transaction, syncs once, publishes to the queues in that order, and opens the gates. No other
+thread begins a transaction that writes, and what is committed is changed by the writer alone.
+
+Python runs signal handlers in the main thread, and this is another one: no handler can strike a commit, and one that
+uses the broker hands over like anybody else. Callbacks of users never run here: see `futures`.
+
+    what is raised               becomes
+    before the commit            an error of the batch: its callers are told, nothing of it was done, the next one works
+    in the commit                `InDoubt`: it may be on the disk; the log takes nothing more until it is opened again
+    by a queue or a party        as in the commit, if there was one; everybody else is told as if it had not been
+
+Requests that nobody waits for ride along with the next that somebody does, or are written when they are `FLUSH_S` old.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from qflow.errors import BrokerClosed, BrokerFailed, InDoubt, QflowError, StorageError
+from qflow.storage.environment import Environment, LmdbError, log_error
+from qflow.storage.log.batch import Batch, Order, Request, Work
+from qflow.storage.log.batch_writing import BatchWriting
+from qflow.storage.log.calls import Calls
+from qflow.storage.log.committing import Committing, publish
+from qflow.storage.log.futures import Teller
+
+_logger = logging.getLogger("qflow")
+
+BATCH_BYTES = 8 * 2**20
+"""A batch admits no more from different callers."""
+FLUSH_S = 0.003
+"""How long requests that nobody waits for wait for others to share their commit."""
+RETRY_S = 0.5
+"""What a full disk refused, and nobody waits for, is tried again after so long, or with the next batch."""
+NOW, SOON = True, False
+
+
+class BeingCopied(StorageError):
+    """A snapshot is being made: what needs the log for itself is tried again after it."""
+
+
+class Writer:
+    """See the module. One a log."""
+
+    def __init__(self, env: Environment, clock: Callable[[], float], reading: threading.Lock, shares: bool) -> None:
+        """`reading` is held by readers, and to grow the map, which needs no reader; `shares`: see `BatchWriting`."""
+        self._env = env
+        self._reading = reading
+        self.copying = threading.Lock()
+        """Held while the environment is copied, replaced or closed."""
+        self._writing = BatchWriting(env, clock, self.copying, reading, shares)
+        self._committing = Committing(env, self._writing, self._note_failure)
+        self.requests: deque[Request] = deque()
+        self._oldest: Request | None = None
+        """The first of them when `look_after` was called."""
+        self._bell: SimpleQueue[bool] = SimpleQueue()
+        self._told = False
+        """The bell is about to ring, or has rung, for requests that nobody waits for."""
+        self._working = False
+        """Requests were taken that are not done."""
+        self._gates: list[threading.Lock] = []
+        """Of those that are done, and whose callers wait: opened as the last thing before this thread waits itself."""
+        self._again: Batch | None = None
+        """What is to be tried again of a batch that failed."""
+        self._teller = Teller(env.path)
+        self._ending = self._ended = False
+        self._over = threading.Event()
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="qflow-writer", daemon=True)
+        self._thread.start()
+
+    # Called by any thread -------------------------------------------------------------------------------------------
+
+    def hand_over(self, request: Request, soon: bool = True) -> None:
+        """Take a request: it will be done within milliseconds, or told why not, whatever becomes of its caller.
+
+        Args:
+            soon: False for a caller who calls `now` when others had their turn to hand over, too.
+
+        Raises:
+            BrokerFailed, BrokerClosed: the log takes nothing any more; it was not handed over.
+        """
+        self.check_usable()
+        one, ring = (request,), self._bell.put
+        # From here to the ring no call returns and nothing jumps back, so that an interrupt comes before it or after.
+        request.joined = True
+        self.requests += one
+        if soon and not self._told:
+            self._told = True
+            ring(SOON)
+        self._check_ended(request)
+
+    def handed_over(self, request: Request, *, urgent: bool | None) -> None:
+        """After a caller has appended a request by itself, under a lock: have it written. Raises as `hand_over`.
+
+        Args:
+            urgent: None for a caller who calls `now` when others had their turn to hand over, too.
+        """
+        if urgent:
+            request.rung = True
+            self._bell.put(NOW)
+        elif urgent is not None:
+            self.rouse()
+        self._check_ended(request)
+
+    def rouse(self) -> None:
+        """Have what was handed over written within milliseconds. Cost: nothing if the writer knows."""
+        if not self._told:
+            self._told = True
+            self._bell.put(SOON)
+
+    def look_after(self) -> None:
+        """Have written what has stood there since the last call: its caller was interrupted, and told nobody."""
+        try:
+            first = self.requests[0]
+        except IndexError:
+            self._oldest = None
+            return
+        if first is self._oldest:
+            self.rouse()
+        self._oldest = first
+
+    def _check_ended(self, request: Request) -> None:
+        """Take a request back that came too late."""
+        if self._ended:
+            with suppress(ValueError):  # the writer has it, and refuses it
+                self.requests.remove(request)
+                request.joined = False
+                raise self._refusal()
+
+    def forget(self, messages: int) -> None:
+        """Keep no room for settling so many messages: they were deleted."""
+        self._writing.gone.append(messages)
+
+    def now(self) -> None:
+        """Have what was handed over written at once."""
+        self._bell.put(NOW)
+
+    @property
+    def commits(self) -> int:
+        """Batches that were committed, and parts of some."""
+        return self._committing.commits
+
+    @property
+    def busy(self) -> bool:
+        """Something was handed over and is not done."""
+        return bool(self.requests) or self._working or self._again is not None
+
+    @property
+    def is_me(self) -> bool:
+        """The calling thread is the writer: it cannot wait for itself."""
+        return threading.get_ident() == self._thread.ident
+
+    def check_usable(self) -> None:
+        """Refuse what could not be written any more."""
+        if self.failure is not None or self._ended:
+            raise self._refusal()
+
+    def _refusal(self) -> QflowError:
+        if self.failure is not None:
+            return BrokerFailed(f"the log failed earlier ({self.failure}); close the broker and open the spool again")
+        return BrokerClosed(f"the log {self._env.path} is closed: open the spool again")
+
+    def end(self) -> None:
+        """Write what was handed over, and stop; what comes later is refused. The thread has ended, whatever is raised.
+
+        A user's callback of a future may call this; all others have run when it returns.
+        """
+        self._ending = True
+        self.now()
+        interrupt: BaseException | None = None
+        while not self._over.is_set():  # a `join` that is interrupted takes the thread for ended (Python 3.11)
+            try:
+                self._over.wait()
+            except BaseException as error:  # whoever closes lets go of the spool next: nobody may be writing then
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        self._teller.end()
+
+    # The thread -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not (self._ending and not self.requests):
+                self._wait_for_work()
+                self._work()
+        except BaseException as error:  # a fault of ours: nobody may wait for ever, and nothing may be promised
+            _logger.exception("the writer of %s ended", self._env.path)
+            self.failure = self.failure or error
+        finally:
+            self._ended = True  # who hands over after this takes it back
+            try:
+                self._refuse_rest()
+            finally:
+                self._open_gates()
+                self._over.set()
+
+    def _wait_for_work(self) -> None:
+        """Return when a batch is to be written."""
+        bell = self._bell
+        ring = bell.get
+        timeout = None if self._again is None else RETRY_S
+        try:
+            if self._gates:
+                self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
+            urgent = ring(timeout=timeout)
+            if not (urgent or self._ending):
+                ring(timeout=FLUSH_S)
+        except Empty:
+            pass
+        while not bell.empty():
+            ring()
+        self._told = False  # who hands over from here on rings again
+
+    def _open_gates(self) -> None:
+        gates, self._gates = self._gates, []
+        for gate in gates:
+            gate.release()
+
+    def _work(self) -> None:
+        """Write one batch. If more was handed over than it holds, the next follows at once."""
+        batch = Batch()
+        self._working = True
+        try:
+            self._gather(batch)
+            if self.failure is not None:
+                batch.error = self._refusal()
+            elif (work := _alone(batch.requests)) is not None:
+                self._work_alone(batch, work)
+            elif batch.is_empty:
+                batch.committed = True
+            else:
+                self._committing.commit(batch)
+        except BaseException as error:
+            self._fail(batch, error)
+        finally:
+            self._finish(batch)
+        if self.requests:
+            self._bell.put(NOW)
+
+    def _gather(self, batch: Batch) -> None:
+        """Fill a batch with what was handed over: `BATCH_BYTES` at most, or one larger request, or what works alone."""
+        requests = self.requests
+        if _alone(requests) is not None:
+            batch.add(requests.popleft())
+            return
+        if self._again is not None:
+            batch.try_again(self._again)
+            self._again = None
+        weight = 0
+        for _ in range(len(requests)):  # no more than were there: it would go on while others are as quick
+            more = requests[0].weight()
+            if (weight and weight + more > BATCH_BYTES) or _alone(requests) is not None:
+                break
+            weight += more
+            batch.add(requests.popleft())
+
+    def _note_failure(self, error: BaseException) -> None:
+        self.failure = error
+
+    def _fail(self, batch: Batch, error: BaseException) -> None:
+        """Note why a batch was not written, or may not have been; what nobody waits for is tried again."""
+        batch.error = error
+        if batch.committing:
+            self.failure = error
+            batch.error = InDoubt(
+                f"a commit failed ({error}): whether it holds is known when {self._env.path} is opened again"
+            )
+        elif isinstance(error, LmdbError):
+            batch.error = log_error(error, self._env.path, "written")
+        if self.failure is None:
+            self._again = batch.rest()
+
+    def _work_alone(self, batch: Batch, work: Work) -> None:
+        if not self.copying.acquire(blocking=False):
+            batch.error = BeingCopied(f"the log {self._env.path} is being copied: try again after that")
+            return
+        try:
+            work(self._env, self._reading)
+            batch.committed = True
+        except BaseException as error:
+            if not self._env.in_place:
+                self.failure = error
+            raise
+        finally:
+            self.copying.release()
+
+    # After the commit ------------------------------------------------------------------------------------------------
+
+    def _finish(self, batch: Batch) -> None:
+        """Publish what was committed, refuse what was not, and tell everybody whose request it held."""
+        calls = Calls()
+        try:
+            if batch.committed:
+                publish(batch, self._env, calls)
+            else:
+                error = batch.error or StorageError("the batch was not written")
+                for request in batch.requests:
+                    if request.error is None:
+                        request.refuse(error, calls)
+            calls.raise_first()
+        except BaseException as error:  # a fault of ours: what is in memory is not what is in the log
+            _logger.exception("%s: what became of a batch could not be told", self._env.path)
+            self.failure = self.failure or error
+            if batch.committed:
+                batch.error = InDoubt(
+                    f"a commit could not be published ({error}): what it holds is there when {self._env.path} is "
+                    "opened again"
+                )
+        finally:
+            self._tell(batch)
+
+    def _tell(self, batch: Batch) -> None:
+        """Let go of everybody whose request a batch held; none of them is in the way of another."""
+        gates = self._gates
+        others: list[Request] = []
+        for request in batch.requests:
+            if request.error is None:
+                request.error = batch.error
+            request.done = True  # first: who looks for this afterwards has left a gate, or a call, before
+            if request.gate is not None:
+                gates.append(request.gate)
+            if request.told is not None or request.future is not None:
+                others.append(request)
+        self._working = False
+        call = Calls()
+        if others:
+            for request in others:
+                if request.told is not None:
+                    call(request.told)
+            if futures := [request for request in others if request.future is not None]:
+                self._teller.resolve(futures)
+        # Whoever keeps a request keeps no bodies.
+        batch.requests, batch.plan, batch.puts, batch.units, batch.shared = [], [], {}, [], {}
+        if call.error is not None:
+            _logger.error("%s: somebody could not be told of a commit", self._env.path, exc_info=call.error)
+
+    def _refuse_rest(self) -> None:
+        """Refuse what was handed over too late."""
+        batch = Batch()
+        batch.error = self._refusal()
+        with suppress(IndexError):  # its caller has taken it back
+            while self.requests:
+                batch.requests.append(self.requests.popleft())
+        self._finish(batch)
+
+
+def _alone(requests: Sequence[Request]) -> Work | None:
+    """Return what is done in place of a batch, if that is what the first of these asks for."""
+    first = requests[0] if requests else None
+    return first.alone if isinstance(first, Order) else None

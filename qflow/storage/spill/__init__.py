@@ -1,0 +1,1 @@
+"""Spill stores: where messages go that do not fit in memory."""

@@ -1,0 +1,228 @@
+"""Where messages go that do not fit in memory: the contract of a spill store, and the directory of an area.
+
+A spill store is a cache, never the truth. It is not synced, is the same for durable and transient messages, and is
+wiped when the spool is opened. A store has one *area* per queue; an area writes records and returns their *slots*,
+which the queue keeps with the run and gives back to read and to free them.
+
+On disk, an area is a directory `<spool>/spill/<name>.<owner>-<incarnation>` of files named by a hexadecimal number.
+Wiping renames such directories into `<spool>/wiping/<the same>~<number>`, each in one step whatever it holds, and a
+`Wiper` unlinks their files later. The names alone tell what is ours, there is no marker file: the fixed-width numbers
+are not met by chance, and what else lies in a directory of ours is put back. After a crash at any point, doing it again
+goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Set
+from contextlib import suppress
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from qflow.errors import StorageError
+from qflow.message import Record
+from qflow.storage.files import CREATE, FILE_MODE, Files
+from qflow.storage.spill.slots import Slots
+
+__all__ = [
+    "FILE", "SPILL", "SPILL_LANE", "SPILL_TABLE", "WIPING", "AreaDirectory", "Slots", "SpillArea", "SpillCounters",
+    "SpillStore", "directory_name", "set_aside",
+]  # fmt: skip
+
+SPILL_TABLE = 0xFF
+"""The table byte of a spilled block's key; the log's tables never use it."""
+SPILL_LANE = 0
+"""Sequences are unique in an area, so a spilled block's key needs no lane."""
+
+SPILL, WIPING = "spill", "wiping"
+_NAME_BYTES = 100
+FILE = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")
+
+
+class SpillCounters(NamedTuple):
+    """What an area has done since it was made, in files."""
+
+    created: int
+    overwritten: int
+    """Taken into use again."""
+    read: int
+    """Reads: one a message that has a file of its own, one a block of a segment."""
+    unlinked: int
+    unlink_failures: int
+    kept: int
+    """Freed and kept for overwriting at this moment."""
+
+
+class SpillArea(Protocol):
+    """The spilled messages of one queue.
+
+    Rules:
+    - Any method may be called from several threads at once; none needs a lock above, and none should be called under
+      one, for all but `counters` touch the disk.
+    - The caller owns the slots it was given. It frees each exactly once, and reads none after it was freed. Slots that
+      were never freed go with `remove`, or with the wipe at the next start.
+    - Only `write` and `read` raise, and only `StorageError`; freeing and removing count their failures instead.
+    """
+
+    chunk_bytes: int
+    """How much is best written at once."""
+
+    def write(self, first: int, records: list[Record]) -> Slots:
+        """Write records; record `i` has sequence `first + i`. All or nothing.
+
+        Returns:
+            One slot a record, in the order of the records.
+
+        Raises:
+            DiskFull: ENOSPC or EDQUOT. Nothing is left behind, and the records are still the caller's.
+            StorageError: another error of the file system, or the area was removed; likewise.
+        """
+        ...
+
+    def read(
+        self, first: int, slots: Slots, max_bytes: int, largest: int
+    ) -> tuple[list[Record | None], list[tuple[int, str]]]:
+        """Read messages from the first slot on.
+
+        Args:
+            first: sequence of the message in the first slot.
+            slots: at least one; not freed by this.
+            max_bytes: stops before the sum of `len(record) + OVERHEAD_BYTES` would exceed this, yet after one at least;
+                not before half of this is reached, if there are more.
+            largest: no message in these slots is larger, in bytes.
+
+        Returns:
+            A record for each of the leading slots that were read, None where it is damaged, truncated, longer, another
+            message, missing or unreadable; and for each None its sequence and what is wrong. A None counts no bytes.
+
+        Raises:
+            StorageError: this process cannot open files at the moment (EMFILE, ENFILE, ENOMEM) and nothing was read.
+                The messages are unharmed: try again later.
+        """
+        ...
+
+    def free(self, slots: Slots) -> None:
+        """Give back slots whose messages are settled or in memory again. Never raises OSError."""
+        ...
+
+    def remove(self) -> None:
+        """Free everything, now that the queue is deleted; the area is of no use afterwards. Never raises OSError."""
+        ...
+
+    def problems(self, slots: list[int]) -> list[str]:
+        """Compare the slots in use with what is on disk, both ways, and say in words what does not agree.
+
+        For checks, while nothing else is done with the area: slots on their way to or from the queue would show.
+        """
+        ...
+
+    def counters(self) -> SpillCounters:
+        """Return what was done so far. Cost: O(1)."""
+        ...
+
+
+class SpillStore(Protocol):
+    """Makes areas. The spool is locked and its old spill files are wiped (`wipe_spill`) before one is made."""
+
+    def area(self, name: str, owner: int, incarnation: int) -> SpillArea:
+        """Return the area of a queue.
+
+        Args:
+            name: of the queue, any text; only for the eyes of people.
+            owner: the queue's number, below 2**32; stands in each block.
+            incarnation: number that is another one each time a queue of that number or name is made, below 2**64.
+
+        Cost: no disk; an area is created on disk with its first write.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up descriptors and maps. What is on disk is left to the wipe at the next start."""
+        ...
+
+
+def directory_name(name: str, owner: int, incarnation: int) -> str:
+    """Return the name of an area's directory.
+
+    The queue's name is percent-escaped and cut, for people; that no two areas share a directory rests on the numbers.
+    """
+    escaped = ""
+    for byte in name.encode("utf-8", "surrogatepass"):
+        char = chr(byte)
+        piece = char if char.isascii() and (char.isalnum() or char in "_-") else f"%{byte:02X}"
+        if len(escaped) + len(piece) > _NAME_BYTES:
+            break
+        escaped += piece
+    return f"{escaped}.{owner:08x}-{incarnation:016x}"
+
+
+class AreaDirectory:
+    """An area's directory: made with its first file, made again if it vanished, set aside when the queue is deleted."""
+
+    def __init__(self, files: Files, spool: str, name: str) -> None:
+        self._files = files
+        self._spool = spool
+        self._name = name
+        self.prefix = os.path.join(spool, SPILL, name) + os.sep
+        """A file's path is this and its number in hexadecimal. (Faster here than a name and `dir_fd`.)"""
+        self.removed = False
+
+    def path(self, number: int) -> str:
+        """Name a file."""
+        return f"{self.prefix}{number:x}"
+
+    def create(self, number: int) -> int:
+        """Return the descriptor of a new file. Raises OSError; FileExistsError if something else stands there."""
+        path = self.path(number)
+        try:
+            return self._files.open(path, CREATE, FILE_MODE)
+        except FileNotFoundError:
+            self.must_exist()
+            for directory in (os.path.join(self._spool, SPILL), self.prefix[:-1]):
+                with suppress(FileExistsError):
+                    self._files.make_directory(directory)
+            return self._files.open(path, CREATE, FILE_MODE)
+
+    def must_exist(self) -> None:
+        """Raise StorageError once the area was removed."""
+        if self.removed:
+            raise StorageError(f"the spill directory {self.prefix} was removed with its queue")
+
+    def remove(self) -> None:
+        """Set the directory aside for a `Wiper`, if it was ever made. Raises OSError. Cost: one rename."""
+        self.removed = True
+        if self._files.exists(self.prefix[:-1]):
+            with suppress(FileExistsError):
+                self._files.make_directory(os.path.join(self._spool, WIPING))
+            set_aside(self._files, self._spool, self._name)
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of the files that are there."""
+        try:
+            return {int(name, 16) for name in self._files.list(self.prefix[:-1]) if FILE.fullmatch(name)}
+        except OSError:
+            return set()
+
+    def problems(self, used: Set[int], spare: Set[int], excused: int) -> list[str]:
+        """Compare the files that are there with those that hold messages, and those that are kept without one.
+
+        Args:
+            excused: so many files nobody knows of are no problem.
+        """
+        there = self.numbers()
+        found = [f"{self.path(number)} is in use and free" for number in sorted(spare & used)]
+        found += [f"{self.path(number)} is missing" for number in sorted(used - there)]
+        nobodys = there - spare - used
+        if len(nobodys) > excused:
+            found.append(f"{len(nobodys)} spill files belong to no message, such as {self.path(min(nobodys))}")
+        return found
+
+
+def set_aside(files: Files, spool: str, name: str) -> None:
+    """Rename a directory from `spill` into `wiping`, under a name not taken there. Raises OSError. Cost: one rename."""
+    for number in count():
+        target = os.path.join(spool, WIPING, f"{name}~{number:x}")
+        if not files.exists(target):
+            files.rename(os.path.join(spool, SPILL, name), target)
+            return

@@ -1,0 +1,1 @@
+"""The index of a stream's topics: which blocks hold which."""
