@@ -84,6 +84,8 @@ from qflow.streams import publishing
 from qflow.streams.producers import Claim
 from qflow.streams.registry import Attempt, Streams, at_once
 from qflow.streams.room import Room
+from qflow.streams.sessions import Terms
+from qflow.streams.shared import Shared
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription
 
@@ -335,20 +337,17 @@ class Broker:
             self._relieve,
             self._store.area("transactions", TRANSACTIONS, uuid4().int >> 64),
         )
-        room = Room(self._ledger.open(STREAMS, "streams", None), self._ledger, self._relieve)
-        self._records = Records(self._log)
-        self._streams = Streams(
-            self._log,
-            self._records,
-            room,
+        shared = Shared(
+            log=self._log,
+            room=Room(self._ledger.open(STREAMS, "streams", None), self._ledger, self._relieve),
             max_transaction_bytes=self.settings.max_transaction_bytes,
-            new_owner=self._new_owner,
             report=self._report,
-            reroute=self._routing.forget,
             clock=self._clock,
             monotonic=self._monotonic,
             held=Held(self.path, str(self.uuid), self._clock),
         )
+        self._records = Records(self._log)
+        self._streams = Streams(shared, self._records, new_owner=self._new_owner, reroute=self._routing.forget)
         self._routing.streams = self._streams.routes
         self._broken = {record.name: record for record in found.queues if record.rows is None and not record.deleted}
         for record in found.queues:
@@ -366,7 +365,7 @@ class Broker:
             log=self._log,
             routing=self._routing,
             together=self._together,
-            room=room,
+            room=shared.room,
             uuid=str(self.uuid),
             max_transaction_bytes=self.settings.max_transaction_bytes,
             report=self._report,
@@ -956,24 +955,13 @@ class Broker:
             CorruptionError: where it was is damaged: `delete_subscription` removes it. DiskFull: it is a new one.
         Cost: a new durable one, one commit.
         """
+        terms = Terms(filter, name, start, group, session_expiry_s, follow, ack_timeout_s, on_gap)
         made: list[Subscription] = []
 
         def subscribe() -> None:
             with self._declaring:
                 self._check_open()
-                made.append(
-                    self._streams.subscribe(
-                        stream,
-                        filter,
-                        name=name,
-                        start=start,
-                        group=group,
-                        session_expiry_s=session_expiry_s,
-                        follow=follow,
-                        ack_timeout_s=ack_timeout_s,
-                        on_gap=on_gap,
-                    )
-                )
+                made.append(self._streams.subscribe(stream, terms))
 
         try:
             shelter(subscribe)

@@ -102,7 +102,7 @@ class AsyncSubscription:
 
         Cost: 2 µs a message in a replay.
         """
-        cursor = self.subscription.cursor
+        claims = self.subscription.cursor.claims
         most = self.subscription.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
@@ -119,9 +119,9 @@ class AsyncSubscription:
                     batch.shown = index + 1
                     yield AsyncStreamDelivery(delivery, self)
                     if batch.settled is not None and index not in batch.settled:
-                        in_place(partial(cursor.settle_part, batch, index, False))
+                        in_place(partial(claims.settle_part, batch, index, False))
             finally:
-                in_place(partial(cursor.release, batch))
+                in_place(partial(claims.release, batch))
 
     # Settling and moving ---------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class AsyncSubscription:
 
     async def settled(self) -> None:
         """Return when everything that was settled so far is synced."""
-        joined = self.subscription.cursor.join_settles()
+        joined = self.subscription.cursor.claims.join_settles()
         if joined is not None:
             await self._homes.here().confirmed(joined)
 

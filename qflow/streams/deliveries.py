@@ -61,6 +61,15 @@ class StreamDelivery(Delivery):
     """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
     _topic: str
 
+    def __init__(self, batch: StreamDeliveries, piece: Piece, index: int, marks: int) -> None:
+        """A message of one of the pieces of a batch."""
+        self._settler = batch
+        self._marks = marks
+        self.record = piece.records[index]
+        self.sequence = piece.sequences[index]
+        self._topic = piece.topics[index]
+        self.time_ms = piece.times_ms[index]
+
     @property
     def topic(self) -> str:
         """What it was published under."""
@@ -238,22 +247,19 @@ class StreamDeliveries(Deliveries):
         position = index + self.total if index < 0 else index
         for _, piece, marks in self.shares if position >= 0 else ():
             if position < len(piece.records):
-                return self.make(piece, position, marks)
+                return StreamDelivery(self, piece, position, marks)
             position -= len(piece.records)
         raise IndexError("no such delivery in the batch")
 
     def __iter__(self) -> Iterator[StreamDelivery]:
         for _, piece, marks in self.shares:
             for index in range(len(piece.records)):
-                yield self.make(piece, index, marks)
+                yield StreamDelivery(self, piece, index, marks)
 
-    def make(self, piece: Piece, index: int, marks: int) -> StreamDelivery:
-        """Return a message of one of its pieces."""
-        delivery = StreamDelivery()
-        delivery.record = piece.records[index]
-        delivery.sequence = piece.sequences[index]
-        delivery._settler = self
-        delivery._marks = marks
-        delivery._topic = piece.topics[index]
-        delivery.time_ms = piece.times_ms[index]
-        return delivery
+
+def place_of(held: Any) -> tuple[StreamDeliveries, int | None]:
+    """Return the batch that a delivery is of, and where; of a batch itself, None."""
+    if isinstance(held, StreamDeliveries):
+        return held, None
+    batch: StreamDeliveries = held._settler
+    return batch, batch._position(held.sequence)

@@ -15,7 +15,7 @@ from qflow.storage.blocks import read_names
 from qflow.storage.topic_selection import Candidates, Selection
 from qflow.streams import topic_filter
 from qflow.streams.interest import Interest
-from qflow.streams.stream import Stream
+from qflow.streams.retained import Retained
 
 MESSAGES = 3000
 BODY_BYTES = 2000
@@ -93,14 +93,14 @@ def test_the_index_is_asked_once_for_the_blocks_ahead(
 
     monkeypatch.setattr(Selection, "blocks", noted)
     decoded: list[int] = []
-    read = Stream.read
+    read = Retained.read
 
-    def counted(self: Stream, *arguments: object) -> object:
+    def counted(self: Retained, *arguments: object) -> object:
         found = read(self, *arguments)  # type: ignore[arg-type]
         decoded.append(found.decoded)
         return found
 
-    monkeypatch.setattr(Stream, "read", counted)
+    monkeypatch.setattr(Retained, "read", counted)
     replayed(broker, "t/+", 0, 10)
     assert len(asked[0].blocks) > 10
     assert len(decoded) > 10
