@@ -83,8 +83,7 @@ class AsyncSubscription:
 
     async def _collect(self, most: int, timeout_s: float | None, *, ahead: bool = False) -> StreamDeliveries | None:
         cursor = self.subscription.cursor
-        getting = self.subscription.begin_get(most, timeout_s, asyncio.current_task())
-        getting.ahead = ahead
+        getting = self.subscription.begin_get(most, timeout_s, asyncio.current_task(), ahead=ahead)
         await attend(
             self._homes.here(), self._worker, partial(cursor.try_get, getting), partial(cursor.give_up_get, getting)
         )

@@ -20,12 +20,12 @@ from qflow.stats import SubscriptionStats
 from qflow.storage.transaction_log import Lane
 from qflow.streams.claims import Claims, root_of
 from qflow.streams.deliveries import StreamDeliveries
+from qflow.streams.history import History
 from qflow.streams.interest import Interest
 from qflow.streams.part import Part
 from qflow.streams.partition import offset_of
 from qflow.streams.positions import Positions
 from qflow.streams.read_ahead import ReadAhead
-from qflow.streams.retained import Retained
 from qflow.streams.shared import Shared
 
 MOST_UNSETTLED = 65_536
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
 
 
 class Getting:
-    """A get by a caller who has no thread to wait with. Nobody but its cursor changes it."""
+    """A get on its way: `Cursor.try_get` it until it is done. Nobody but its cursor changes it."""
 
     __slots__ = (
         "ahead", "batch", "deadline", "follow", "given_up", "is_full", "member", "most", "number", "skip_gaps",
@@ -52,7 +52,15 @@ class Getting:
     )  # fmt: skip
 
     def __init__(
-        self, member: Any, most: int, deadline: float | None, taker: object, *, follow: bool, skip_gaps: bool
+        self,
+        member: Any,
+        most: int,
+        deadline: float | None,
+        taker: object,
+        *,
+        follow: bool,
+        skip_gaps: bool,
+        ahead: bool,
     ) -> None:
         self.batch: StreamDeliveries | None = None
         """What it got; None at the time-out, or at the end of what must not grow."""
@@ -60,10 +68,11 @@ class Getting:
         self.most = most
         self.deadline = deadline
         self.taker = taker
+        """The thread or task that gets."""
         self.follow = follow
         self.skip_gaps = skip_gaps
         self.given_up = False
-        self.ahead = False
+        self.ahead = ahead
         """It is for an iteration, which shows one after the other."""
         self.is_full = False
         """It holds so much that it gets no more."""
@@ -76,10 +85,10 @@ class Cursor:
     """See the module. Thread-safe."""
 
     def __init__(
-        self, retained: Retained, interest: Interest, shared: Shared, starts: list[int], kept: Kept | None = None
+        self, history: History, interest: Interest, shared: Shared, starts: list[int], kept: Kept | None = None
     ) -> None:
         """`starts` are sequences, by partition."""
-        self.name = retained.name
+        self.name = history.name
         self.interest = interest
         self.title = None if kept is None else kept.title
         self.owner = 0 if kept is None else kept.owner
@@ -88,9 +97,9 @@ class Cursor:
         """Where what is settled is logged, by partition."""
         self.parts = [
             Part(self.wake, partition, start, self.lanes[partition.number] if self.lanes else None)
-            for partition, start in zip(retained.partitions, starts, strict=True)
+            for partition, start in zip(history.partitions, starts, strict=True)
         ]
-        self._readers = retained.home.readers
+        self._readers = history.home.readers
         self._log = shared.log
         self._room = shared.room
         self._monotonic = shared.monotonic
@@ -100,8 +109,8 @@ class Cursor:
         """Who waits, or looks whether he must: raised before he looks, so that publishers need no lock to ask."""
         self._arrivals = 0
         self.claims = Claims(self.name, self.owner, self._lock, self._line, shared)
-        self.place = Positions(retained, interest.filter, self.parts, self.claims, self._line, shared)
-        self._ahead = ReadAhead(retained, interest, self.parts, shared.room, self._line)
+        self.place = Positions(history, interest.filter, self.parts, self.claims, self._line, shared)
+        self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._line)
 
     @property
     def members(self) -> dict[Any, None]:
@@ -171,30 +180,14 @@ class Cursor:
 
     # Reading ----------------------------------------------------------------------------------------------------
 
-    def get(
-        self,
-        member: Any,
-        most: int,
-        timeout: float | None,
-        *,
-        follow: bool,
-        skip_gaps: bool,
-        taker: object = None,
-        ahead: bool = False,
-    ) -> StreamDeliveries | None:
+    def deadline(self, timeout: float | None) -> float | None:
+        """Return when a get ends that begins now."""
+        return None if timeout is None else self._monotonic() + timeout
+
+    def get(self, getting: Getting) -> StreamDeliveries | None:
         """Return a batch as soon as there is something; None at the time-out, or at the end of what must not grow."""
-        taker = threading.get_ident() if taker is None else taker
-        getting = self.begin_get(member, most, timeout, taker, follow=follow, skip_gaps=skip_gaps)
-        getting.ahead = ahead
         attend(lambda wake: self.try_get(getting, wake, may_work=True), lambda: self.give_up_get(getting))
         return getting.batch
-
-    def begin_get(
-        self, member: Any, most: int, timeout: float | None, taker: object, *, follow: bool, skip_gaps: bool
-    ) -> Getting:
-        """Begin a get by a caller who has no thread to wait with: `try_get` until it is done. `taker` is who he is."""
-        deadline = None if timeout is None else self._monotonic() + timeout
-        return Getting(member, most, deadline, taker, follow=follow, skip_gaps=skip_gaps)
 
     def try_get(self, getting: Getting, wake: Wake | None, *, may_work: bool) -> float | None:
         """A step of a get: set `getting.batch`, or see to be woken.

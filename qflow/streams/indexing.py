@@ -11,22 +11,22 @@ from qflow.storage.block_log import read_row
 from qflow.storage.topic_index import TopicIndex
 from qflow.storage.topic_records import delete_index
 from qflow.storage.transaction_log import Unit
+from qflow.streams.history import History
 from qflow.streams.partition import Partition
-from qflow.streams.retained import Retained
 from qflow.streams.shared import Shared
 
 
 class Indexing:
-    """See the module. Its lock comes before all others, and is held while the log commits."""
+    """See the module. Its lock comes before any other, and is held while the log commits."""
 
-    def __init__(self, retained: Retained, shared: Shared) -> None:
-        self._home = retained.home
-        self._owner = retained.owner
-        self._partitions = retained.partitions
-        self._report = retained.report_index
+    def __init__(self, history: History, shared: Shared) -> None:
+        self._home = history.home
+        self._owner = history.owner
+        self._partitions = history.partitions
+        self._report = history.report_index
         self._log = shared.log
         self._lock = threading.Lock()
-        self._index = TopicIndex(retained.owner)
+        self._index = TopicIndex(history.owner)
         self._is_loaded = self._is_broken = False
         self._forgotten_to: dict[int, int] = {}
 

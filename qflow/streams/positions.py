@@ -11,9 +11,9 @@ from qflow.storage.block_log import Row, Settled, clear_marks
 from qflow.storage.transaction_log import Lane
 from qflow.streams.claims import Claims
 from qflow.streams.counting import count_matching
+from qflow.streams.history import History
 from qflow.streams.part import Part
 from qflow.streams.partition import offset_of
-from qflow.streams.retained import Retained
 from qflow.streams.shared import Shared
 
 LOOK_S = 0.05
@@ -24,11 +24,11 @@ class Positions:
     """See the module. Thread-safe; the lock, and the line of those who wait, are the cursor's."""
 
     def __init__(
-        self, retained: Retained, topic_filter: str, parts: list[Part], claims: Claims, line: Line, shared: Shared
+        self, history: History, topic_filter: str, parts: list[Part], claims: Claims, line: Line, shared: Shared
     ) -> None:
         self.moving = False
         """It is being moved in the log; nothing is delivered meanwhile."""
-        self._retained = retained
+        self._history = history
         self._filter = topic_filter
         self._parts = parts
         self._claims = claims
@@ -71,9 +71,9 @@ class Positions:
             known = sum(len(share.piece.records) for share in self._claims.not_shown())
             known += sum(part.ready for part in self._parts)
             spans = [(part.unread(), part.partition.next) for part in self._parts]
-        retained = self._retained
-        interest = retained.interest(self._filter)  # of its own: the cursor's is asked at the same time
-        return known + count_matching(self._log, retained.owner, self._claims.owner, spans, interest)
+        history = self._history
+        interest = history.interest(self._filter)  # of its own: the cursor's is asked at the same time
+        return known + count_matching(self._log, history.owner, self._claims.owner, spans, interest)
 
     @sheltered
     def seek(self, member: Any, positions: dict[int, int]) -> None:

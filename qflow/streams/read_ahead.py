@@ -10,10 +10,10 @@ from qflow.errors import GapError, QflowError
 from qflow.memory.line import Line
 from qflow.storage.partitions import Found, Piece
 from qflow.streams.deliveries import Share
+from qflow.streams.history import History
 from qflow.streams.interest import Interest
 from qflow.streams.part import Part
 from qflow.streams.partition import offset_of
-from qflow.streams.retained import Retained
 from qflow.streams.room import Room, Slab, charge_for
 
 READ_BYTES = 256 * 1024
@@ -25,11 +25,11 @@ BATCH_BYTES = 2**20
 class ReadAhead:
     """See the module. Called with the cursor's lock; only `fetch` lets go of it."""
 
-    def __init__(self, retained: Retained, interest: Interest, parts: list[Part], room: Room, line: Line) -> None:
+    def __init__(self, history: History, interest: Interest, parts: list[Part], room: Room, line: Line) -> None:
         self.parts = parts
         self.missed = 0
         """Messages that were gone before they were read."""
-        self._retained = retained
+        self._history = history
         self._interest = interest
         self._room = room
         self._line = line
@@ -108,7 +108,7 @@ class ReadAhead:
             self._line.release()
             try:
                 if slab is None or slab.end > stop or position < floor:  # what retention took is gone
-                    found = self._retained.read(part.partition.number, position, stop, amount, self._interest, most)
+                    found = self._history.read(part.partition.number, position, stop, amount, self._interest, most)
                     told = False
                 else:  # where the next commit is that is wanted, a hint tells
                     found, told = self._found_in(slab), True
@@ -157,7 +157,7 @@ class ReadAhead:
             self.missed += gone
             if gone and not skip:
                 raise GapError(
-                    f"stream {self._retained.name!r}, partition {part.partition.number}: messages {first} to {end - 1} "
+                    f"stream {self._history.name!r}, partition {part.partition.number}: messages {first} to {end - 1} "
                     f"are gone ({hole.problem}); the next call goes on at {end}",
                     partition=part.partition.number,
                     first=first,

@@ -12,21 +12,21 @@ from qflow.message import LANE_SHIFT
 from qflow.storage import partitions
 from qflow.storage.block_log import Settled, read_row
 from qflow.storage.transaction_log import Lane, Unit
+from qflow.streams.history import History
 from qflow.streams.partition import Partition
-from qflow.streams.retained import Retained
 from qflow.streams.shared import Shared
 
 
 class Retention:
-    """See the module. Its lock comes before all others, and is held while the log commits."""
+    """See the module. Its lock comes behind that of `Sessions`, before any other, and is held while the log commits."""
 
-    def __init__(self, retained: Retained, shared: Shared, consumed: Callable[[int], list[int] | None]) -> None:
+    def __init__(self, history: History, shared: Shared, consumed: Callable[[int], list[int] | None]) -> None:
         """`consumed` returns how far each durable cursor came in a partition; None if that is not known of one."""
         self.dropped = 0
         """Messages that are gone."""
-        self._home = retained.home
-        self._owner = retained.owner
-        self._partitions = retained.partitions
+        self._home = history.home
+        self._owner = history.owner
+        self._partitions = history.partitions
         self._log = shared.log
         self._clock = shared.clock
         self._held = shared.held

@@ -156,7 +156,7 @@ class Sessions:
         self._deleted = deleted
         self._facts: dict[Cursor, _Facts] = {}
         self._lock = threading.Lock()
-        """Held while subscriptions come and go; before that of a cursor."""
+        """Held while subscriptions come and go. It comes before that of retention, and those of cursors."""
 
     def recover(self, stream: Stream, record: QueueRecord, *, clean: bool) -> str | None:
         """Take over a cursor; return why it cannot be served."""
@@ -210,7 +210,7 @@ class Sessions:
         if terms.start == "committed":
             raise InvalidArgument('start="committed" needs the name of a subscription, or of a group')
         starts = self._starts(stream, terms.start)
-        return Cursor(stream.retained, stream.retained.interest(terms.filter), self._shared, starts)
+        return Cursor(stream.history, stream.history.interest(terms.filter), self._shared, starts)
 
     def _durable(self, stream: Stream, title: str, terms: Terms) -> Cursor:
         topic_filter, group, expiry_s = terms.filter, terms.group is not None, terms.session_expiry_s
@@ -272,9 +272,9 @@ class Sessions:
         self, stream: Stream, title: str, topic_filter: str, owner: int, rows: dict[int, Row], *, group: bool
     ) -> Cursor:
         lanes = [Lane(owner, number, row, _NoLane()) for number, row in rows.items()]  # type: ignore[arg-type]
-        interest = stream.retained.interest(topic_filter)
+        interest = stream.history.interest(topic_filter)
         starts = [row.floor for row in rows.values()]
-        return Cursor(stream.retained, interest, self._shared, starts, Kept(title, owner, group, lanes))
+        return Cursor(stream.history, interest, self._shared, starts, Kept(title, owner, group, lanes))
 
     def _starts(self, stream: Stream, start: Start) -> list[int]:
         """Return where a new subscription begins, by partition."""
@@ -286,7 +286,7 @@ class Sessions:
             raise InvalidArgument(
                 f"stream {stream.name!r} has {len(stream.partitions)} partitions: start at a datetime, or seek each"
             )
-        return [stream.retained.position_for(number, start) for number in range(len(stream.partitions))]  # type: ignore[arg-type]
+        return [stream.history.position_for(number, start) for number in range(len(stream.partitions))]  # type: ignore[arg-type]
 
     @sheltered
     def _left(self, subscription: Subscription) -> None:

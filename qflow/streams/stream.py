@@ -17,9 +17,9 @@ from qflow.storage.block_log import Row
 from qflow.storage.transaction_log import Lane
 from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamMessage
+from qflow.streams.history import MOST, Bound, History
 from qflow.streams.indexing import Indexing
 from qflow.streams.partition import Partition, offset_of
-from qflow.streams.retained import MOST, Bound, Retained
 from qflow.streams.retention import Retention
 from qflow.streams.shared import Shared
 from qflow.streams.topic_filter import FilterTrie
@@ -42,10 +42,10 @@ class Stream:
         self.pinned: dict[str, int] = {}
         """Numbers of durable cursors that cannot be served, by name: nobody knows what they are still to get."""
         self.ended: type[QflowError] | None = None
-        self.retained = Retained(self, owner, rows, shared)
-        self.partitions = self.retained.partitions
-        self.retention = Retention(self.retained, shared, self._consumed)
-        self._indexing = Indexing(self.retained, shared)
+        self.history = History(self, owner, rows, shared)
+        self.partitions = self.history.partitions
+        self.retention = Retention(self.history, shared, self._consumed)
+        self._indexing = Indexing(self.history, shared)
         self._log = shared.log
 
     @property
@@ -98,23 +98,23 @@ class Stream:
         Cost: as a replay; blocks without a match are not read.
         """
         self.check_open()
-        retained = self.retained
+        history = self.history
         _parse_number(skip, "skip", 0)
         last = None if limit is None else skip + _parse_number(limit, "limit", 0)
         if newest is not None:
             _parse_number(newest, "newest", 1)
-        numbers = range(len(self.partitions)) if partition is None else [retained.check_number(partition)]
-        interest = retained.interest(topic_filter)
+        numbers = range(len(self.partitions)) if partition is None else [history.check_number(partition)]
+        interest = history.interest(topic_filter)
         bounds = []
         for number in numbers:
             one = self.partitions[number]
-            low = retained.sequence_at(number, start, default=one.floor)
-            high = retained.sequence_at(number, end, default=one.next)
+            low = history.sequence_at(number, start, default=one.floor)
+            high = history.sequence_at(number, end, default=one.next)
             bounds.append((number, max(low, one.floor), min(high, one.next)))
         if newest is None:
-            found = retained.messages(interest, bounds, MOST if last is None else max(1, last))
+            found = history.messages(interest, bounds, MOST if last is None else max(1, last))
         else:
-            found = retained.newest(interest, bounds, newest)
+            found = history.newest(interest, bounds, newest)
         return islice(found, skip, last)
 
     def last(self, topic_filter: str = "#") -> dict[str, StreamMessage]:
@@ -122,7 +122,7 @@ class Stream:
 
         Cost: for one topic, a read backwards until it is found; for a filter with wildcards, a replay.
         """
-        interest = self.retained.interest(topic_filter)
+        interest = self.history.interest(topic_filter)
         if not set(topic_filter.split("/")) & {"+", "#"}:
             return {message.topic: message for message in self.query(topic_filter, newest=1)}
         return {message.topic: message for message in self.query(interest.filter)}
@@ -158,13 +158,13 @@ class Stream:
             next_offsets=[offset_of(partition.next) for partition in self.partitions],
             published_total=sum(partition.published for partition in self.partitions),
             dropped_total=self.retention.dropped,
-            damaged_total=self.retained.damaged,
+            damaged_total=self.history.damaged,
             subscriptions=[cursor.stats() for cursor in cursors.values()],
         )
 
     def problems(self) -> list[str]:
         """Compare rows with blocks; return what does not agree, in words. Cost: O(blocks)."""
-        return self.retained.problems()
+        return self.history.problems()
 
     def end(self, error: type[QflowError]) -> None:
         """Serve nobody any more; wake who waits."""

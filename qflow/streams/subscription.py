@@ -105,13 +105,13 @@ class Subscription:
         """Return what `get_many` gives at the time-out."""
         return StreamDeliveries(self._cursor.claims, [], self, 0)
 
-    def begin_get(self, most: int, timeout_s: float | None, taker: object) -> Getting:
-        """Begin a get by a caller who has no thread to wait with; see `Cursor.begin_get`."""
-        timeout = parse_timeout(timeout_s)
-        return self._cursor.begin_get(self, most, timeout, taker, follow=self._follow, skip_gaps=self._skip_gaps)
+    def begin_get(self, most: int, timeout_s: float | None, taker: object, *, ahead: bool = False) -> Getting:
+        """Begin a get; who has no thread to wait with takes its steps himself. With `ahead`, it is for an iteration."""
+        deadline = self._cursor.deadline(parse_timeout(timeout_s))
+        return Getting(self, most, deadline, taker, follow=self._follow, skip_gaps=self._skip_gaps, ahead=ahead)
 
     def _get(self, most: int, timeout_s: float | None) -> StreamDeliveries | None:
-        return self._cursor.get(self, most, parse_timeout(timeout_s), follow=self._follow, skip_gaps=self._skip_gaps)
+        return self._cursor.get(self.begin_get(most, timeout_s, threading.get_ident()))
 
     @property
     def ahead_at_once(self) -> int:
@@ -120,8 +120,7 @@ class Subscription:
 
     def get_ahead(self, taker: object) -> StreamDeliveries | None:
         """Return a batch for an iteration, which shows one after the other; None at the end."""
-        most, cursor = self.ahead_at_once, self._cursor
-        return cursor.get(self, most, None, follow=self._follow, skip_gaps=self._skip_gaps, taker=taker, ahead=True)
+        return self._cursor.get(self.begin_get(self.ahead_at_once, None, taker, ahead=True))
 
     def __iter__(self) -> Iteration:
         """Return an iteration over the messages; asking it for the next acks the previous one.
@@ -160,7 +159,7 @@ class Subscription:
                 f"stream {stream.name!r} has {count} partitions: say which with partition=, or seek a datetime"
             )
         numbers = range(count) if partition is None else [partition]
-        places = {number: stream.retained.position_for(number, to) for number in numbers}
+        places = {number: stream.history.position_for(number, to) for number in numbers}
         self._cursor.place.seek(self, places)
 
     @property

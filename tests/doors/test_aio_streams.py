@@ -337,15 +337,15 @@ def test_what_a_thread_reads_for_a_cancelled_task_goes_back(spool: Path, monkeyp
 
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         await broker.publish("t/1", b"x")
-        retained: Any = broker.stream("s").stream.retained
-        entered, go_on, read = threading.Event(), threading.Event(), retained.read
+        history: Any = broker.stream("s").stream.history
+        entered, go_on, read = threading.Event(), threading.Event(), history.read
 
         def slowly(*given: Any) -> Any:
             entered.set()
             go_on.wait(30)
             return read(*given)
 
-        monkeypatch.setattr(retained, "read", slowly)
+        monkeypatch.setattr(history, "read", slowly)
         async with broker.subscribe("s", name="r", start="earliest") as reader:
             task = begin(reader.get())
             await until(entered.is_set)

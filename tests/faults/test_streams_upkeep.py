@@ -367,7 +367,7 @@ def test_a_block_of_references_is_read_in_parts(shared: Path, monkeypatch: pytes
         for most_bytes, count in ((1, 1), (BODY, 1), (3 * BODY + 1, 3), (10**9, 20)):
             sizes, got, position = [], [], 0
             while position < 20:
-                found = stream.retained.read(0, position, 20, most_bytes, None)
+                found = stream.history.read(0, position, 20, most_bytes, None)
                 sizes.append(sum(len(piece.records) for piece in found.pieces))
                 got += [sequence for piece in found.pieces for sequence in piece.sequences]
                 assert found.pieces[0].start == position
@@ -375,7 +375,7 @@ def test_a_block_of_references_is_read_in_parts(shared: Path, monkeypatch: pytes
                 position = found.position
             assert (got, max(sizes)) == (list(range(20)), count)
             assert all(size == count for size in sizes[:-1])
-        found = stream.retained.read(0, 0, 20, 10**9, stream.retained.interest("t/1"), 2)
+        found = stream.history.read(0, 0, 20, 10**9, stream.history.interest("t/1"), 2)
         assert [list(piece.sequences) for piece in found.pieces] == [[1, 3]]
         assert found.position == 5
         fetched: list[int] = []

@@ -545,13 +545,13 @@ def test_a_read_that_fails_loses_nothing(broker: qflow.Broker, monkeypatch: pyte
     assert not subscription.get_many(1, 0)  # it is live
     publish(broker, 3)
     broker._streams.room.give_way(2**30)  # not from memory
-    retained = subscription.stream.retained
-    read = retained.read
+    history = subscription.stream.history
+    read = history.read
     for error in (qflow.StorageError("the disk is gone"), KeyboardInterrupt()):
-        monkeypatch.setattr(retained, "read", lambda *_, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(history, "read", lambda *_, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(type(error)):
             subscription.get_many(10, 0)
-        monkeypatch.setattr(retained, "read", read)
+        monkeypatch.setattr(history, "read", read)
     assert subscription.get_many(10, 0).offsets == [10, 11, 12]
 
 
@@ -568,19 +568,19 @@ def test_a_big_commit_reaches_who_cannot_hold_it_in_memory(open_at: Open) -> Non
 def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -> None:
     """What that thread was about to read, and what comes then, reaches who asks next."""
     subscription = broker.subscribe("s")
-    retained, room = subscription.stream.retained, broker._streams.room
+    history, room = subscription.stream.history, broker._streams.room
     assert not subscription.get_many(1, 0)
     publish(broker, 1)
     room.give_way(2**30)  # it is read from the log
-    read, reading, go_on = retained.read, threading.Event(), threading.Event()
+    read, reading, go_on = history.read, threading.Event(), threading.Event()
 
     def slow(*arguments: object) -> object:
-        retained.read = read  # type: ignore[method-assign]
+        history.read = read  # type: ignore[method-assign]
         reading.set()
         go_on.wait(LONG_S)
         return read(*arguments)  # type: ignore[arg-type]
 
-    retained.read = slow  # type: ignore[method-assign, assignment]
+    history.read = slow  # type: ignore[method-assign, assignment]
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(subscription.get_many(1, LONG_S).offsets))
     thread.start()

@@ -31,7 +31,7 @@ MOST = 2**60
 Bound = int | datetime | None
 
 
-class Retained:
+class History:
     """See the module. Thread-safe."""
 
     def __init__(self, home: Home, owner: int, rows: dict[int, Row], shared: Shared) -> None:
