@@ -53,7 +53,8 @@ class Claims:
         """Somebody found no room for what he was to get: he is woken when there is some."""
         self.delivered_total = self.acked_total = self.redelivered_total = 0
         self._lock = lock
-        self._line = line
+        self.line = line
+        """Of those who wait for the cursor: taken, it holds the lock."""
         self._log = shared.log
         self._room = shared.room
         self._monotonic = shared.monotonic
@@ -119,7 +120,7 @@ class Claims:
     @sheltered
     def abandon(self, taker: object) -> None:
         """Another iteration begins: put back what one before it in the same thread has left."""
-        with self._line:
+        with self.line:
             self.give_back_unshown(taker)
             for batch in [batch for batch in self.ahead if root_of(batch.taker) == taker]:
                 if self.owner and not batch.leaving:
@@ -159,7 +160,7 @@ class Claims:
             self._log.commit(logged)
 
     def _settle_batch(self, batch: Any) -> Request | None:
-        with self._line:
+        with self.line:
             if not self._check_held(batch):
                 return None
             settles = settles_of(batch.left_shares())
@@ -198,7 +199,7 @@ class Claims:
             self._log.commit(logged)
 
     def _settle_part(self, batch: Any, index: int) -> Request | None:
-        with self._line:
+        with self.line:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return None
             batch.check_unsettled(index)
@@ -246,7 +247,7 @@ class Claims:
             self.settle_batch(batch, False)
 
     def _return_batch(self, batch: Any, delay_s: float) -> None:
-        with self._line:
+        with self.line:
             if self._check_held(batch):
                 self._return(batch, delay_s, repeated=True)
 
@@ -258,7 +259,7 @@ class Claims:
             self.settle_part(batch, index, False)
 
     def _return_part(self, batch: Any, index: int, delay_s: float) -> None:
-        with self._line:
+        with self.line:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
@@ -267,12 +268,12 @@ class Claims:
             if not batch.unsettled:
                 self._drop(batch, 0)
             self.give_back_unshown(root_of(batch.taker))  # what comes back comes before what is new
-            self._line.notify_first()
+            self.line.notify_first()
 
     @sheltered
     def extend_batch(self, batch: Any, seconds: float) -> None:
         """Let a batch be held longer, never shorter."""
-        with self._line:
+        with self.line:
             until = self.held[batch] if self._check_held(batch) else None
             if until is not None:
                 self._lease(batch, max(until, self._monotonic() + seconds))
@@ -280,7 +281,7 @@ class Claims:
     @sheltered
     def release(self, batch: StreamDeliveries) -> None:
         """Put back what was never shown to anybody, as it was."""
-        with self._line:
+        with self.line:
             self.give_back(batch)
 
     # In one commit with something else -------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ class Claims:
     def begin_leaving(self, held: list[Any]) -> Leaving:
         """Take deliveries, or batches, that are settled in one commit with something else."""
         leaving: Held = []
-        with self._line:
+        with self.line:
             for one in held:
                 batch, position = place_of(one)
                 if not self._check_held(batch):
@@ -304,7 +305,7 @@ class Claims:
     @sheltered
     def check_leaving(self, held: Held) -> None:
         """Refuse what went back while its commit waited for room; from here on nobody else gets it."""
-        with self._line:
+        with self.line:
             for batch, positions in held:
                 if not self._check_held(batch):
                     raise AlreadySettled(f"deliveries of stream {self.name!r} went back before their commit")
@@ -316,7 +317,7 @@ class Claims:
     @sheltered
     def left(self, held: Held, checked: bool) -> None:
         """Forget what was settled in a commit."""
-        with self._line:
+        with self.line:
             for batch, positions in held:
                 if batch not in self.held:
                     continue
@@ -330,7 +331,7 @@ class Claims:
     @sheltered
     def stays(self, held: Held, checked: bool) -> None:
         """Whoever held these holds them still, as long as from now on; nobody, if he has gone meanwhile."""
-        with self._line:
+        with self.line:
             for batch, _ in held:
                 batch.leaving -= checked
                 if batch not in self.held or batch.leaving:
@@ -339,7 +340,7 @@ class Claims:
                     self._lease(batch, None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s)
                 else:
                     self._return(batch, 0.0, repeated=True)
-            self._line.notify_all()
+            self.line.notify_all()
 
     def shares(self, ledger: Ledger) -> bool:
         """Tell whether it is of the broker that has this ledger."""
@@ -348,7 +349,7 @@ class Claims:
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
         self.ended = ForkedProcess
-        self._lock = self._line = lock
+        self._lock = self.line = lock
 
     # Under the lock --------------------------------------------------------------------------------------------------
 
@@ -391,7 +392,7 @@ class Claims:
         """There is more room than before: have those look who found none."""
         if self.starved:
             self.starved = False
-            self._line.notify_all()
+            self.line.notify_all()
 
     def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
         """Put what is left of a batch back in its place."""
@@ -400,7 +401,7 @@ class Claims:
         self._put_back(batch, shown, delay_s, repeated=True)
         self._put_back(batch, ahead, 0.0, repeated=False)
         self._drop(batch, 0)
-        self._line.notify_first()
+        self.line.notify_first()
 
     def _put_back(self, batch: StreamDeliveries, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
         """Put a part of a batch back in its place; with `repeated`, somebody has seen it."""

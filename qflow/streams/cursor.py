@@ -109,7 +109,7 @@ class Cursor:
         """Who waits, or looks whether he must: raised before he looks, so that publishers need no lock to ask."""
         self._arrivals = 0
         self.claims = Claims(self.name, self.owner, self._lock, self._line, shared)
-        self.place = Positions(history, interest.filter, self.parts, self.claims, self._line, shared)
+        self.place = Positions(history, interest.filter, self.parts, self.claims, shared)
         self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._line)
 
     @property
@@ -176,7 +176,6 @@ class Cursor:
         """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
         self._lock = self._line = lock
         self.claims.die(lock)
-        self.place.die(lock)
 
     # Reading ----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from qflow.errors import InvalidArgument
-from qflow.memory.line import Line
 from qflow.memory.waiting import sheltered
 from qflow.storage.block_log import Row, Settled, clear_marks
 from qflow.storage.transaction_log import Lane
@@ -23,27 +22,20 @@ LOOK_S = 0.05
 class Positions:
     """See the module. Thread-safe; the lock, and the line of those who wait, are the cursor's."""
 
-    def __init__(
-        self, history: History, topic_filter: str, parts: list[Part], claims: Claims, line: Line, shared: Shared
-    ) -> None:
+    def __init__(self, history: History, topic_filter: str, parts: list[Part], claims: Claims, shared: Shared) -> None:
         self.moving = False
         """It is being moved in the log; nothing is delivered meanwhile."""
         self._history = history
         self._filter = topic_filter
         self._parts = parts
         self._claims = claims
-        self._line = line
         self._log = shared.log
         self._room = shared.room
-
-    def die(self, lock: Any) -> None:
-        """In a forked child: refuse everything."""
-        self._line = lock
 
     @sheltered
     def positions(self) -> list[int]:
         """Return the next offset of each partition that is to be delivered."""
-        with self._line:
+        with self._claims.line:
             return [offset_of(self._position(part)) for part in self._parts]
 
     def _position(self, part: Part) -> int:
@@ -58,7 +50,7 @@ class Positions:
     @sheltered
     def lag(self) -> int:
         """Return how many messages it is behind, of all topics; see `Subscription.lag`."""
-        with self._line:
+        with self._claims.line:
             claims = self._claims
             came_back = sum(share.piece.end - share.piece.sequences[0] for share in claims.returned.shares())
             unshown = sum(share.piece.end - share.piece.start for share in claims.unshown())
@@ -67,7 +59,7 @@ class Positions:
     @sheltered
     def matching(self) -> int:
         """Return how many messages it is behind of those its filter wants; see `Subscription.stats`."""
-        with self._line:
+        with self._claims.line:
             known = sum(len(share.piece.records) for share in self._claims.not_shown())
             known += sum(part.ready for part in self._parts)
             spans = [(part.unread(), part.partition.next) for part in self._parts]
@@ -83,7 +75,7 @@ class Positions:
         """
         moving = False
         try:
-            with self._line:
+            with self._claims.line:
                 self._wait_until_moved()
                 self._claims.check_open()
                 if member not in self._claims.members:
@@ -98,13 +90,13 @@ class Positions:
                 self._move(lanes)
         finally:
             if moving:
-                with self._line:
+                with self._claims.line:
                     self.moving = False
-                    self._line.notify_all()
+                    self._claims.line.notify_all()
 
     def _wait_until_moved(self) -> None:
         while self.moving:
-            self._line.wait(LOOK_S)
+            self._claims.line.wait(LOOK_S)
 
     def _leave_place(self, part: Part, place: int) -> None:
         """Take back what is held of one partition, and read on there from somewhere else. Under the lock."""
@@ -133,13 +125,13 @@ class Positions:
     @sheltered
     def stand_still(self) -> None:
         """Return when nobody moves it any more."""
-        with self._line:
+        with self._claims.line:
             self._wait_until_moved()
 
     @sheltered
     def recall(self, skips: list[list[tuple[int, int]]]) -> None:
         """Begin where what is settled ends, given what was settled above that, by partition. Nobody has it open."""
-        with self._line:
+        with self._claims.line:
             for part, ranges in zip(self._parts, skips, strict=True):
                 assert part.lane is not None
                 part.skips = ranges
