@@ -6,6 +6,9 @@ cursor has a row and marks as a queue has; what they do not settle comes back, i
 
 A part is *live* when it has read everything there is. From then on publishers tell it where something came that its
 filter wants, so that it looks at nothing else. It becomes live under the partition's lock, so nothing falls between.
+
+A cursor gives its lock to three objects: `Claims` has what is held and what came back, `ReadAhead` what was read and
+not taken, `Positions` where it is. Its own are the members that come and go, and their gets.
 """
 
 from __future__ import annotations
@@ -104,6 +107,7 @@ class Cursor:
         self._room = shared.room
         self._monotonic = shared.monotonic
         self._lock = threading.Lock()
+        """It comes before those of partitions, of the memory of streams, and of the log."""
         self._line = Line(self._lock)
         self._waiting = 0
         """Who waits, or looks whether he must: raised before he looks, so that publishers need no lock to ask."""
