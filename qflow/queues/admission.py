@@ -30,7 +30,7 @@ from qflow.events import EventKind
 from qflow.memory.group import GROUP_BYTES, Group, groups_of
 from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.memory.run_list import OWN_RUN
-from qflow.memory.waiting import attend, shelter, sheltered
+from qflow.memory.waiting import attend, collecting, refuse_finalizer, shelter, sheltered, straight
 from qflow.message import (
     DELAYED,
     OVERHEAD_BYTES,
@@ -309,6 +309,7 @@ class Admission(Backlog):
         self._pending_messages += messages
         self._pending_bytes += size
 
+    @straight
     def enter_at_once(self, put: Put, *, urgent: bool | None = None) -> bool:
         """Have a put handed over, or visible where it is not logged, if nothing stands in its way. Cost: 1 µs.
 
@@ -317,6 +318,8 @@ class Admission(Backlog):
         Args:
             urgent: somebody waits for it; None if the log is called by itself, `now`.
         """
+        if "a" in collecting:
+            refuse_finalizer()
         records, size, charged, lane = put.records, put.size, put.charged, put.lane
         messages = len(records)
         number = lane.lane

@@ -33,7 +33,7 @@ from qflow.errors import AlreadySettled, BrokerClosed, BrokerFailed, InvalidArgu
 from qflow.memory.group import Key
 from qflow.memory.run import Place
 from qflow.memory.schedule import Schedule
-from qflow.memory.waiting import sheltered
+from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import (
     DELAYED,
     LANE_SHIFT,
@@ -57,6 +57,8 @@ _SINGLE_CHARGE = OVERHEAD_BYTES + SINGLE_BYTES
 RELEASED_AT_ONCE = 1000
 DROPPED_AT_ONCE = 10_000
 FOREVER_MS = 2**62
+MOST_STANDING = 4096
+"""Requests of 0.4 KB that stand before the writer at most while acks that nobody waits for go on; tasks do not wait."""
 
 Held = Delivery | Deliveries
 
@@ -212,6 +214,7 @@ class Holding(Intake):
             self._forget(segments, "_acked")
         return joined, problem
 
+    @straight
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
         """Ack one delivery; see `Delivery.ack`."""
         if self._log is not None:
@@ -222,7 +225,8 @@ class Holding(Intake):
         try:
             with self._lock:  # a straight line; see `waiting`
                 acquired = self._acquired
-                if delivery in acquired:
+                held = delivery in acquired
+                if held and "a" not in collecting:
                     self._acked += 1
                     self._used = used = self._used - size - _SINGLE_CHARGE
                     self._message_bytes -= size
@@ -232,14 +236,19 @@ class Holding(Intake):
                     looks = True
             if looks:
                 self._let_others_look()
+            elif held:
+                self._settle_all([delivery])
             else:
                 self._check_late(delivery.sequence)
         except BaseException:
             self._let_others_look()
             raise
 
+    @straight
     def _settle_logged(self, delivery: Delivery, wait: bool) -> None:
         """Ack one delivery of a queue that has a log."""
+        if "a" in collecting:
+            refuse_finalizer()
         log: Any = self._log
         record = delivery.record
         size = len(record)
@@ -301,10 +310,11 @@ class Holding(Intake):
         if settling is not None:
             self._finish_settle(settling, wait)
 
+    @straight
     def _settle_whole(self, batch: Deliveries, wait: bool) -> bool:
         """Ack a batch of which nothing was settled before, as `settle_one`; return whether it was one."""
         messages, size = batch.left_size()
-        if messages < batch.total or not messages:
+        if messages < batch.total or not messages or "a" in collecting:
             return False
         log = self._log
         requests: Any = None
@@ -459,10 +469,13 @@ class Holding(Intake):
             raise self._gone_error()
 
     def _finish_settle(self, batch: Request, wait: bool) -> None:
+        log = self._log
+        assert log is not None
         if not wait:
+            if len(log.requests) > MOST_STANDING and not is_inside():  # they take memory, too
+                log.wait(batch)
             return
-        assert self._log is not None
-        self._log.wait(batch)
+        log.wait(batch)
         if batch.error is not None:
             raise again(batch.error)
         for lane in self._lanes.values():

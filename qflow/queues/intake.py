@@ -13,7 +13,7 @@ from qflow.delivery import Segment
 from qflow.errors import InvalidArgument, again
 from qflow.memory.line import Wake
 from qflow.memory.run_list import RunList
-from qflow.memory.waiting import attend, shelter, sheltered
+from qflow.memory.waiting import attend, collecting, shelter, sheltered, straight
 from qflow.message import (
     DELAYED,
     OVERHEAD_BYTES,
@@ -66,6 +66,7 @@ _PLAIN = Form(0, b"")
 class Intake(Admission):
     """See the module."""
 
+    @straight
     def put(
         self,
         body: bytes | bytearray | memoryview,
@@ -116,7 +117,8 @@ class Intake(Admission):
             one = (body,)
             with self._lock:  # a straight line; see `waiting`
                 used = self._used + cost
-                if used <= self._ceiling and cost <= self._largest and not (priority or self._getters):
+                passes = used <= self._ceiling and cost <= self._largest
+                if passes and not (priority or self._getters or "a" in collecting):
                     runs = self._runs
                     tail = self._tail
                     sequence = runs.next
@@ -128,13 +130,14 @@ class Intake(Admission):
         record = form.record(body)
         return self._put([record], type(record) is bytes, form.number, timeout_s)
 
+    @straight
     def put_at_once(self, body: bytes) -> int | None:
         """`put` of a plain message where that takes no commit, no waiting and no work on the disk; else None."""
         cost = len(body) + OVERHEAD_BYTES
         one = (body,)
         with self._lock:
             used = self._used + cost
-            if used > self._ceiling or cost > self._largest:
+            if used > self._ceiling or cost > self._largest or "a" in collecting:
                 return None
             runs = self._runs
             tail = self._tail
@@ -196,7 +199,8 @@ class Intake(Admission):
     ) -> Future[int | None]:
         """`put` that waits for room but not for the sync: the future has what `put` returns, once it is confirmed.
 
-        The commit is led by the broker within 3 ms, or by the next caller that waits for one.
+        It is committed within 3 ms, or with the next call that waits. One thread resolves all futures: a callback of
+        one may use the broker, but waits for no other future, which would wait for that callback.
         Cost: 5 µs and a share of one commit.
         """
         form = self.form(headers, durable, priority, ttl_s, delay_s, not_before)
@@ -345,6 +349,7 @@ class Intake(Admission):
         self.count_turned_away(len(records), dropped=decision is Decision.DROP)
 
 
+@straight
 def put_into_all(queues: Sequence[Any], record: Message) -> dict[str, int | None] | None:
     """Put a record that neither expires nor is delayed into queues that all take it at once, without a commit.
 
@@ -361,7 +366,7 @@ def put_into_all(queues: Sequence[Any], record: Message) -> dict[str, int | None
         queue, one, sequence = queues[0], (record,), None
         with queue._lock:  # a straight line; see `waiting`
             used = queue._used + cost
-            if used <= queue._ceiling and cost <= queue._largest and not queue._getters:
+            if used <= queue._ceiling and cost <= queue._largest and not (queue._getters or "a" in collecting):
                 runs = queue._runs
                 tail = queue._tail
                 sequence = runs.next

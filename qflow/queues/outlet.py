@@ -20,7 +20,7 @@ from qflow.errors import QueueEmpty
 from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
-from qflow.memory.waiting import attend, shelter, sheltered
+from qflow.memory.waiting import attend, collecting, shelter, sheltered, straight
 from qflow.message import DELAYED, OVERHEAD_BYTES, SINGLE_BYTES, Message, Record, is_plain
 from qflow.queues.backlog import RETRY_S
 from qflow.queues.holding import Holding
@@ -79,6 +79,7 @@ class Getting:
 class Outlet(Holding):
     """See the module."""
 
+    @straight
     def get(self, timeout_s: float | None = None) -> Delivery:
         """Acquire the first available message, waiting for one.
 
@@ -97,7 +98,7 @@ class Outlet(Holding):
                 run = self._front.head
                 records = run.records
                 used = self._used + SINGLE_BYTES
-                if records and used <= self._account.borrowed:
+                if records and used <= self._account.borrowed and "a" not in collecting:
                     delivery.record = records[0]
                     delivery.sequence = sequence = run.first
                     delivery._marks = run.marks
@@ -108,7 +109,10 @@ class Outlet(Holding):
                     del records[0]
                     return delivery
         except BaseException:
-            self.give_up_single(delivery)
+            try:
+                self.give_up_single(delivery)
+            finally:  # see `attend`
+                self.give_up_single(delivery)
             raise
         getting = Getting(self, 1, self._deadline(config.parse_timeout(timeout_s)), single=True)
         self._attend(getting)
@@ -116,6 +120,7 @@ class Outlet(Holding):
             raise QueueEmpty(f"no message in queue {self._name!r} within {timeout_s} s")
         return getting.delivery
 
+    @straight
     def get_at_once(self) -> Delivery | None:
         """`get` where that takes no waiting and no work on the disk; else None."""
         delivery = Delivery()
@@ -124,7 +129,7 @@ class Outlet(Holding):
             run = self._front.head
             records = run.records
             used = self._used + SINGLE_BYTES
-            if not records or used > self._account.borrowed:
+            if not records or used > self._account.borrowed or "a" in collecting:
                 return None
             delivery.record = records[0]
             delivery.sequence = sequence = run.first
@@ -153,6 +158,7 @@ class Outlet(Holding):
         timeout = config.parse_timeout(timeout_s)
         return self._take_open(max_messages) or self.collect(max_messages, timeout)
 
+    @straight
     def _take_open(self, most: int) -> Deliveries | None:
         """Acquire what a get would if that is the whole of the run messages are put into; else None. Cost: 1 µs."""
         runs = self._front
@@ -168,6 +174,7 @@ class Outlet(Holding):
                 found = run.records
                 end = runs.next
                 is_front = runs is self._front and run is runs.head and run is runs.open and run.first == first
+                is_front = is_front and "a" not in collecting
                 is_last = runs is self._runs  # of the lowest priority: nothing waits behind it
                 if is_front and found and (end - first <= most if is_last else end - first == most):
                     batch.total = end - first
@@ -179,7 +186,10 @@ class Outlet(Holding):
                     taken += found
                     return batch
         except BaseException:
-            shelter(partial(self.give_up_batch, batch))
+            try:
+                shelter(partial(self.give_up_batch, batch))
+            finally:  # see `attend`
+                shelter(partial(self.give_up_batch, batch))
             raise
         return None
 
@@ -196,7 +206,10 @@ class Outlet(Holding):
             try:
                 self._log_attempts(getting.batch)
             except BaseException:
-                shelter(partial(self.give_up_get, getting))
+                try:
+                    shelter(partial(self.give_up_get, getting))
+                finally:  # see `attend`
+                    shelter(partial(self.give_up_get, getting))
                 raise
 
     def _renew(self, batch: Deliveries) -> None:

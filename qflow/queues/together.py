@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -105,12 +106,18 @@ class Together:
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
                 self.prepare(list(places_of_one), left, parts, dead)
         except BaseException:
-            shelter(parts.withdraw)
+            try:
+                shelter(parts.withdraw)
+            finally:  # see `attend`
+                shelter(parts.withdraw)
             raise
         try:
             entered = self.enter(parts, future)
         except BaseException:
-            shelter(lambda: self._clear_up(parts))
+            try:
+                shelter(partial(self._clear_up, parts))
+            finally:  # see `attend`
+                shelter(partial(self._clear_up, parts))
             raise
         if entered is not None:
             if not wait:

@@ -481,10 +481,6 @@ class Transaction:
             leaving.give_up()
         self.end(state)
 
-    def _give_back_memory(self) -> None:
-        charged, self._tab.charged = self._tab.charged, 0  # first of all, so that an interrupt gives nothing back twice
-        self._desk.discharge(charged)
-
     def adopt(self) -> None:
         """The calling thread goes on with it; whoever had it before does not."""
         self._thread = threading.get_ident()

@@ -21,7 +21,7 @@ from qflow.errors import (
 )
 from qflow.memory.ledger import Ledger
 from qflow.memory.line import Line
-from qflow.memory.waiting import shelter, sheltered
+from qflow.memory.waiting import collecting, shelter, sheltered, straight
 from qflow.storage.block_log import Settled
 from qflow.storage.transaction_log import Lane, Request
 from qflow.streams.deliveries import Share, StreamDeliveries, place_of
@@ -168,9 +168,10 @@ class Claims:
             self._drop(batch, len(batch) - len(batch.settled or ()))
         return logged
 
+    @straight
     def settle_part(self, batch: Any, index: int, wait: bool) -> None:
         """Settle one message of a batch. Cost: 1 µs, as long as others of it are left."""
-        if not wait and index not in batch.taken:
+        if not wait and index not in batch.taken and "a" not in collecting:
             done: tuple[tuple[Lane, Settled], ...] = ()
             if self.owner:  # without a name nothing is logged
                 part, start, end = batch.span_at(index)

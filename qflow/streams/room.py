@@ -11,12 +11,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from qflow.errors import BrokerClosed
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.line import FOREVER, WORK, Wake
-from qflow.memory.waiting import attend, shelter, sheltered
+from qflow.memory.waiting import attend, collecting, shelter, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, Record
 from qflow.storage.transaction_log import Put
 
@@ -101,18 +102,22 @@ class Room:
             asking = Asking(amount)
             attend(lambda wake: self.try_reserve(asking, wake, may_work=True), lambda: self.give_up(asking))
 
+    @straight
     def reserve_at_once(self, amount: int) -> bool:
         """`reserve`, if nobody waits for that and it need not either. Cost: 1 µs."""
         asking = Asking(amount)
         try:
             with self._lock:  # straight lines; see `waiting`
                 used = self._incoming + self._held + self._kept_bytes - self._slack
-                if not self._line and used + amount <= self._account.borrowed:
+                if not self._line and used + amount <= self._account.borrowed and "a" not in collecting:
                     self._incoming += amount
                     asking.granted = True
             return asking.granted or shelter(lambda: self._borrow_at_once(asking))
         except BaseException:
-            shelter(lambda: self.give_up(asking))
+            try:
+                shelter(partial(self.give_up, asking))
+            finally:  # see `attend`
+                shelter(partial(self.give_up, asking))
             raise
 
     def _borrow_at_once(self, asking: Asking) -> bool:

@@ -1,0 +1,143 @@
+"""Finalizers that use a broker in the middle of a call of the same thread: refused, or done; nothing hangs, or is hurt.
+
+Garbage is collected where a container is allocated (CPython 3.11), or soon after (3.12 on). So a threshold of n for the
+collector has a finalizer run at about the n-th allocation of a call.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import qflow
+from faults.seams import in_thread
+
+Open = Callable[..., qflow.Broker]
+MOST = 60
+"""Allocations of a call, at about: a finalizer runs at each."""
+
+
+@pytest.fixture(autouse=True)
+def small_heap() -> Iterator[None]:
+    """What is there before is no garbage, and is not looked at again and again."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class Finalizers:
+    """Garbage that puts when it is collected, and what came of it."""
+
+    def __init__(self, use: Callable[[], object]) -> None:
+        self._use = use
+        self.done = 0
+        self.refused = 0
+        self.errors: list[BaseException] = []
+
+    def finalize(self) -> None:
+        try:
+            self._use()
+            self.done += 1
+        except qflow.Reentered:
+            self.refused += 1
+        except BaseException as error:
+            self.errors.append(error)
+
+    def litter(self, kind: str) -> None:
+        """Make garbage that only a collection finds."""
+        if kind == "__del__":
+            Litter(self)
+        else:
+            cycle: list[Any] = [suspended(self)]
+            cycle.append(cycle)
+            next(cycle[0])
+
+    @contextmanager
+    def collected_after(self, allocations: int, kind: str) -> Iterator[None]:
+        before = gc.get_threshold()
+        gc.collect()
+        gc.disable()
+        self.litter(kind)
+        gc.set_threshold(allocations)
+        gc.enable()
+        try:
+            yield
+        finally:
+            gc.set_threshold(*before)
+            gc.collect()
+
+
+class Litter:
+    def __init__(self, finalizers: Finalizers) -> None:
+        self.me = self
+        self.finalizers = finalizers
+
+    def __del__(self) -> None:
+        self.finalizers.finalize()
+
+
+def suspended(finalizers: Finalizers) -> Generator[None, None, None]:
+    try:
+        yield
+    finally:
+        finalizers.finalize()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("kind", ["__del__", "generator"])
+@pytest.mark.parametrize("in_main", [True, False], ids=["main", "thread"])
+def test_a_finalizer_that_puts_in_the_middle_of_a_call_is_done_or_refused(
+    open_spool: Open, durable: bool, kind: str, in_main: bool
+) -> None:
+    """Wherever it comes: the call goes on, no sequence is given twice, and nobody waits for itself."""
+    broker = open_spool(capacity_bytes="1MiB")
+    queue = broker.declare_queue("q", durable=durable)
+    finalizers = Finalizers(lambda: queue.put(b"of a finalizer"))
+
+    def calls() -> None:
+        for allocations in range(1, MOST):
+            with finalizers.collected_after(allocations, kind):
+                queue.put_many([b"1", b"2"])
+                queue.put(b"3", headers={"a": 1})
+                queue.get_many(2, 0).nack()
+                queue.get(0).ack()
+                queue.stats()
+
+    if in_main:
+        calls()
+    else:
+        in_thread(calls)
+    assert finalizers.errors == []
+    assert finalizers.refused > 0
+    assert finalizers.refused + finalizers.done == MOST - 1
+    left = 2 * (MOST - 1) + finalizers.done
+    assert queue.stats().messages == left
+    batch = queue.get_many(10_000, 0)
+    assert len(set(batch.sequences)) == left
+    batch.ack()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_finalizer_that_acks_in_the_middle_of_a_call_hurts_nothing(open_spool: Open, durable: bool) -> None:
+    """What the call goes through does not change under it."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * MOST)
+    held = [queue.get(0) for _ in range(MOST)]
+    finalizers = Finalizers(lambda: held.pop().ack())
+
+    def calls() -> None:
+        for allocations in range(1, MOST):
+            with finalizers.collected_after(allocations, "__del__"):
+                queue.stats()
+                broker.check()
+
+    in_thread(calls)
+    assert finalizers.errors == []
+    assert finalizers.refused > 0
+    assert queue.stats().messages == MOST - finalizers.done

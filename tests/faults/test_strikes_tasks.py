@@ -1,0 +1,223 @@
+"""A signal handler ends a program in the middle of what its tasks do, at every place where one can: `sys.exit()`.
+
+The event loop ends then as `asyncio.run` ends it: tasks are cancelled. The broker is closed, quickly, and when the spool
+is opened again each call is done or not done, and all books agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+import qflow
+import qflow.aio
+from faults.seams import in_thread
+from faults.strikes import TORTURE, Strike, places, reach
+from faults.test_strikes_queues import Round, World
+
+MOST = 2
+"""Places of each call, on each kind of queue, that are struck in a normal run."""
+NEVER = 2**60
+KINDS = ("transient", "durable", "ranked")
+
+
+class Exit(SystemExit):
+    """What the handler raises."""
+
+
+def leave() -> None:
+    raise Exit
+
+
+class Tasks:
+    """The queue of a round as tasks have it."""
+
+    def __init__(self, here: Round) -> None:
+        self.here = here
+        self.broker = qflow.aio.AsyncBroker(here.broker)
+        self.queue = self.broker.queue("q")
+
+
+Act = Callable[[Round, Tasks], Awaitable[object]]
+CALLS: dict[str, tuple[Act, Callable[[Round, Tasks], Awaitable[object]] | None]] = {}
+
+
+def call(name: str, before: Act | None = None) -> Callable[[Act], Act]:
+    """Have a call struck, after what comes before it."""
+
+    def note(act: Act) -> Act:
+        CALLS[name] = act, before
+        return act
+
+    return note
+
+
+async def hold_one(here: Round, tasks: Tasks) -> None:
+    here.held = [await tasks.queue.get(0)]
+
+
+async def hold_batch(here: Round, tasks: Tasks) -> None:
+    here.batch = await tasks.queue.get_many(3, 0)
+
+
+@call("put")
+async def _put(here: Round, tasks: Tasks) -> None:
+    await tasks.queue.put(here.new(1)[0])
+
+
+@call("put with headers")
+async def _put_headers(here: Round, tasks: Tasks) -> None:
+    await tasks.queue.put(here.new(1)[0], headers={"a": 1})
+
+
+@call("put_many")
+async def _put_many(here: Round, tasks: Tasks) -> None:
+    await tasks.queue.put_many(here.new(3))
+
+
+@call("submit")
+async def _submit(here: Round, tasks: Tasks) -> None:
+    await tasks.queue.submit(here.new(1)[0])
+
+
+@call("get")
+async def _get(here: Round, tasks: Tasks) -> None:
+    await hold_one(here, tasks)
+
+
+@call("get_many")
+async def _get_many(here: Round, tasks: Tasks) -> None:
+    await hold_batch(here, tasks)
+
+
+@call("ack", hold_one)
+async def _ack(here: Round, tasks: Tasks) -> None:
+    here.acked = here.base[:1]
+    await here.held[0].ack(wait=True)
+
+
+@call("ack of a batch", hold_batch)
+async def _ack_batch(here: Round, tasks: Tasks) -> None:
+    here.acked = here.base[:3]
+    await here.batch.ack(wait=True)
+
+
+@call("nack", hold_one)
+async def _nack(here: Round, tasks: Tasks) -> None:
+    await here.held[0].nack()
+
+
+@call("transaction", hold_one)
+async def _transaction(here: Round, tasks: Tasks) -> None:
+    here.acked = here.base[:1]
+    async with tasks.broker.transaction() as transaction:
+        await transaction.ack(here.held[0])
+        await transaction.put(tasks.queue, here.new(1)[0])
+
+
+@call("waiting get that is served")
+async def _served(here: Round, tasks: Tasks) -> None:
+    here.maybe = here.base  # one after the other
+    async with asyncio.timeout(5):
+        async for delivery in tasks.queue:
+            await delivery.ack(wait=True)
+            if delivery.body == here.base[-1]:
+                break
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, World]]:
+    found = {kind: World(tmp_path_factory.mktemp("tasks"), kind) for kind in KINDS}
+    yield found
+    for world in found.values():
+        world.broker.close()
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    """Which places are struck this time; printed with a failure."""
+    return random.SystemRandom().randrange(2**32)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handler_that_exits_finds_a_call_done_or_not_done(
+    worlds: dict[str, World], kind: str, name: str, seed: int
+) -> None:
+    """At any place: closing does not hang, and nothing is lost or doubled."""
+    world = worlds[kind]
+    for _ in range(2):
+        number = strike_once(world, name, NEVER)[0].seen
+    struck = 0
+    for at in places(number, MOST, seed):
+        strike, _ = reach(at, lambda at: strike_once(world, name, at))
+        struck += strike.where is not None
+    if TORTURE:
+        print(f"{kind} queue, {name} by a task: a handler exits at {struck} of {number} places")
+    assert struck
+
+
+def strike_once(world: World, name: str, at: int) -> tuple[Strike, bool]:
+    """Strike one call of a task; check what is left."""
+    act, before = CALLS[name]
+    world.rounds += 1
+    here = Round(world, world.rounds)
+    world.queue.put_many(here.base)
+    tasks = Tasks(here)
+    strike = Strike(at, leave)
+    ended = False
+    try:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: None)
+        try:
+            if before is not None:
+                loop.run_until_complete(before(here, tasks))  # type: ignore[arg-type]
+            with suppress(asyncio.CancelledError):
+                strike.run(lambda: loop.run_until_complete(act(here, tasks)))  # type: ignore[arg-type]
+        except Exit:
+            ended = True
+        except RuntimeError:
+            ended = True
+            assert "threading.py" in str(strike.where), "Python's own locks do not outlast that, while a thread begins"
+        finally:
+            end(loop)
+        gc.collect(0)
+        in_thread(lambda: verify(world, here, ended))
+    except BaseException as error:
+        error.add_note(f"struck at place {at}: {strike.where}")
+        world.renew()
+        raise
+    return strike, ended
+
+
+def end(loop: asyncio.AbstractEventLoop) -> None:
+    """End a loop as `asyncio.run` does."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+
+    async def ending() -> None:
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=10)
+            assert not late
+        await loop.shutdown_asyncgens()
+
+    for _ in range(3):
+        with suppress(Exit):  # once more, of a task that awaits the one that was struck
+            loop.run_until_complete(ending())
+            break
+    loop.close()
+
+
+def verify(world: World, here: Round, struck: bool) -> None:
+    """What was confirmed is there once, and what the call was to do is done, or not."""
+    world.reopen()
+    if not world.durable:
+        here.base = here.acked = here.bodies = []
+    world.check_contents(here, struck)
+    world.check_books()
