@@ -207,7 +207,7 @@ def _dropped(setup: Setup, broker: qflow.Broker, stream: Any, size: int) -> Drop
 
 def _blocks(broker: qflow.Broker, stream: Any, end: int) -> int:
     """Return how many blocks hold something below a sequence."""
-    from qflow.storage.topic_records import blocks_between
+    from qflow.storage.topics.records import blocks_between
 
     with broker.log.read() as txn:
         return len(blocks_between(txn, stream.owner, 0, 0, end, 2**40))

@@ -13,11 +13,11 @@ from time import perf_counter
 from typing import Any
 
 import attrs
+from qflow.storage.streams import partitions
 
 import qflow
 from bench.measure import Row, Series, Setup, Workload, at_least, at_most, interleave, micros, ratio
 from bench.streams import BATCH, BODY_BYTES, SEED, batch_of, blocks_of, opened, topic_of
-from qflow.storage import partitions
 
 SHARE = 100
 """A topic comes in one of so many batches."""
@@ -159,7 +159,7 @@ def wildcard(setup: Setup) -> Iterator[Row]:
 
 def _wildcard(setup: Setup, names: list[str], expected: int, shape: str) -> Iterator[Row]:
     """Publish a message for each topic, and choose by `site/+/temp`. Of more than 16,384 topics it lists none."""
-    from qflow.storage.topic_selection import Selection
+    from qflow.storage.topics.selection import Selection
 
     topic_filter = "site/+/temp"
     looks_ms: list[tuple[float, float]] = []

@@ -66,20 +66,20 @@ from qflow.queues.together import Place, Step, Together
 from qflow.queues.transaction import Desk, Transaction
 from qflow.routing import Claimed, Lots, PublishResult, Routing, result_of
 from qflow.stats import BrokerStats, CompactionReport, Problems, QueueStats, RecoveryReport, SnapshotReport
-from qflow.storage import recovery, snapshots
 from qflow.storage.block_log import Row
-from qflow.storage.ending import write_ending
 from qflow.storage.environment import CannotGrow, Environment, check_log_directory, log_errors
 from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
-from qflow.storage.groups import CURSORS, Held
-from qflow.storage.inbox import Inbox
-from qflow.storage.records import Records
-from qflow.storage.recovery import BINDINGS, DIRTY, QueueRecord
-from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
-from qflow.storage.spill_files import SpillFiles
-from qflow.storage.spill_segments import SpillSegments
-from qflow.storage.stages import INBOX
-from qflow.storage.transaction_log import TransactionLog
+from qflow.storage.inbox.inbox import Inbox
+from qflow.storage.inbox.stages import INBOX
+from qflow.storage.log import recovery, snapshots
+from qflow.storage.log.ending import write_ending
+from qflow.storage.log.records import Records
+from qflow.storage.log.recovery import BINDINGS, DIRTY, QueueRecord
+from qflow.storage.log.transaction_log import TransactionLog
+from qflow.storage.spill.files import SpillFiles
+from qflow.storage.spill.segments import SpillSegments
+from qflow.storage.spill.store import SPILL, WIPING, SpillStore, Wiper, wipe_spill
+from qflow.storage.streams.groups import CURSORS, Held
 from qflow.streams import publishing
 from qflow.streams.producers import Claim
 from qflow.streams.registry import Attempt, Streams, at_once

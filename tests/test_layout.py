@@ -93,10 +93,10 @@ def test_the_byte_layout_is_known_to_few() -> None:
         "qflow.message",
         "qflow.storage.blocks",
         "qflow.storage.block_log",
-        "qflow.storage.postings",
-        "qflow.storage.producers",
-        "qflow.storage.recovery",
-        "qflow.storage.topic_records",
+        "qflow.storage.topics.postings",
+        "qflow.storage.streams.producers",
+        "qflow.storage.log.recovery",
+        "qflow.storage.topics.records",
     }
 
 

@@ -38,11 +38,11 @@ from qflow.errors import (
 from qflow.queues.together import Together
 from qflow.routing import Routing
 from qflow.stats import InboxStats
-from qflow.storage import sink_batches
-from qflow.storage.inbox import Inbox, Waiting
-from qflow.storage.sink_batches import Adopted, Partial
-from qflow.storage.stages import Batch, Manifest
-from qflow.storage.transaction_log import TransactionLog, Unit
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.inbox.batches import Adopted, Partial
+from qflow.storage.inbox.inbox import Inbox, Waiting
+from qflow.storage.inbox.stages import Batch, Manifest
+from qflow.storage.log.transaction_log import TransactionLog, Unit
 from qflow.streams.partition import put_charge
 from qflow.streams.room import Asking, Room
 

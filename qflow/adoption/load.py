@@ -10,7 +10,7 @@ from qflow.message import Message, body_of, decode_headers, text_bytes
 from qflow.queues.together import Step, by_lane
 from qflow.routing import Route, Routing
 from qflow.storage.blocks import KINDS, Block
-from qflow.storage.stage_files import Piece
+from qflow.storage.inbox.stage_files import Piece
 from qflow.streams.partition import Partition
 from qflow.streams.publishing import Lot
 from qflow.streams.room import charge_for

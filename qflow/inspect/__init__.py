@@ -29,13 +29,15 @@ from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, Subscription
 from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.stats import SnapshotReport
-from qflow.storage import block_log, blocks, recovery, stages
+from qflow.storage import block_log, blocks
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, owner_pid, read_whole
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.snapshots import make_snapshot, open_to_read
-from qflow.storage.spill import SPILL, SPILL_TABLE
+from qflow.storage.inbox import stages
+from qflow.storage.log import recovery
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.snapshots import make_snapshot, open_to_read
+from qflow.storage.spill.store import SPILL, SPILL_TABLE
 
 __all__ = [
     "Examination",

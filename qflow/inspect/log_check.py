@@ -12,10 +12,13 @@ from itertools import islice
 from typing import Any
 
 from qflow.inspect.stream_check import as_problems, check_streams
-from qflow.storage import block_log, bodies, eras, producers, sink_batches
+from qflow.storage import block_log
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
-from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.log import bodies
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.streams import eras, producers
 
 READ_AT_ONCE = 16 * 2**20
 BLOCKS_AT_ONCE = 1024

@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator
 
 from qflow.errors import CorruptionError
 from qflow.inspect.stream_facts import rows_of
-from qflow.storage import block_log, partitions, recovery
+from qflow.storage import block_log
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
-from qflow.storage.partitions import Hole
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.topic_check import IndexCheck
+from qflow.storage.log import recovery
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.streams import partitions
+from qflow.storage.streams.partitions import Hole
+from qflow.storage.topics.check import IndexCheck
 from qflow.streams.partition import offset_of
 
 _READ_AT_ONCE = 16 * 2**20

@@ -9,7 +9,7 @@ import attrs
 from qflow.message import LANE_SHIFT
 from qflow.storage import block_log
 from qflow.storage.block_log import Row
-from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.streams.partition import offset_of
 
 

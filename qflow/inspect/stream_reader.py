@@ -20,11 +20,13 @@ import attrs
 from qflow.config import parse_count, parse_moment
 from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageError, StreamDeleted
 from qflow.inspect.stream_facts import find_stream, sequence_of
-from qflow.storage import block_log, partitions, recovery
+from qflow.storage import block_log
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
-from qflow.storage.partitions import Found
-from qflow.storage.recovery import QueueRecord, Recovery
+from qflow.storage.log import recovery
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.streams import partitions
+from qflow.storage.streams.partitions import Found
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.interest import Interest
 from qflow.streams.partition import offset_of

@@ -45,7 +45,7 @@ _REENTERED = (
     "this thread is in a call of a broker, which a finalizer or a signal handler has interrupted: have another thread "
     "do what that asks for; in an event loop, use `loop.add_signal_handler`"
 )
-_WRITER = "qflow.storage.writer"
+_WRITER = "qflow.storage.log.writer"
 """What that thread runs waits for nobody, and calls nothing of a user's."""
 _GUARDS = {"call", "in_place", "serve"}
 """Functions of this module that begin such a call, or go on with it in another thread."""

@@ -42,7 +42,7 @@ from qflow.message import (
 )
 from qflow.queues.backlog import NOWHERE, RETRY_S, Backlog, Unlocked
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
-from qflow.storage.transaction_log import Lane, Put
+from qflow.storage.log.transaction_log import Lane, Put
 
 NOTHING = Depth(0, 0)
 

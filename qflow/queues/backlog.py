@@ -49,8 +49,8 @@ from qflow.message import (
 from qflow.stats import PROBLEMS_KEPT
 from qflow.storage import block_log
 from qflow.storage.block_log import Row, Settled
-from qflow.storage.spill import Slots, SpillArea
-from qflow.storage.transaction_log import Lane, TransactionLog
+from qflow.storage.log.transaction_log import Lane, TransactionLog
+from qflow.storage.spill.store import Slots, SpillArea
 
 READ_AHEAD_BYTES = 1024 * 1024
 """Restored at once, at most; and no more than an eighth of the capacity."""

@@ -10,8 +10,8 @@ from qflow.message import LANE_SHIFT
 from qflow.queues.queue import Queue
 from qflow.storage import block_log
 from qflow.storage.block_log import Row
-from qflow.storage.ending import FEW_AT_ONCE, Piece, of_row
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log.ending import FEW_AT_ONCE, Piece, of_row
+from qflow.storage.log.transaction_log import Lane
 
 _RANGE_BYTES = 64
 

@@ -48,9 +48,9 @@ from qflow.message import (
 from qflow.queues.backlog import NOWHERE, RETRY_S, Unlocked
 from qflow.queues.intake import Intake
 from qflow.queues.overflow import Depth
-from qflow.storage.batch import Settling
 from qflow.storage.block_log import Settled
-from qflow.storage.transaction_log import Lane, Request, Unit
+from qflow.storage.log.batch import Settling
+from qflow.storage.log.transaction_log import Lane, Request, Unit
 
 LANE_ONE = 1 << LANE_SHIFT
 _SINGLE_CHARGE = OVERHEAD_BYTES + SINGLE_BYTES

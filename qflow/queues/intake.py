@@ -27,7 +27,7 @@ from qflow.message import (
 )
 from qflow.queues.admission import Admission, Asking, TurnedAway
 from qflow.queues.overflow import Decision
-from qflow.storage.transaction_log import Put
+from qflow.storage.log.transaction_log import Put
 
 Moment = datetime | float
 MOST_AT_ONCE = 64

@@ -27,7 +27,7 @@ from qflow.queues.outlet import Outlet, by_expiry
 from qflow.queues.overflow import Depth, excess
 from qflow.stats import QueueStats
 from qflow.storage import block_log
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log.transaction_log import Lane
 
 EXPIRED_AT_ONCE = 10_000
 DUE_AT_ONCE = 1_000

@@ -22,7 +22,7 @@ from qflow.queues.dead_letters import dead_letters
 from qflow.queues.holding import Holding, Leaving
 from qflow.queues.overflow import Decision, Depth
 from qflow.queues.queue import Queue
-from qflow.storage.transaction_log import Put, TransactionLog, Unit
+from qflow.storage.log.transaction_log import Put, TransactionLog, Unit
 
 
 class Step(NamedTuple):

@@ -27,7 +27,7 @@ from qflow.queues.holding import Held, Leaving
 from qflow.queues.intake import Moment
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
-from qflow.storage.spill import Slots, SpillArea
+from qflow.storage.spill.store import Slots, SpillArea
 
 RUN_BYTES = 64 * 1024
 """Charged at once for puts that follow each other."""

@@ -9,10 +9,11 @@ import time
 from qflow.broker import open_broker
 from qflow.errors import QflowError, SpoolInUse, StorageError
 from qflow.spark import spools
-from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files, owner_pid, storage_error
-from qflow.storage.sink_batches import Adopted
-from qflow.storage.stages import Manifest
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.batches import Adopted
+from qflow.storage.inbox.stages import Manifest
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 """Between two looks at what the owner has done: at first, and after a while."""

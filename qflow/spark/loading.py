@@ -16,8 +16,8 @@ from qflow.spark import spools
 from qflow.spark.failures import spark_errors
 from qflow.spark.takers import Takers
 from qflow.spark.write_options import batch_of, target_of
-from qflow.storage import sink_batches
-from qflow.storage.stages import Batch
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.inbox.stages import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from qflow.errors import InvalidArgument
 from qflow.message import LANE_SHIFT
-from qflow.storage import block_log, eras
+from qflow.storage import block_log
+from qflow.storage.streams import eras
 
 
 class Progress(NamedTuple):

@@ -17,7 +17,7 @@ from qflow.message import HeaderValue, Message, Record, check_key, encode_header
 from qflow.spark.schema import NULL_HEADER
 from qflow.spark.takers import Takers, too_large
 from qflow.storage import blocks
-from qflow.storage.stage_files import StageWriter
+from qflow.storage.inbox.stage_files import StageWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

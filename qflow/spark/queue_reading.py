@@ -20,9 +20,10 @@ from qflow.spark.record_batches import check_nulls, headers_of
 from qflow.spark.schema import LOG_APPEND_TIME, Column, arrow_schema
 from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
-from qflow.storage import block_log, blocks, bodies, recovery
+from qflow.storage import block_log, blocks
 from qflow.storage.block_log import BLOCKS
 from qflow.storage.blocks import BlockKey, Reference
+from qflow.storage.log import bodies, recovery
 
 _BLOCKS_AT_ONCE, BATCH_BYTES = 32, 2 * 2**20
 

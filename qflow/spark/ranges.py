@@ -14,9 +14,10 @@ from qflow.message import LANE_SHIFT
 from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadOptions, is_earliest, is_latest
 from qflow.spark.parallelism import parallelism
 from qflow.spark.spools import SpoolState, StreamState
-from qflow.storage import blocks, partitions
+from qflow.storage import blocks
 from qflow.storage.block_log import scan
-from qflow.storage.groups import committed_of
+from qflow.storage.streams import partitions
+from qflow.storage.streams.groups import committed_of
 
 _logger = logging.getLogger("qflow.spark")
 

@@ -17,7 +17,9 @@ from qflow.spark.record_batches import BatchMaker, joined
 from qflow.spark.schema import Column, arrow_schema
 from qflow.spark.spools import reading
 from qflow.spark.words import plainly
-from qflow.storage import block_log, column_pieces, recovery
+from qflow.storage import block_log
+from qflow.storage.log import recovery
+from qflow.storage.streams import columns as column_pieces
 from qflow.streams.interest import Interest
 
 _logger = logging.getLogger("qflow.spark")

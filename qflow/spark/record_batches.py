@@ -18,7 +18,7 @@ from qflow.errors import CorruptionError, InvalidArgument
 from qflow.message import Message, Record, decode_headers
 from qflow.spark.parts import take_apart
 from qflow.spark.schema import LOG_APPEND_TIME, NULL_HEADER, headers_type
-from qflow.storage.column_pieces import ColumnPiece
+from qflow.storage.streams.columns import ColumnPiece
 
 HEADERS = headers_type()
 _NUMBER = np.dtype("<u4")

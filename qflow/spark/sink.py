@@ -27,11 +27,12 @@ from qflow.spark.outgoing import Outgoing, check_columns
 from qflow.spark.takers import Taker, Takers
 from qflow.spark.words import plainly
 from qflow.spark.write_options import WriteOptions, stage_of, target_of
-from qflow.storage import recovery, stages
 from qflow.storage.files import Files, storage_error
-from qflow.storage.sink_batches import Target
-from qflow.storage.stage_files import StageFile, StageWriter
-from qflow.storage.stages import Batch, Manifest, check_batch
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.batches import Target
+from qflow.storage.inbox.stage_files import StageFile, StageWriter
+from qflow.storage.inbox.stages import Batch, Manifest, check_batch
+from qflow.storage.log import recovery
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 from qflow.errors import NotFound, StorageError
 from qflow.message import LANE_SHIFT
-from qflow.storage import block_log, recovery
+from qflow.storage import block_log
 from qflow.storage.block_log import Row
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.recovery import QueueRecord, Recovery
-from qflow.storage.snapshots import open_to_read
+from qflow.storage.log import recovery
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.snapshots import open_to_read
 
 
 class _Open(NamedTuple):

@@ -34,7 +34,7 @@ from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, StreamState, look, other_log, reading
 from qflow.spark.words import plainly
 from qflow.storage.files import Files
-from qflow.storage.groups import Group
+from qflow.storage.streams.groups import Group
 
 
 class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):

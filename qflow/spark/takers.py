@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from qflow.errors import MessageTooLarge, NotFound
 from qflow.message import topic_prefix
-from qflow.storage.recovery import BINDINGS, Recovery
+from qflow.storage.log.recovery import BINDINGS, Recovery
 from qflow.streams.topic_filter import FilterTrie, check_topic
 
 _EXPIRY_BYTES = 8

@@ -12,8 +12,8 @@ from xxhash import xxh3_64_hexdigest
 
 from qflow.errors import InvalidArgument
 from qflow.spark.options import OF_KAFKA, parse_path
-from qflow.storage.sink_batches import Target
-from qflow.storage.stages import Batch, check_batch
+from qflow.storage.inbox.batches import Target
+from qflow.storage.inbox.stages import Batch, check_batch
 from qflow.streams.topic_filter import check_topic
 
 NAMES = ("path", "topic", "stream", "commitTimeout", "txnAppId", "txnVersion")

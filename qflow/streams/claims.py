@@ -23,7 +23,7 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.line import Line
 from qflow.memory.waiting import collecting, shelter, sheltered, straight
 from qflow.storage.block_log import Settled
-from qflow.storage.transaction_log import Lane, Request
+from qflow.storage.log.transaction_log import Lane, Request
 from qflow.streams.deliveries import Share, StreamDeliveries, place_of
 from qflow.streams.leaving import Held, Leaving, settles_of
 from qflow.streams.part import Part

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from qflow.storage import block_log, blocks, partitions
+from qflow.storage import block_log, blocks
 from qflow.storage.blocks import Header
-from qflow.storage.partitions import Asked, Hole
-from qflow.storage.transaction_log import TransactionLog
+from qflow.storage.log.transaction_log import TransactionLog
+from qflow.storage.streams import partitions
+from qflow.storage.streams.partitions import Asked, Hole
 from qflow.streams.interest import Interest
 
 READ_BYTES = 16 * 2**20

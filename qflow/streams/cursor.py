@@ -20,7 +20,7 @@ from qflow.errors import InvalidArgument, QflowError, TooManyUnsettled
 from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.memory.waiting import attend, sheltered
 from qflow.stats import SubscriptionStats
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log.transaction_log import Lane
 from qflow.streams.claims import Claims, root_of
 from qflow.streams.deliveries import StreamDeliveries
 from qflow.streams.history import History

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled
 from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of
-from qflow.storage.partitions import Piece
+from qflow.storage.streams.partitions import Piece
 from qflow.streams.partition import offset_of
 from qflow.streams.room import charge_for
 

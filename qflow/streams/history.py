@@ -12,9 +12,9 @@ from qflow.config import parse_count, parse_moment
 from qflow.errors import InvalidArgument
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import LANE_SHIFT
-from qflow.storage import partitions
 from qflow.storage.block_log import Row, read_row
-from qflow.storage.partitions import Found, Hole, Piece
+from qflow.storage.streams import partitions
+from qflow.storage.streams.partitions import Found, Hole, Piece
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Home, Partition, offset_of

@@ -8,9 +8,9 @@ from qflow.errors import CorruptionError, DiskFull, again
 from qflow.memory.waiting import sheltered
 from qflow.message import LANE_SHIFT
 from qflow.storage.block_log import read_row
-from qflow.storage.topic_index import TopicIndex
-from qflow.storage.topic_records import delete_index
-from qflow.storage.transaction_log import Unit
+from qflow.storage.log.transaction_log import Unit
+from qflow.storage.topics.index import TopicIndex
+from qflow.storage.topics.records import delete_index
 from qflow.streams.history import History
 from qflow.streams.partition import Partition
 from qflow.streams.shared import Shared

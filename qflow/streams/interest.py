@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qflow.storage.topic_names import joined, pattern_of
-from qflow.storage.topic_selection import Candidates, Selection
+from qflow.storage.topics.names import joined, pattern_of
+from qflow.storage.topics.selection import Candidates, Selection
 from qflow.streams.topic_filter import check_filter, compile_filter
 
 FEW = 4

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from qflow.storage.block_log import Settled
-from qflow.storage.transaction_log import Lane, Unit
+from qflow.storage.log.transaction_log import Lane, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 
 Held = list[tuple[StreamDeliveries, list[int] | None]]

@@ -9,8 +9,8 @@ from itertools import compress, takewhile
 from typing import Any
 
 from qflow.delivery import MAY_BE_REPEATED
-from qflow.storage.partitions import Found, Hole, Piece
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log.transaction_log import Lane
+from qflow.storage.streams.partitions import Found, Hole, Piece
 from qflow.streams.deliveries import Share
 from qflow.streams.partition import Partition
 

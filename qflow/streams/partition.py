@@ -15,8 +15,8 @@ from qflow.errors import MessageTooLarge, QflowError, TransactionTooLarge
 from qflow.memory.line import Wake
 from qflow.message import OFFSET_MASK, OVERHEAD_BYTES, Message, Record, text_bytes
 from qflow.storage.block_log import Row
-from qflow.storage.bodies import SHARED_BYTES
-from qflow.storage.transaction_log import Lane, Put
+from qflow.storage.log.bodies import SHARED_BYTES
+from qflow.storage.log.transaction_log import Lane, Put
 from qflow.streams.room import SLAB_BYTES, Asking, Slab, Tail, charge_for
 from qflow.streams.shared import Shared
 from qflow.streams.topic_filter import FilterTrie

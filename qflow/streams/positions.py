@@ -7,7 +7,7 @@ from typing import Any
 from qflow.errors import InvalidArgument
 from qflow.memory.waiting import sheltered
 from qflow.storage.block_log import Row, Settled, clear_marks
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log.transaction_log import Lane
 from qflow.streams.claims import Claims
 from qflow.streams.counting import count_matching
 from qflow.streams.history import History

@@ -46,9 +46,9 @@ from typing import Any
 from qflow.errors import CorruptionError, InvalidArgument, ProducerBusy
 from qflow.memory.line import FOREVER
 from qflow.memory.waiting import attend, sheltered
-from qflow.storage import producers as table
-from qflow.storage.producers import WINDOW, Window, with_number
-from qflow.storage.transaction_log import Unit
+from qflow.storage.log.transaction_log import Unit
+from qflow.storage.streams import producers as table
+from qflow.storage.streams.producers import WINDOW, Window, with_number
 
 MAX_NAME_BYTES = 255
 MAX_NUMBER = 2**63 - 1

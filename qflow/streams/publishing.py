@@ -10,7 +10,7 @@ from typing import Any
 
 from qflow.memory.waiting import shelter
 from qflow.message import Headers, Message, Record, encode_headers
-from qflow.storage.transaction_log import Put, Request, TransactionLog, Unit
+from qflow.storage.log.transaction_log import Put, Request, TransactionLog, Unit
 from qflow.streams.partition import Partition, put_charge
 from qflow.streams.producers import Claim
 from qflow.streams.room import Room

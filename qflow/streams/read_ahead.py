@@ -8,7 +8,7 @@ from typing import Any
 
 from qflow.errors import GapError, QflowError
 from qflow.memory.line import Line
-from qflow.storage.partitions import Found, Piece
+from qflow.storage.streams.partitions import Found, Piece
 from qflow.streams.deliveries import Share
 from qflow.streams.history import History
 from qflow.streams.interest import Interest

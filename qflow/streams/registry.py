@@ -25,13 +25,14 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import sheltered
-from qflow.storage import block_log, recovery
-from qflow.storage import producers as table
+from qflow.storage import block_log
 from qflow.storage.block_log import Row
-from qflow.storage.ending import Piece
-from qflow.storage.records import Records
-from qflow.storage.recovery import STREAM, QueueRecord
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log import recovery
+from qflow.storage.log.ending import Piece
+from qflow.storage.log.records import Records
+from qflow.storage.log.recovery import STREAM, QueueRecord
+from qflow.storage.log.transaction_log import Lane
+from qflow.storage.streams import producers as table
 from qflow.streams.producers import Producers
 from qflow.streams.sessions import Sessions, Terms
 from qflow.streams.shared import Shared

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from qflow.errors import again
 from qflow.memory.waiting import sheltered
 from qflow.message import LANE_SHIFT
-from qflow.storage import partitions
 from qflow.storage.block_log import Settled, read_row
-from qflow.storage.transaction_log import Lane, Unit
+from qflow.storage.log.transaction_log import Lane, Unit
+from qflow.storage.streams import partitions
 from qflow.streams.history import History
 from qflow.streams.partition import Partition
 from qflow.streams.shared import Shared

@@ -19,7 +19,7 @@ from qflow.memory.ledger import Account, Ledger
 from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.memory.waiting import attend, collecting, shelter, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, Record
-from qflow.storage.transaction_log import Put
+from qflow.storage.log.transaction_log import Put
 
 TAIL_SHARE = 4
 """Live tails take at most this part of the broker's capacity."""

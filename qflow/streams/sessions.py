@@ -26,13 +26,14 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import sheltered
-from qflow.storage import block_log, recovery
+from qflow.storage import block_log
 from qflow.storage.block_log import Row
 from qflow.storage.blocks import NO_PREVIOUS
-from qflow.storage.ending import Piece, of_row
-from qflow.storage.records import Records
-from qflow.storage.recovery import CURSOR, QueueRecord
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log import recovery
+from qflow.storage.log.ending import Piece, of_row
+from qflow.storage.log.records import Records
+from qflow.storage.log.recovery import CURSOR, QueueRecord
+from qflow.storage.log.transaction_log import Lane
 from qflow.streams.cursor import Cursor, Kept
 from qflow.streams.shared import Shared
 from qflow.streams.stream import Stream

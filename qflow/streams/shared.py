@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from qflow.storage.transaction_log import TransactionLog
+from qflow.storage.log.transaction_log import TransactionLog
 from qflow.streams.room import Room
 
 

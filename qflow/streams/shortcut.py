@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from qflow.storage.topic_names import joined, pattern_of
+from qflow.storage.topics.names import joined, pattern_of
 from qflow.streams.partition import Partition
 from qflow.streams.topic_filter import CACHED_CHARACTERS, MAX_TOPIC_BYTES, FilterTrie
 

@@ -14,7 +14,7 @@ from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowErro
 from qflow.memory.waiting import sheltered
 from qflow.stats import StreamStats
 from qflow.storage.block_log import Row
-from qflow.storage.transaction_log import Lane
+from qflow.storage.log.transaction_log import Lane
 from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.history import MOST, Bound, History

@@ -10,15 +10,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from qflow.storage.spill.segments import SegmentsArea, SpillSegments
+from qflow.storage.spill.store import Slots, directory_name, wipe_spill
 
 from contract.test_spill_store import MUCH, FaultyFiles, bodies, good
 from qflow.errors import DiskFull
 from qflow.message import Message
-from qflow.storage import blocks, spill_segments
+from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey
 from qflow.storage.files import Files
-from qflow.storage.spill import Slots, directory_name, wipe_spill
-from qflow.storage.spill_segments import SegmentsArea, SpillSegments
+from qflow.storage.spill import segments as spill_segments
 
 SEGMENT = 4096
 PER_SEGMENT = 3

@@ -19,14 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from qflow.storage.spill.files import FilesArea, SpillFiles
+from qflow.storage.spill.segments import SpillSegments
+from qflow.storage.spill.store import Slots, SpillStore, Wiper, directory_name, wipe_spill
 
 from qflow.errors import DiskFull, StorageError
 from qflow.message import OVERHEAD_BYTES, Message
-from qflow.storage import spill_files
 from qflow.storage.files import Files
-from qflow.storage.spill import Slots, SpillStore, Wiper, directory_name, wipe_spill
-from qflow.storage.spill_files import FilesArea, SpillFiles
-from qflow.storage.spill_segments import SpillSegments
+from qflow.storage.spill import files as spill_files
 
 STORES: dict[str, Callable[[Files, str], SpillStore]] = {
     "files": SpillFiles,

@@ -10,6 +10,8 @@ from typing import Any
 
 import lmdb
 import pytest
+from qflow.storage.log import batch, batch_writing, writer
+from qflow.storage.log.recovery import QueueRecord
 
 import qflow
 from crash.seams import Steps, open_stepped
@@ -18,9 +20,8 @@ from faults.seams import PATIENCE_S, Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import Broker
 from qflow.inspect import log_check
-from qflow.storage import batch, batch_writing, block_log, writer
+from qflow.storage import block_log
 from qflow.storage.block_log import Row, key_of
-from qflow.storage.recovery import QueueRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 OWNER = 1

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from qflow.storage.inbox.stages import Batch
 
 import qflow
 from crash.seams import SteppedFiles, Steps, open_stepped, read_beside, run_in_child, was_killed
 from qflow.adoption import Adoption
-from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files
-from qflow.storage.stages import Batch
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.inbox import stages
 from unit.handing import hand, staged
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

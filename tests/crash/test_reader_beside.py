@@ -12,11 +12,11 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from qflow.storage.log import recovery
 
 import qflow
 from crash.beside import reader_beside
 from crash.seams import run_in_child, was_killed
-from qflow.storage import recovery
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 NUMBER_AT = 48

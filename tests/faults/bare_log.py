@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from qflow.storage.log import recovery
+from qflow.storage.log.transaction_log import Lane, Put, TransactionLog, Unit
+
 from faults.seams import Faults, FaultyEnvironment
 from qflow.message import OVERHEAD_BYTES, Record, is_plain, lane_of
-from qflow.storage import block_log, recovery
+from qflow.storage import block_log
 from qflow.storage.block_log import Row, Settled
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.transaction_log import Lane, Put, TransactionLog, Unit
 
 ALL = 2**62
 

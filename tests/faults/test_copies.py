@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from qflow.storage.log import snapshots
+from qflow.storage.log.batch import Order
 
 import qflow
 from crash.seams import SteppedFiles, Steps
@@ -20,8 +22,7 @@ from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, 
 from faults.test_full_disk import fill, small_disk  # noqa: F401  (a fixture)
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
-from qflow.storage import environment, snapshots
-from qflow.storage.batch import Order
+from qflow.storage import environment
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from unit.clocks import until

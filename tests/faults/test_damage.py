@@ -9,11 +9,12 @@ from typing import Any
 
 import lmdb
 import pytest
+from qflow.storage.log import recovery
 
 import qflow
 from faults.seams import in_thread
 from qflow import inspect
-from qflow.storage import block_log, recovery
+from qflow.storage import block_log
 from qflow.storage.block_log import Row, key_of
 
 OWNER = 1

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from qflow.storage.log.parts import PAGES_A_PART, cut, joined
 
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.storage.block_log import Row, read_row
-from qflow.storage.parts import PAGES_A_PART, cut, joined
 from unit.clocks import until
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from qflow.storage.log import recovery
+from qflow.storage.log.recovery import QueueRecord
+from qflow.storage.log.transaction_log import Lane, TransactionLog, Unit
 
 import qflow
 from faults.bare_log import Line, bare_log, create_log, in_log
 from faults.seams import Faults
 from qflow import inspect
 from qflow.message import DELAYED, LANE_SHIFT, lane_of
-from qflow.storage import block_log, recovery
+from qflow.storage import block_log
 from qflow.storage.block_log import BLOCKS, key_of, new_row
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.recovery import QueueRecord
-from qflow.storage.transaction_log import Lane, TransactionLog, Unit
 
 OWNER = 1
 LANES = (0, 3, 9, DELAYED + 3)

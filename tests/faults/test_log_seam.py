@@ -7,12 +7,13 @@ import threading
 
 import lmdb
 import pytest
+from qflow.storage.log import writer
 
 import qflow
 import qflow.aio
 from doors.event_loop import run
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, open_faulty
-from qflow.storage import environment, writer
+from qflow.storage import environment
 from qflow.storage.block_log import read_row
 from unit.clocks import until
 

@@ -9,13 +9,13 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from qflow.storage.log import records
 
 import qflow
 from faults.seams import Faults, drained, faulty_broker
 from faults.test_full_disk import disk_of, filled
 from qflow import broker as broker_module
 from qflow.memory import waiting
-from qflow.storage import records
 from qflow.streams import registry
 
 WHERE = {module.__file__ for module in (broker_module, records, registry, waiting)}

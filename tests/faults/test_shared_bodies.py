@@ -6,6 +6,9 @@ from typing import Any
 
 import lmdb
 import pytest
+from qflow.storage.log import bodies
+from qflow.storage.log.bodies import RELEASED_AT_ONCE, SHARED_BYTES, key_of_body
+from qflow.storage.log.transaction_log import TransactionLog, Unit
 
 import qflow
 from crash.seams import LOG, Steps
@@ -16,12 +19,10 @@ from faults.test_lanes import declare, edit
 from qflow import inspect
 from qflow.inspect import log_check
 from qflow.message import Message, Record
-from qflow.storage import block_log, bodies
+from qflow.storage import block_log
 from qflow.storage.block_log import read_row
-from qflow.storage.bodies import RELEASED_AT_ONCE, SHARED_BYTES, key_of_body
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.transaction_log import TransactionLog, Unit
 
 BODY = b"b" * 5_000
 OTHER = Message(b"m" * 5_000, b'{"a":1}')

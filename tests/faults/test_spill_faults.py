@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from qflow.storage.spill.files import FilesArea
 
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
-from qflow.storage.spill_files import FilesArea
 
 BODIES = [b"%03d" % number * 100 for number in range(60)]
 CAPACITY = 4_000
@@ -276,8 +276,8 @@ def test_transient_messages_of_a_durable_queue_are_lost_with_their_file_and_the_
 
 def test_an_unlink_that_fails_is_counted_and_harms_nothing(spool, faults, monkeypatch, spill):
     """Edge 10: files that cannot be removed stay, and the queue goes on."""
-    monkeypatch.setattr("qflow.storage.spill_files.MAX_KEPT_BYTES", 0)
-    monkeypatch.setattr("qflow.storage.spill_segments.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("qflow.storage.spill.files.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("qflow.storage.spill.segments.MAX_KEPT_BYTES", 0)
     with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
         queue = broker.declare_queue("q", durable=False)
         faults.fail("unlink", errno.EIO)

@@ -16,11 +16,11 @@ from types import CodeType
 from typing import Any
 
 import pytest
+from qflow.storage.log.writer import Writer
 
 import qflow
 from faults.strikes import ROOT, Strike
 from qflow.memory.waiting import _Shelter
-from qflow.storage.writer import Writer
 from qflow.streams.room import Room
 
 PACKAGE = Path(qflow.__file__).parent

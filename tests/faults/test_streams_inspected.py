@@ -15,13 +15,16 @@ from typing import Any
 
 import lmdb
 import pytest
+from qflow.storage.log import recovery
+from qflow.storage.streams import producers
+from qflow.storage.streams.producers import Window
+from qflow.storage.topics import records as topic_records
 
 import qflow
 from qflow import inspect
 from qflow.inspect import Gap
-from qflow.storage import block_log, producers, recovery, topic_records
+from qflow.storage import block_log
 from qflow.storage.block_log import BLOCKS, MARKS, key_of
-from qflow.storage.producers import Window
 
 STREAM, CURSOR = 1, 2
 Change = Callable[[Any], None]
@@ -168,7 +171,7 @@ def test_check_names_what_does_not_agree(written: Path, change: Change, expected
 def test_a_check_takes_as_many_steps_as_it_needs(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small transactions find the same, and nothing where there is nothing."""
     monkeypatch.setattr("qflow.inspect.stream_check._READ_AT_ONCE", 1)
-    monkeypatch.setattr("qflow.storage.topic_check.PIECES_AT_ONCE", 1)
+    monkeypatch.setattr("qflow.storage.topics.check.PIECES_AT_ONCE", 1)
     assert inspect.check_spool(written) == []
     edit(written, delete(blocks_of_stream, 3))
     edit(written, list_fewer_names)

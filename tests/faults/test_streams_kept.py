@@ -11,12 +11,13 @@ from typing import Any
 
 import lmdb
 import pytest
+from qflow.storage.log import recovery
 
 import qflow
 from faults.seams import in_thread
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
-from qflow.storage import block_log, recovery
+from qflow.storage import block_log
 from qflow.storage.block_log import BLOCKS, QUEUES, key_of
 from qflow.storage.files import Files
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import lmdb
 import pytest
+from qflow.storage.log import bodies
 
 import qflow
-from qflow.storage import bodies
 from qflow.storage.block_log import BLOCKS, key_of
 from qflow.storage.blocks import read_header
 from unit.clocks import Clock, open_still

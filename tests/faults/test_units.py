@@ -9,12 +9,13 @@ from typing import Any
 
 import lmdb
 import pytest
+from qflow.storage.log import transaction_log, writer
+from qflow.storage.log.transaction_log import Put, TransactionLog, Unit
 
 import qflow
 from faults.bare_log import ALL, Line, Told, bare_log, declared, in_log
 from faults.seams import PATIENCE_S, Faults, in_thread
-from qflow.storage import block_log, transaction_log, writer
-from qflow.storage.transaction_log import Put, TransactionLog, Unit
+from qflow.storage import block_log
 
 
 @pytest.fixture

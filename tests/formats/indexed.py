@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from qflow.storage.topics.index import TopicIndex
+from qflow.storage.topics.selection import Selection
+
 from qflow.message import LANE_SHIFT
 from qflow.storage import block_log, blocks
 from qflow.storage.block_log import BLOCKS, Row, key_of
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey
-from qflow.storage.topic_index import TopicIndex
-from qflow.storage.topic_selection import Selection
 from qflow.streams.topic_filter import matches
 
 OWNER = 7

@@ -10,14 +10,15 @@ import lmdb
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from qflow.storage.log import bodies
+from qflow.storage.log.bodies import Releases, Sharing, key_of_body
 
 from formats.test_hollow import ALL, Log
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_logged
-from qflow.storage import block_log, blocks, bodies
+from qflow.storage import block_log, blocks
 from qflow.storage.block_log import BLOCKS
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey, Reference
-from qflow.storage.bodies import Releases, Sharing, key_of_body
 
 LINES = ((1, 0), (1, 3), (2, 0))
 """(queue, lane)."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
+from qflow.storage.streams import eras
 
 import qflow
 from qflow.inspect import check_spool
-from qflow.storage import eras
 from qflow.storage.block_log import ERAS
 from unit.clocks import Clock, open_still
 

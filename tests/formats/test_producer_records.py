@@ -10,11 +10,11 @@ import lmdb
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from qflow.storage.streams import producers
+from qflow.storage.streams.producers import PRODUCER_EXPIRY_S, PRODUCERS, WINDOW, Forgotten, Window, with_number
 
 import qflow
-from qflow.storage import producers
 from qflow.storage.block_log import seal
-from qflow.storage.producers import PRODUCER_EXPIRY_S, PRODUCERS, WINDOW, Forgotten, Window, with_number
 
 NOW_MS = 1_700_000_000_000
 WEEK_MS = PRODUCER_EXPIRY_S * 1000

@@ -9,14 +9,17 @@ import lmdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from qflow.storage.topics import index as topic_index
+from qflow.storage.topics import names as topic_names
+from qflow.storage.topics import postings
+from qflow.storage.topics.postings import Postings
+from qflow.storage.topics.records import INDEX, POSTINGS, TABLES, TOPIC_NAMES, TOPICS, delete_index, lane_key, name_key
+from qflow.storage.topics.selection import Selection
 
 from formats.indexed import OWNER, Indexed
 from qflow.errors import CorruptionError
-from qflow.storage import blocks, postings, topic_index, topic_names
+from qflow.storage import blocks
 from qflow.storage.block_log import BLOCKS, key_of
-from qflow.storage.postings import Postings
-from qflow.storage.topic_records import INDEX, POSTINGS, TABLES, TOPIC_NAMES, TOPICS, delete_index, lane_key, name_key
-from qflow.storage.topic_selection import Selection
 
 FILTERS = ("a/1", "a/7", "a/+", "+/2/#", "b", "nothing", "no/+", "#", "long" * 200)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine
+from qflow.storage.log import writer
 
 import qflow
 import scratch
 from qflow import inspect
-from qflow.storage import writer
 
 
 class SpoolMachine(RuleBasedStateMachine):

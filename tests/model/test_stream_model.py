@@ -16,12 +16,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
+from qflow.storage.streams import partitions
 
 import qflow
 from model.spool_machine import SpoolMachine
 from qflow.broker import Broker
 from qflow.config import BrokerSettings
-from qflow.storage import block_log, blocks, partitions
+from qflow.storage import block_log, blocks
 from qflow.streams import part as part_module
 from qflow.streams import read_ahead
 from qflow.streams import room as room_module

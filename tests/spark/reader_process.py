@@ -192,8 +192,10 @@ def let_go(spool: str) -> None:
 @told
 def blocks_read(spool: str, topic_filter: str) -> tuple[int, int, int]:
     """Return how many blocks of the first stream a filter has decoded, hold a match, and are there."""
+    from qflow.storage.streams import columns as column_pieces
+
     from qflow.spark import spools
-    from qflow.storage import blocks, column_pieces
+    from qflow.storage import blocks
     from qflow.storage.block_log import scan
     from qflow.streams.interest import Interest
     from qflow.streams.topic_filter import compile_filter

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from qflow.storage.streams import groups
 
 import qflow
 from qflow.cli import pipeline as commands
@@ -21,7 +22,6 @@ from qflow.cli.main import app
 from qflow.spark.archive import Archive, Contents
 from qflow.spark.loading import load
 from qflow.spark.report import draw, report
-from qflow.storage import groups
 
 
 def publish(broker: qflow.Broker, first: int, count: int) -> None:

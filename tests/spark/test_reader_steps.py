@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from qflow.storage.streams import groups
 
 import qflow
-from qflow.storage import groups
 from spark import reader_process as there
 from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 from unit.clocks import Clock

@@ -9,9 +9,9 @@ from typing import Any
 
 import lmdb
 import pytest
+from qflow.storage.streams import groups
 
 import qflow
-from qflow.storage import groups
 from qflow.storage.block_log import ERAS, meta_key, seal
 from qflow.storage.files import Files
 from spark import reader_process as there

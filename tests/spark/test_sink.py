@@ -13,8 +13,8 @@ import pytest
 
 import qflow
 from qflow.inspect import check_spool, read_spool
-from qflow.storage import stages
 from qflow.storage.files import Files
+from qflow.storage.inbox import stages
 from spark.trees import copy_the_rest, in_flight, left_in_inbox, said, tell
 from unit.clocks import until
 

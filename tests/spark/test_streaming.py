@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from qflow.storage.streams import groups
 
 import qflow
 from qflow.spark import lag
-from qflow.storage import groups
 from qflow.storage.files import Files
 from spark.trees import Trees, said, tell
 from unit.clocks import until

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qflow.storage import stages
+from qflow.storage.inbox import stages
 
 
 def left_in_inbox(spool: Path) -> list[str]:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from qflow.storage.inbox.stage_files import StageFile, StageWriter
+from qflow.storage.inbox.stages import Batch, Manifest
+
 from qflow.message import Message, Record, encode_headers
-from qflow.storage import blocks, stages
+from qflow.storage import blocks
 from qflow.storage.files import Files
-from qflow.storage.stage_files import StageFile, StageWriter
-from qflow.storage.stages import Batch, Manifest
+from qflow.storage.inbox import stages
 
 Row = tuple[Any, ...]
 """(topic, body), (topic, body, key) or (topic, body, key, headers)."""

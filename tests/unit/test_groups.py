@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from qflow.storage.streams import groups
+from qflow.storage.streams.groups import GRACE_S, Group
 
 import qflow
-from qflow.storage import groups
 from qflow.storage.files import Files
-from qflow.storage.groups import GRACE_S, Group
 from unit.clocks import Clock
 
 Open = Callable[..., qflow.Broker]

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from qflow.storage.inbox.batches import ONCE_EXPIRY_S, Adopted, Partial
+from qflow.storage.inbox.inbox import Inbox
+from qflow.storage.inbox.stage_files import StageWriter
+from qflow.storage.inbox.stages import Batch
 
 import qflow
 from faults.seams import Faults, FaultyFiles, faulty_broker
 from qflow import adoption
 from qflow.adoption import MEMORY_SHARE
 from qflow.inspect import check_spool
-from qflow.storage import sink_batches, stages
 from qflow.storage.files import Files
-from qflow.storage.inbox import Inbox
-from qflow.storage.sink_batches import ONCE_EXPIRY_S, Adopted, Partial
-from qflow.storage.stage_files import StageWriter
-from qflow.storage.stages import Batch
+from qflow.storage.inbox import batches as sink_batches
+from qflow.storage.inbox import stages
 from unit.clocks import Clock, until
 from unit.handing import hand, staged
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from qflow.storage.topics.selection import Candidates, Selection
 
 import qflow
 from qflow.storage.block_log import scan
 from qflow.storage.blocks import read_names
-from qflow.storage.topic_selection import Candidates, Selection
 from qflow.streams import topic_filter
 from qflow.streams.history import History
 from qflow.streams.interest import Interest

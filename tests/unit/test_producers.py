@@ -18,11 +18,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from qflow.storage.log.transaction_log import Unit
+from qflow.storage.streams import producers as table
+from qflow.storage.streams.producers import PRODUCER_EXPIRY_S, PRODUCERS, WINDOW
 
 import qflow
-from qflow.storage import producers as table
-from qflow.storage.producers import PRODUCER_EXPIRY_S, PRODUCERS, WINDOW
-from qflow.storage.transaction_log import Unit
 from qflow.streams import producers as room
 from qflow.streams.producers import Answer, Claim, Producers
 from unit.clocks import LONG_S, Clock, until

@@ -16,15 +16,15 @@ pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qf
 pa = pytest.importorskip("pyarrow")
 
 from pyspark.sql import types  # noqa: E402
+from qflow.storage.inbox.inbox import Inbox  # noqa: E402
+from qflow.storage.inbox.stages import check_batch  # noqa: E402
 
 from qflow.spark import handover, sink, spools  # noqa: E402
 from qflow.spark.checkpoints import make_durable  # noqa: E402
 from qflow.spark.options import local_path  # noqa: E402
 from qflow.spark.source import QflowDataSource  # noqa: E402
-from qflow.storage import stages  # noqa: E402
 from qflow.storage.files import Files  # noqa: E402
-from qflow.storage.inbox import Inbox  # noqa: E402
-from qflow.storage.stages import check_batch  # noqa: E402
+from qflow.storage.inbox import stages  # noqa: E402
 from unit.handing import hand  # noqa: E402
 
 HEADERS = types.ArrayType(types.StructType().add("key", "string").add("value", "binary"))

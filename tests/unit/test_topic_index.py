@@ -9,14 +9,17 @@ import lmdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from qflow.storage.topics import index as topic_index
+from qflow.storage.topics import names as topic_names
+from qflow.storage.topics import postings
+from qflow.storage.topics import selection as topic_selection
+from qflow.storage.topics.records import TABLES, TOPIC_NAMES, TOPICS, any_left, delete_index, piece_key, read_names_row
+from qflow.storage.topics.selection import Selection
 
 from formats.indexed import OWNER, Indexed
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT
-from qflow.storage import postings, topic_index, topic_names, topic_selection
 from qflow.storage.block_log import BLOCKS, key_of
-from qflow.storage.topic_records import TABLES, TOPIC_NAMES, TOPICS, any_left, delete_index, piece_key, read_names_row
-from qflow.storage.topic_selection import Selection
 from qflow.streams.topic_filter import matches
 
 LONG = "long" * 130
