@@ -12,7 +12,8 @@ from pathlib import Path
 from time import perf_counter
 
 from bench import compare, engines, machine, plot, report
-from bench.measure import CannotRun, Row, Setup, Workload
+from bench.errors import CannotRun
+from bench.measure import Row, Setup, Workload
 from bench.themes import THEMES
 
 

@@ -9,7 +9,8 @@ from time import perf_counter
 from bench import contest
 from bench.durable import open_queue
 from bench.engines.base import PLAIN, SYNCED, Opened
-from bench.measure import CannotRun, Row, Setup, Workload, at_least, rates
+from bench.errors import CannotRun
+from bench.measure import Row, Setup, Workload, at_least, rates
 
 BATCH = 1000
 BODY = bytes(1024)

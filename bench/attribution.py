@@ -14,7 +14,8 @@ from time import monotonic
 from bench import children
 from bench.contest import Entrant
 from bench.engines import by_name
-from bench.measure import CannotRun, Row, Series, Setup, Workload
+from bench.errors import CannotRun
+from bench.measure import Row, Series, Setup, Workload
 
 MIB = 2**20
 BODY_BYTES = 1024

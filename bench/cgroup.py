@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from bench.measure import CannotRun
+from bench.errors import CannotRun
 
 ROOT = Path("/sys/fs/cgroup")
 _LIMITS = ("memory.limit_in_bytes", "memory.max")

@@ -1,6 +1,6 @@
 """Child processes: what has to be measured in, or killed with, a process of its own.
 
-A child is `python -m bench.children [--cgroup PATH] ROLE ARGUMENTS`; it prints lines of JSON. What it cannot do it says
+A child is `python -m bench.roles [--cgroup PATH] ROLE ARGUMENTS`; it prints lines of JSON. What it cannot do it says
 in such a line, and the parent raises it as `CannotRun`.
 """
 
@@ -19,11 +19,11 @@ from typing import Any
 import attrs
 
 from bench.cgroup import Group
-from bench.measure import CannotRun
+from bench.errors import CannotRun
 
 _ROOT = Path(__file__).parent.parent
 _BARE = "print([line for line in open('/proc/self/status') if line.startswith('RssAnon')])"
-_CANNOT = "cannot run"
+CANNOT = "cannot run"
 NO_RSS = "this system does not tell RssAnon in /proc/self/status"
 
 
@@ -81,8 +81,8 @@ def watch(
     with _start(role, *arguments, group=group, environment=environment) as child:
         lines = [json.loads(line) for line in child.stdout or () if line.endswith("\n")]
     for line in lines:
-        if isinstance(line, dict) and _CANNOT in line:
-            raise CannotRun(line[_CANNOT])
+        if isinstance(line, dict) and CANNOT in line:
+            raise CannotRun(line[CANNOT])
     return Ended(lines, child.returncode)
 
 
@@ -100,8 +100,8 @@ def alive(role: str, *arguments: object) -> Iterator[Any]:
         if not line:
             raise CannotRun(f"the child {role} ended with {child.wait()} before it was killed")
         found = json.loads(line)
-        if isinstance(found, dict) and _CANNOT in found:
-            raise CannotRun(found[_CANNOT])
+        if isinstance(found, dict) and CANNOT in found:
+            raise CannotRun(found[CANNOT])
         yield found
         child.kill()
 
@@ -111,7 +111,7 @@ def _start(
     role: str, *arguments: object, group: Group | None = None, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a child; whatever happens, it is gone afterwards."""
-    command = [sys.executable, "-m", "bench.children"]
+    command = [sys.executable, "-m", "bench.roles"]
     command += ["--cgroup", str(group.path)] if group is not None else []
     with subprocess.Popen(
         [*command, role, *map(str, arguments)],
@@ -143,39 +143,3 @@ def wait_to_be_killed() -> None:
 def joined_group() -> Group | None:
     """Return the cgroup this child was told to join."""
     return Group(Path(sys.argv[2])) if sys.argv[1] == "--cgroup" else None
-
-
-def main(arguments: list[str]) -> None:
-    group = joined_group()
-    if group is not None:
-        group.join()
-        arguments = arguments[2:]
-    from bench import (
-        attribution,
-        memory,
-        memory_shapes,
-        overhead,
-        pressure,
-        promises,
-        reading,
-        restart,
-        spark_writing,
-        stream_memory,
-        stream_retention,
-    )
-
-    roles: dict[str, Any] = {}
-    streams = (stream_memory, stream_retention)
-    for theme in (
-        *(memory, memory_shapes, overhead, restart, pressure, promises, attribution, reading, spark_writing),
-        *streams,
-    ):
-        roles.update(theme.ROLES)
-    try:
-        roles[arguments[0]](*arguments[1:])
-    except (CannotRun, ImportError) as error:
-        report({_CANNOT: str(error)})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

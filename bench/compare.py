@@ -20,7 +20,8 @@ from typing import Any
 
 import attrs
 
-from bench.measure import CannotRun, Series, show
+from bench.errors import CannotRun
+from bench.measure import Series, show
 
 PAIRS, QUICK_PAIRS = 20, 3
 _ROOT = Path(__file__).parent.parent

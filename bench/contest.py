@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 import attrs
 
 from bench.engines.base import FLOOR, PEER, SYNCED, Engine, Opened
-from bench.measure import CannotRun, Rank, Row, Series, Setup, interleave, ratio
+from bench.errors import CannotRun
+from bench.measure import Rank, Row, Series, Setup, interleave, ratio
 
 NO_PEER = "no synced peer is installed and chosen"
 

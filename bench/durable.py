@@ -17,7 +17,8 @@ import lmdb
 import qflow
 from bench import contest
 from bench.engines.base import MEMORY, PEER, PLAIN, Opened
-from bench.measure import CannotRun, Row, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
+from bench.errors import CannotRun
+from bench.measure import Row, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
 
 CAPACITY = "1GiB"
 BATCH = 1000

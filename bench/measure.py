@@ -16,16 +16,11 @@ from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import attrs
 
-if TYPE_CHECKING:
-    from bench.engines.base import Engine
-
-
-class CannotRun(Exception):
-    """Why a workload cannot run here; the report says so, and the others go on."""
+from bench.engines.base import Engine
+from bench.errors import CannotRun
 
 
 @attrs.frozen

@@ -16,7 +16,8 @@ import attrs
 import qflow
 from bench import cgroup, children, sampler
 from bench.engines.qflow_queues import PATIENCE_S, open_broker
-from bench.measure import CannotRun, Curve, Row, Series, Setup, Workload, at_most
+from bench.errors import CannotRun
+from bench.measure import Curve, Row, Series, Setup, Workload, at_most
 
 ALLOWED = 48 * 2**20
 BATCH = 1000

@@ -10,7 +10,8 @@ from bench import cgroup, children
 from bench.contest import Entrant
 from bench.engines import by_name
 from bench.engines.base import Engine
-from bench.measure import CannotRun, Row, Series, Setup, Workload
+from bench.errors import CannotRun
+from bench.measure import Row, Series, Setup, Workload
 
 MIB = 2**20
 BODY_BYTES = 64 * 1024

@@ -12,7 +12,8 @@ from bench import children
 from bench.contest import Entrant
 from bench.engines import by_name
 from bench.engines.base import FLOOR, MEMORY, PEER, Engine
-from bench.measure import CannotRun, Row, Series, Setup, Workload
+from bench.errors import CannotRun
+from bench.measure import Row, Series, Setup, Workload
 
 COUNT = 100
 BODY = bytes(1024)

@@ -17,8 +17,8 @@ from time import perf_counter
 from typing import Any
 
 import qflow
+from bench.errors import CannotRun
 from bench.measure import (
-    CannotRun,
     Row,
     Series,
     Setup,
@@ -60,7 +60,7 @@ def session() -> Any:
 
 def versions(spark: Any) -> str:
     """Return what the figures of Spark depend on."""
-    java = spark._jvm.System.getProperty("java.version")
+    java = spark.sql("SELECT java_method('java.lang.System', 'getProperty', 'java.version')").first()[0]
     return f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, Java {java}, {MASTER}"
 
 

@@ -13,7 +13,8 @@ from itertools import count as counter
 from statistics import median
 from typing import Any
 
-from bench.measure import CannotRun, Row, Series, Setup, Workload, at_most, interleave
+from bench.errors import CannotRun
+from bench.measure import Row, Series, Setup, Workload, at_most, interleave
 from bench.spark import STREAM, fill, session, topic_of, versions, warm
 
 ROWS = 10

@@ -14,7 +14,8 @@ from typing import Any
 
 import qflow
 from bench import cgroup, children, sampler
-from bench.measure import CannotRun, Row, Series, Setup, Workload, at_most
+from bench.errors import CannotRun
+from bench.measure import Row, Series, Setup, Workload, at_most
 from bench.streams import BATCH, batch_of, opened, topic_of
 
 MIB = 2**20

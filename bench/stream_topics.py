@@ -17,6 +17,7 @@ import attrs
 import qflow
 from bench.measure import Row, Series, Setup, Workload, at_least, at_most, interleave, micros, ratio
 from bench.streams import BATCH, BODY_BYTES, SEED, batch_of, blocks_of, opened, topic_of
+from qflow.storage.streams import partitions
 
 SHARE = 100
 """A topic comes in one of so many batches."""
@@ -32,30 +33,28 @@ def index(broker: qflow.Broker, stream: Any, *, everything: bool) -> None:
 
 @attrs.define
 class Decoded:
-    """Counts the blocks of a stream that are read as a whole."""
+    """Counts the blocks that are read as a whole."""
 
-    stream: Any
     blocks: int = 0
+    read: Callable[..., Any] = partitions.read
 
     def __enter__(self) -> Decoded:
-        read = self.stream.read
-
         def counted(*arguments: Any, **more: Any) -> Any:
-            found = read(*arguments, **more)
+            found = self.read(*arguments, **more)
             self.blocks += found.decoded
             return found
 
-        self.stream.read = counted
+        partitions.read = counted
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self.stream.read
+        partitions.read = self.read
 
 
 def replayed(broker: qflow.Broker, stream: Any, topic_filter: str, *, first: int = 0) -> tuple[int, int, float]:
     """Replay what a filter matches, and some `first`, which do not count; return messages, blocks, seconds."""
     taken = 0
-    with Decoded(stream) as decoded:
+    with Decoded() as decoded:
         start = perf_counter()
         with closing(broker.subscribe(stream, topic_filter, start="earliest", follow=False)) as subscription:
             if first:

@@ -10,7 +10,8 @@ from time import perf_counter, sleep
 from bench import contest
 from bench.engines import by_name
 from bench.engines.base import SYNCED, Engine, Opened
-from bench.measure import Bound, CannotRun, Row, Series, Setup, Workload, at_least, interleave, rates, ratio
+from bench.errors import CannotRun
+from bench.measure import Bound, Row, Series, Setup, Workload, at_least, interleave, rates, ratio
 
 THREADS = (1, 4, 16, 64)
 OURS = "qflow-files-durable"

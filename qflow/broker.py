@@ -22,6 +22,7 @@ from qflow.spool import Spool
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, SnapshotReport
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
+from qflow.streams.sessions import Terms
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription
 
@@ -86,9 +87,8 @@ class Broker:
             CorruptionError: its record in the log is damaged.
         Cost: one commit for a new durable queue.
         """
-        settings = _but(locals(), "self", "name")
         check_name(name)
-        return self._queues.declare(name, QueueSettings(**settings))
+        return self._queues.declare(name, QueueSettings(**_but(locals(), "self", "name")))
 
     @sheltered
     def alter_queue(self, name: Queue | str, **changes: Any) -> Queue:
@@ -321,12 +321,12 @@ class Broker:
             CorruptionError: where it was is damaged: `delete_subscription` removes it. DiskFull: it is a new one.
         Cost: a new durable one, one commit.
         """
-        options = _but(locals(), "self", "stream", "filter")
+        terms = Terms(filter, name, start, group, session_expiry_s, follow, ack_timeout_s, on_gap)
 
         def subscribe() -> Subscription:
             with self._spool.changing:
                 self._spool.check_open()
-                return self._streams.subscribe(stream, filter, **options)
+                return self._streams.subscribe(stream, terms)
 
         return shelter_made(subscribe)
 

@@ -26,6 +26,7 @@ from qflow.spool import Forked, Spool
 from qflow.storage.streams.groups import Held
 from qflow.streams.registry import Streams
 from qflow.streams.room import Room
+from qflow.streams.shared import Shared
 from qflow.upkeep import Upkeep
 
 STREAMS = 2**32 - 2
@@ -68,18 +69,16 @@ class Engine:
         account = self.ledger.open(STREAMS, "streams", None)
         room = Room(account, self.ledger, self.ledger.relieve)
         account.is_cache, account.give_way = True, lambda missing, spill: room.give_way(missing)
-        return Streams(
-            spool.log,
-            spool.records,
-            room,
+        shared = Shared(
+            log=spool.log,
+            room=room,
             max_transaction_bytes=spool.settings.max_transaction_bytes,
-            new_owner=spool.new_owner,
             report=spool.report,
-            reroute=self.routing.forget,
             clock=spool.clock,
             monotonic=spool.monotonic,
             held=Held(spool.path, str(spool.uuid), spool.clock),
         )
+        return Streams(shared, spool.records, new_owner=spool.new_owner, reroute=self.routing.forget)
 
     def _recover(self) -> None:
         """Take over what the log held when it was opened."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from bench.measure import CannotRun
+from bench.errors import CannotRun
 
 MEMORY = "memory"
 KILL = "survives kill"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.engines.base import KILL, MEMORY, PEER, SYNCED, Engine, Opened
-from bench.measure import CannotRun
+from bench.errors import CannotRun
 
 
 def _check_default_syncs() -> None:

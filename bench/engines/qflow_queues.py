@@ -9,7 +9,7 @@ from typing import Any
 
 import qflow
 from bench.engines.base import MEMORY, QFLOW, SYNCED, Engine, Opened
-from bench.measure import CannotRun
+from bench.errors import CannotRun
 from qflow.config import BrokerSettings
 from qflow.storage.files import Files
 

@@ -6,18 +6,25 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from qflow.aio.delivery import AsyncDelivery
+from qflow.aio.delivery import AsyncDelivery, Settling
 from qflow.aio.loops import Home
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
 from qflow.memory.waiting import in_place
 from qflow.queues import consumer
-from qflow.queues.consumer import Troubles
+from qflow.queues.consumer import Consumed, Troubles
 
-if TYPE_CHECKING:
-    from qflow.aio.queue import AsyncQueue
+
+class AsyncConsumed(Settling, Protocol):
+    """The queue that a consumer takes from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def queue(self) -> Consumed: ...
+    async def collect(self, most: int, timeout_s: float | None) -> Deliveries: ...
 
 
 class AsyncConsumer:
@@ -25,7 +32,7 @@ class AsyncConsumer:
 
     def __init__(
         self,
-        queue: AsyncQueue,
+        queue: AsyncConsumed,
         home: Home,
         callback: Callable[[AsyncDelivery], Awaitable[object]],
         prefetch: int,

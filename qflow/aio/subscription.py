@@ -83,8 +83,7 @@ class AsyncSubscription:
 
     async def _collect(self, most: int, timeout_s: float | None, *, ahead: bool = False) -> StreamDeliveries | None:
         cursor = self.subscription.cursor
-        getting = self.subscription.begin_get(most, timeout_s, asyncio.current_task())
-        getting.ahead = ahead
+        getting = self.subscription.begin_get(most, timeout_s, asyncio.current_task(), ahead=ahead)
         await attend(
             self._homes.here(), self._worker, partial(cursor.try_get, getting), partial(cursor.give_up_get, getting)
         )
@@ -102,7 +101,7 @@ class AsyncSubscription:
 
         Cost: 2 µs a message in a replay.
         """
-        cursor = self.subscription.cursor
+        claims = self.subscription.cursor.claims
         most = self.subscription.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
@@ -119,9 +118,9 @@ class AsyncSubscription:
                     batch.shown = index + 1
                     yield AsyncStreamDelivery(delivery, self)
                     if batch.settled is not None and index not in batch.settled:
-                        in_place(partial(cursor.settle_part, batch, index, False))
+                        in_place(partial(claims.settle_part, batch, index, False))
             finally:
-                in_place(partial(cursor.release, batch))
+                in_place(partial(claims.release, batch))
 
     # Settling and moving ---------------------------------------------------------------------------------------------
 
@@ -131,7 +130,7 @@ class AsyncSubscription:
 
     async def settled(self) -> None:
         """Return when everything that was settled so far is synced."""
-        joined = self.subscription.cursor.join_settles()
+        joined = self.subscription.cursor.claims.join_settles()
         if joined is not None:
             await self._homes.here().confirmed(joined)
 

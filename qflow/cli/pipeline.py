@@ -144,7 +144,7 @@ def run(
     Ctrl-C. DIR holds one archive: another stream, filter or split needs another one. To read files of a run that was
     killed, use Spark.
     """
-    from qflow.spark.archive import Archive
+    from qflow.spark.archive import Archive, Contents
 
     total = 0
 
@@ -161,11 +161,9 @@ def run(
     _check_streams(spool, [stream])
     archive = Archive(
         str(spool.absolute()),
-        stream,
+        Contents(stream, topic_filter, partition_by),
         directory,
-        topic_filter=topic_filter,
         trigger=trigger,
-        partition_by=partition_by,
         most_per_batch=most_per_batch,
         group=group,
     )

@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
-
-if TYPE_CHECKING:
-    from qflow.queues.queue import Queue
-
 
 AGAIN_S = 0.5
 """How long a consumer rests after a get that failed, before it tries again."""
@@ -28,10 +24,24 @@ class Listed(Protocol):
     def holds(self, held: Iterable[Any]) -> bool: ...
 
 
+class Consumed(Protocol):
+    """The queue that a consumer takes from."""
+
+    @property
+    def name(self) -> str: ...
+    def collect(self, most: int, timeout: float | None, stopped: Callable[[], bool] | None = None) -> Deliveries: ...
+    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None: ...
+    def give_up_batch(self, batch: Deliveries) -> None: ...
+    def wake(self) -> None: ...
+    def list_consumer(self, consumer: Listed) -> None: ...
+    def forget_consumer(self, consumer: Listed) -> None: ...
+    def tell_failure(self, sequence: int | None, error: BaseException) -> None: ...
+
+
 class Troubles:
     """Errors of a consumer's gets: the same one is told once, until a get succeeds."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Consumed) -> None:
         self._queue = queue
         self._told = ""
 
@@ -50,7 +60,7 @@ class Troubles:
 class Consumer:
     """A thread that hands a queue's messages to a callback, one after the other. Made by `Queue.consume`."""
 
-    def __init__(self, queue: Queue, callback: Callable[[Delivery], object], prefetch: int) -> None:
+    def __init__(self, queue: Consumed, callback: Callable[[Delivery], object], prefetch: int) -> None:
         self._queue = queue
         self._callback = callback
         self._prefetch = prefetch

@@ -46,18 +46,25 @@ class Progress(NamedTuple):
     seconds: float
 
 
+class Contents(NamedTuple):
+    """What an archive is of: it goes on only as that."""
+
+    stream: str
+    topic_filter: str = "#"
+    partition_by: tuple[str, ...] = ()
+    """Some of `PARTITIONS`."""
+
+
 class Archive:
     """See the module. To be used as a context manager, in which it is ours to write."""
 
     def __init__(
         self,
         spool: str,
-        stream: str,
+        contents: Contents,
         directory: str,
         *,
-        topic_filter: str = "#",
         trigger: str = AVAILABLE_NOW,
-        partition_by: tuple[str, ...] = (),
         most_per_batch: int | None = None,
         group: str | None = None,
     ) -> None:
@@ -66,13 +73,13 @@ class Archive:
         Args:
             directory: of the files, and how far the archive is.
             trigger: `available-now`: up to what is there, and no further; or `10s`: look every ten seconds.
-            partition_by: some of `PARTITIONS`.
             most_per_batch: messages written at once, at most.
             group: as which it reads: retention waits for what it has not written.
 
         Raises:
             InvalidArgument: one of them makes no sense.
         """
+        partition_by = contents.partition_by
         wrong = [name for name in partition_by if name not in PARTITIONS]
         if wrong:
             raise InvalidArgument(f"an archive cannot be split by {wrong[0]!r}: there are {', '.join(PARTITIONS)}")
@@ -81,11 +88,10 @@ class Archive:
         if Path(directory).resolve().is_relative_to(Path(spool).resolve()):
             raise InvalidArgument(f"{directory} lies inside the spool: give a directory outside of {spool}")
         self._spool = spool
-        self._stream = stream
+        self._contents = contents
         self._directory = Path(directory)
-        self._filter = check_filter(topic_filter)
+        check_filter(contents.topic_filter)
         self._interval_ms = _interval_ms(trigger)
-        self._partition_by = partition_by
         self._most_per_batch = most_per_batch
         self._group = group
         self._fd = -1
@@ -142,7 +148,8 @@ class Archive:
                 f"another process is writing the archive in {self._directory}: wait until it has ended, or give "
                 "another directory"
             ) from error
-        asked = {"stream": self._stream, "filter": self._filter, "partition-by": ",".join(self._partition_by)}
+        stream, topic_filter, partition_by = self._contents
+        asked = {"stream": stream, "filter": topic_filter, "partition-by": ",".join(partition_by)}
         said = kept.read_text()
         if not said:
             os.pwrite(self._fd, json.dumps(asked).encode(), 0)
@@ -222,21 +229,22 @@ class Archive:
             return total
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
-        reader = spark.readStream.format("qflow").option(*naming(self._stream)).option("includeHeaders", True)
-        reader = reader.option("startingOffsets", "earliest").option("filter", self._filter)
+        stream, topic_filter, partition_by = self._contents
+        reader = spark.readStream.format("qflow").option(*naming(stream)).option("includeHeaders", True)
+        reader = reader.option("startingOffsets", "earliest").option("filter", topic_filter)
         if self._most_per_batch is not None:
             reader = reader.option("maxOffsetsPerTrigger", self._most_per_batch)
         if self._group is not None:
             reader = reader.option("group", self._group)
         columns = ["*"]
-        if "date" in self._partition_by:
+        if "date" in partition_by:
             columns.append("to_date(timestamp) as date")
-        if "hour" in self._partition_by:
+        if "hour" in partition_by:
             columns.append("hour(timestamp) as hour")
         frame = reader.load(self._spool).selectExpr(*columns)
         writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self._directory / CHECKPOINT))
-        if self._partition_by:
-            writer = writer.partitionBy(*self._partition_by)
+        if partition_by:
+            writer = writer.partitionBy(*partition_by)
         if self._interval_ms is None:
             writer = writer.trigger(availableNow=True)
         else:

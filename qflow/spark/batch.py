@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from qflow.spark.ranges import RangeReader, check_floor, committed, cut, resolve, selected
+from qflow.spark.ranges import check_floor, committed, cut, resolve, selected
+from qflow.spark.reading import RangeReader
 from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
@@ -13,16 +13,11 @@ from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, S
 from qflow.message import LANE_SHIFT
 from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadOptions, is_earliest, is_latest
 from qflow.spark.parallelism import parallelism
-from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, StreamState
-from qflow.spark.words import plainly
 from qflow.storage import blocks
 from qflow.storage.log.keys import scan
 from qflow.storage.streams import partitions
 from qflow.storage.streams.groups import committed_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _logger = logging.getLogger("qflow.spark")
 
@@ -44,25 +39,6 @@ class Range(InputPartition):
         self.partition = partition
         self.start = start
         self.end = end
-
-
-class RangeReader:
-    """What both readers of streams do in a task; what they are made of, and what is pickled to the workers."""
-
-    def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
-        self._options = options
-        self._columns = columns
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one of the ranges that were planned. A task that is repeated reads the same."""
-        if not isinstance(partition, Range):  # Spark asks for one where there is nothing to read
-            return
-        from qflow.spark.reading import Request, read_range
-
-        options = self._options
-        request = Request(options.path, options.filter, self._columns, options.fail_on_data_loss)
-        with plainly():
-            yield from read_range(request, partition)
 
 
 def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True) -> list[StreamState]:

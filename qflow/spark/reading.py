@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
 
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT
+from qflow.spark.options import ReadOptions
 from qflow.spark.ranges import Range, check_floor, miss_stream
 from qflow.spark.record_batches import BatchMaker, joined
 from qflow.spark.schema import Column, arrow_schema
 from qflow.spark.spools import reading
+from qflow.spark.words import plainly
 from qflow.storage.log import recovery
 from qflow.storage.log.rows import read_row
 from qflow.storage.streams import columns as column_pieces
@@ -35,6 +38,23 @@ class Request:
     filter: str
     columns: Sequence[Column]
     fail_on_data_loss: bool
+
+
+class RangeReader:
+    """What both readers of streams do in a task; what they are made of, and what is pickled to the workers."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one of the ranges that were planned. A task that is repeated reads the same."""
+        if not isinstance(partition, Range):  # Spark asks for one where there is nothing to read
+            return
+        options = self._options
+        request = Request(options.path, options.filter, self._columns, options.fail_on_data_loss)
+        with plainly():
+            yield from read_range(request, partition)
 
 
 def read_range(request: Request, part: Range) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,8 @@ from pyspark.sql.streaming.datasource import (
 from qflow.errors import InvalidArgument, StorageError
 from qflow.spark.offsets import Position, Progress, eras_of, other_era
 from qflow.spark.options import ReadOptions
-from qflow.spark.ranges import RangeReader, check_floor, committed, cut, miss_stream, offset_after, resolve, selected
+from qflow.spark.ranges import check_floor, committed, cut, miss_stream, offset_after, resolve, selected
+from qflow.spark.reading import RangeReader
 from qflow.spark.schema import Column
 from qflow.spark.spools import SpoolState, StreamState, look, other_log, reading
 from qflow.spark.words import plainly

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from qflow.storage import blocks
 from qflow.storage.blocks import Header
@@ -11,9 +11,7 @@ from qflow.storage.log.rows import read_row
 from qflow.storage.log.transaction_log import TransactionLog
 from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Asked, Hole
-
-if TYPE_CHECKING:
-    from qflow.streams.stream import Stream
+from qflow.streams.interest import Interest
 
 READ_BYTES = 16 * 2**20
 """So many bytes of blocks are looked at in one transaction."""
@@ -28,11 +26,12 @@ class _Counted(NamedTuple):
 
 
 def count_matching(
-    log: TransactionLog, stream: Stream, owner: int, spans: list[tuple[int, int]], topic_filter: str
+    log: TransactionLog, stream: int, owner: int, spans: list[tuple[int, int]], interest: Interest
 ) -> int:
     """Return how many messages of a stream a filter wants, in short transactions of the log.
 
     Args:
+        stream: its number.
         owner: of a durable cursor: what it has settled there does not count. 0 for any other.
         spans: of each partition, the first sequence and the one behind the last.
 
@@ -40,14 +39,13 @@ def count_matching(
 
     Cost: a block without a wanted topic is not read; of any other, 0.2 µs a message.
     """
-    interest = stream.interest(topic_filter)
     total = 0
     for number, span in enumerate(spans):
         for low, high in _unsettled(log, stream, owner, number, *span):
             position = low
             while position < high:
                 with log.read() as txn:
-                    query = partitions.Query(stream.owner, number, position, high, READ_BYTES, interest)
+                    query = partitions.Query(stream, number, position, high, READ_BYTES, interest)
                     found = partitions.read_pieces(_count, txn, query)
                 total += sum(piece.messages for piece in found.pieces)
                 position = found.position
@@ -55,11 +53,11 @@ def count_matching(
 
 
 def _unsettled(
-    log: TransactionLog, stream: Stream, owner: int, number: int, position: int, end: int
+    log: TransactionLog, stream: int, owner: int, number: int, position: int, end: int
 ) -> list[tuple[int, int]]:
     """Return the ranges in [position, end) of a partition that are retained and not settled out of order."""
     with log.read() as txn:
-        position = max(position, read_row(txn, stream.owner, number).floor)
+        position = max(position, read_row(txn, stream, number).floor)
         settled = list(settled_ranges(txn, owner, number, position, end)) if owner else []
     edges = [position, *(edge for span in settled for edge in span), end]
     return [(low, min(high, end)) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]

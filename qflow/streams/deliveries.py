@@ -61,6 +61,15 @@ class StreamDelivery(Delivery):
     """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
     _topic: str
 
+    def __init__(self, batch: StreamDeliveries, piece: Piece, index: int, marks: int) -> None:
+        """A message of one of the pieces of a batch."""
+        self._settler = batch
+        self._marks = marks
+        self.record = piece.records[index]
+        self.sequence = piece.sequences[index]
+        self._topic = piece.topics[index]
+        self.time_ms = piece.times_ms[index]
+
     @property
     def topic(self) -> str:
         """What it was published under."""
@@ -186,7 +195,7 @@ class StreamDeliveries(Deliveries):
 
     def span_at(self, position: int) -> tuple[Any, int, int]:
         """Return (part, start, end) of what one message of it covers; see `Piece.part`."""
-        for part, piece, _ in self.shares:
+        for part, piece, _ in self.shares:  # as in `_find`: every ack of a durable cursor comes here
             sequences = piece.sequences
             count = len(sequences)
             if position < count:
@@ -197,11 +206,8 @@ class StreamDeliveries(Deliveries):
 
     def share_at(self, position: int) -> Share:
         """Return one message of it, as a share."""
-        for part, piece, marks in self.shares:
-            if position < len(piece.records):
-                return Share(part, piece.part(position, position + 1), marks)
-            position -= len(piece.records)
-        raise IndexError("no such delivery in the batch")
+        share, index = self._find(position)
+        return share._replace(piece=share.piece.part(index, index + 1))
 
     def check_unsettled(self, position: int) -> None:
         if self.settled is None or position in self.settled:
@@ -216,10 +222,16 @@ class StreamDeliveries(Deliveries):
         return sum(len(share.piece.records) for share in left), sum(share.piece.size for share in left)
 
     def at(self, position: int) -> tuple[int, Record, int]:
-        for _, piece, marks in self.shares if position >= 0 else ():
-            if position < len(piece.records):
-                return piece.sequences[position], piece.records[position], marks
-            position -= len(piece.records)
+        (_, piece, marks), index = self._find(position)
+        return piece.sequences[index], piece.records[index], marks
+
+    def _find(self, position: int) -> tuple[Share, int]:
+        """Return the share that holds one message of it, and where."""
+        for share in self.shares if position >= 0 else ():
+            count = len(share.piece.records)
+            if position < count:
+                return share, position
+            position -= count
         raise IndexError("no such delivery in the batch")
 
     def _position(self, sequence: int) -> int:
@@ -235,25 +247,18 @@ class StreamDeliveries(Deliveries):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(self.total))]
-        position = index + self.total if index < 0 else index
-        for _, piece, marks in self.shares if position >= 0 else ():
-            if position < len(piece.records):
-                return self.make(piece, position, marks)
-            position -= len(piece.records)
-        raise IndexError("no such delivery in the batch")
+        (_, piece, marks), place = self._find(index + self.total if index < 0 else index)
+        return StreamDelivery(self, piece, place, marks)
 
     def __iter__(self) -> Iterator[StreamDelivery]:
         for _, piece, marks in self.shares:
             for index in range(len(piece.records)):
-                yield self.make(piece, index, marks)
+                yield StreamDelivery(self, piece, index, marks)
 
-    def make(self, piece: Piece, index: int, marks: int) -> StreamDelivery:
-        """Return a message of one of its pieces."""
-        delivery = StreamDelivery()
-        delivery.record = piece.records[index]
-        delivery.sequence = piece.sequences[index]
-        delivery._settler = self
-        delivery._marks = marks
-        delivery._topic = piece.topics[index]
-        delivery.time_ms = piece.times_ms[index]
-        return delivery
+
+def place_of(held: Any) -> tuple[StreamDeliveries, int | None]:
+    """Return the batch that a delivery is of, and where; of a batch itself, None."""
+    if isinstance(held, StreamDeliveries):
+        return held, None
+    batch: StreamDeliveries = held._settler
+    return batch, batch._position(held.sequence)

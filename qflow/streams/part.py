@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Callable
 from itertools import compress, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qflow.delivery import MAY_BE_REPEATED
 from qflow.storage.log.transaction_log import Lane
 from qflow.storage.streams.partitions import Found, Hole, Piece
 from qflow.streams.deliveries import Share
 from qflow.streams.partition import Partition
-
-if TYPE_CHECKING:
-    from qflow.streams.cursor import Cursor
 
 HINTS = 1024
 """A live part that is behind by more commits is live no more: it reads on as one that replays."""
@@ -24,12 +22,13 @@ class Part:
     """A cursor's place in one partition. Under the cursor's lock, but what is said to be under the partition's."""
 
     __slots__ = (
-        "behind", "buffer", "charged", "clear_to", "covered", "cursor", "doubtful", "fetching", "head", "hints", "lane",
-        "live", "partition", "position", "ready", "seen", "skips",
+        "behind", "buffer", "charged", "clear_to", "covered", "doubtful", "fetching", "head", "hints", "lane", "live",
+        "partition", "position", "ready", "seen", "skips", "wake",
     )  # fmt: skip
 
-    def __init__(self, cursor: Cursor, partition: Partition, position: int, lane: Lane | None) -> None:
-        self.cursor = cursor
+    def __init__(self, wake: Callable[[], None], partition: Partition, position: int, lane: Lane | None) -> None:
+        self.wake = wake
+        """Has the cursor look again."""
         self.partition = partition
         self.lane = lane
         """Where what is settled is logged; None for a cursor that is not durable."""
@@ -62,10 +61,6 @@ class Part:
                 self.hints.clear()
             else:
                 self.hints.append(first)
-
-    def wake(self) -> None:
-        """Have the cursor look again."""
-        self.cursor.wake()
 
     def has_more(self) -> bool:
         """Tell whether there is something to read; if not, the part is live."""

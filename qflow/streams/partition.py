@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
-from qflow.errors import MessageTooLarge, TransactionTooLarge
+from qflow.config import StreamSettings
+from qflow.errors import MessageTooLarge, QflowError, TransactionTooLarge
 from qflow.memory.line import Wake
 from qflow.message import OFFSET_MASK, OVERHEAD_BYTES, Message, Record, text_bytes
 from qflow.storage.log.bodies import SHARED_BYTES
 from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane, Put
-from qflow.streams.room import SLAB_BYTES, Asking, Room, Slab, Tail, charge_for
-
-if TYPE_CHECKING:
-    from qflow.streams.stream import Stream
+from qflow.streams.room import SLAB_BYTES, Asking, Slab, Tail, charge_for
+from qflow.streams.shared import Shared
+from qflow.streams.topic_filter import FilterTrie
 
 
 class Reader(Protocol):
@@ -32,6 +32,19 @@ class Reader(Protocol):
         """Look again."""
 
 
+class Home(Protocol):
+    """The stream that a partition is of."""
+
+    name: str
+    settings: StreamSettings
+    ended: type[QflowError] | None
+    partitions: list[Partition]
+    readers: FilterTrie[Any]
+    """Cursors that somebody has open: each has `parts`, a `Reader` of each partition."""
+
+    def check_open(self) -> None: ...
+
+
 class Partition:
     """See the module. What `Together` calls is named as in `Queue`."""
 
@@ -40,9 +53,7 @@ class Partition:
     exceeds = False
     """It never takes more memory than it has reserved."""
 
-    def __init__(
-        self, stream: Stream, number: int, owner: int, row: Row, room: Room, max_transaction_bytes: int
-    ) -> None:
+    def __init__(self, stream: Home, number: int, owner: int, row: Row, shared: Shared) -> None:
         self.stream = stream
         self.number = number
         self.owner = owner
@@ -51,11 +62,11 @@ class Partition:
         self.tail = Tail()
         self.next = row.next
         """The sequence behind the last one that subscribers may see."""
-        self.room = room
+        self.room = shared.room
         """Of all streams of the broker."""
         self.joining: set[object] = set()
         """Callers between the question whether it is there still and a batch of the log: who ends it waits for them."""
-        self._max_transaction_bytes = max_transaction_bytes
+        self._max_transaction_bytes = shared.max_transaction_bytes
         self.published = 0
 
     @property

@@ -6,19 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from qflow.config import parse_count, parse_timeout
 from qflow.errors import InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
 from qflow.stats import SubscriptionStats
-from qflow.streams.cursor import Cursor
+from qflow.streams.cursor import Cursor, Getting
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
-from qflow.streams.holds import Getting
-from qflow.streams.partition import offset_of
-
-if TYPE_CHECKING:
-    from qflow.streams.stream import Stream
+from qflow.streams.stream import Stream
 
 READ_AHEAD = 256
 """An iterator takes so many messages at once, where it shares them with nobody."""
@@ -27,7 +22,16 @@ READ_AHEAD = 256
 class Subscription:
     """Made by `Broker.subscribe`; a context manager; may be used by several threads."""
 
-    def __init__(self, cursor: Cursor, *, follow: bool, skip_gaps: bool, ended: Callable[[Subscription], None]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        cursor: Cursor,
+        *,
+        follow: bool,
+        skip_gaps: bool,
+        ended: Callable[[Subscription], None],
+    ) -> None:
+        self._stream = stream
         self._cursor = cursor
         self._follow = follow
         self._skip_gaps = skip_gaps
@@ -42,7 +46,7 @@ class Subscription:
 
     @property
     def stream(self) -> Stream:
-        return self._cursor.stream
+        return self._stream
 
     @property
     def filter(self) -> str:
@@ -80,7 +84,7 @@ class Subscription:
             delivery: StreamDelivery = batch[0]
             return delivery
         except BaseException:
-            self._cursor.release(batch)
+            self._cursor.claims.release(batch)
             raise
 
     def get_nowait(self) -> StreamDelivery:
@@ -99,25 +103,24 @@ class Subscription:
 
     def empty_batch(self) -> StreamDeliveries:
         """Return what `get_many` gives at the time-out."""
-        return StreamDeliveries(self._cursor, [], self, 0)
+        return StreamDeliveries(self._cursor.claims, [], self, 0)
 
-    def begin_get(self, most: int, timeout_s: float | None, taker: object) -> Getting:
-        """Begin a get by a caller who has no thread to wait with; see `Cursor.begin_get`."""
-        timeout = parse_timeout(timeout_s)
-        return self._cursor.begin_get(self, most, timeout, taker, follow=self._follow, skip_gaps=self._skip_gaps)
+    def begin_get(self, most: int, timeout_s: float | None, taker: object, *, ahead: bool = False) -> Getting:
+        """Begin a get; who has no thread to wait with takes its steps himself. With `ahead`, it is for an iteration."""
+        deadline = self._cursor.deadline(parse_timeout(timeout_s))
+        return Getting(self, most, deadline, taker, follow=self._follow, skip_gaps=self._skip_gaps, ahead=ahead)
 
     def _get(self, most: int, timeout_s: float | None) -> StreamDeliveries | None:
-        return self._cursor.get(self, most, parse_timeout(timeout_s), follow=self._follow, skip_gaps=self._skip_gaps)
+        return self._cursor.get(self.begin_get(most, timeout_s, threading.get_ident()))
 
     @property
     def ahead_at_once(self) -> int:
         """How many messages an iteration takes at once: one where others share them, or the lease of a batch ends."""
-        return 1 if self._cursor.is_group or self._cursor.ack_timeout_s is not None else READ_AHEAD
+        return 1 if self._cursor.is_group or self._cursor.claims.ack_timeout_s is not None else READ_AHEAD
 
     def get_ahead(self, taker: object) -> StreamDeliveries | None:
         """Return a batch for an iteration, which shows one after the other; None at the end."""
-        most, cursor = self.ahead_at_once, self._cursor
-        return cursor.get(self, most, None, follow=self._follow, skip_gaps=self._skip_gaps, taker=taker, ahead=True)
+        return self._cursor.get(self.begin_get(self.ahead_at_once, None, taker, ahead=True))
 
     def __iter__(self) -> Iteration:
         """Return an iteration over the messages; asking it for the next acks the previous one.
@@ -156,8 +159,8 @@ class Subscription:
                 f"stream {stream.name!r} has {count} partitions: say which with partition=, or seek a datetime"
             )
         numbers = range(count) if partition is None else [partition]
-        places = {number: position_for(stream, number, to) for number in numbers}
-        self._cursor.seek(self, places)
+        places = {number: stream.history.position_for(number, to) for number in numbers}
+        self._cursor.place.seek(self, places)
 
     @property
     def position(self) -> int:
@@ -174,7 +177,7 @@ class Subscription:
     @property
     def positions(self) -> list[int]:
         """The next offset to be delivered, of each partition."""
-        return self._cursor.positions()
+        return self._cursor.place.positions()
 
     @property
     def lag(self) -> int:
@@ -185,7 +188,7 @@ class Subscription:
 
         Cost: 6 µs, in the main thread 20; nothing is read.
         """
-        return self._cursor.lag()
+        return self._cursor.place.lag()
 
     def stats(self, *, matching: bool = False) -> SubscriptionStats:
         """Return a snapshot; of a group, all of it.
@@ -218,20 +221,6 @@ class Subscription:
         return f"<Subscription{name} of stream {self.stream.name!r}, {self.filter!r}>"
 
 
-def position_for(stream: Stream, number: int, to: int | datetime) -> int:
-    """Return the sequence an offset or a moment stands for, and refuse what is past the end."""
-    if to is None:
-        raise InvalidArgument("a place in a stream is an offset, or a datetime with a time zone, got None")
-    partition = stream.partitions[stream.check_number(number)]
-    sequence = stream.sequence_at(number, to, default=partition.next)
-    if sequence > partition.next:
-        raise InvalidArgument(
-            f"offset {to} is past the end of stream {stream.name!r}, partition {number}: the next message gets "
-            f"{offset_of(partition.next)}"
-        )
-    return sequence
-
-
 class Iteration(Iterator[StreamDelivery]):
     """A loop over a subscription; see `Subscription.__iter__`. Of one thread.
 
@@ -240,14 +229,14 @@ class Iteration(Iterator[StreamDelivery]):
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
-        self._cursor = subscription.cursor
+        self._claims = subscription.cursor.claims
         self._taker = (threading.get_ident(), object())
         self._batch: StreamDeliveries | None = None
         self._index = -1
         """Of the message of the batch that was shown last."""
         self._share = self._passed = 0
         """In which share of the batch that is, and how many messages are in those before."""
-        self._cursor.abandon(self._taker[0])
+        self._claims.abandon(self._taker[0])
 
     def __next__(self) -> StreamDelivery:
         while True:
@@ -256,7 +245,7 @@ class Iteration(Iterator[StreamDelivery]):
                 index = self._index
                 settled = batch.settled
                 if settled is not None and index >= 0 and index not in settled:
-                    self._cursor.settle_part(batch, index, False)
+                    self._claims.settle_part(batch, index, False)
                 index += 1
                 share, passed = self._share, self._passed
                 while index < batch.total and (settled := batch.settled) is not None:
@@ -264,7 +253,7 @@ class Iteration(Iterator[StreamDelivery]):
                     if index - passed >= len(piece.records):
                         share, passed = share + 1, passed + len(piece.records)
                         continue
-                    delivery = batch.make(piece, index - passed, marks)
+                    delivery = StreamDelivery(batch, piece, index - passed, marks)
                     if batch.settled is None:
                         break  # it went back, or was left behind by a seek, and what is to come is another one
                     if index not in settled:  # what went back, or was left behind

@@ -337,15 +337,15 @@ def test_what_a_thread_reads_for_a_cancelled_task_goes_back(spool: Path, monkeyp
 
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         await broker.publish("t/1", b"x")
-        stream: Any = broker.stream("s").stream
-        entered, go_on, read = threading.Event(), threading.Event(), stream.read
+        history: Any = broker.stream("s").stream.history
+        entered, go_on, read = threading.Event(), threading.Event(), history.read
 
         def slowly(*given: Any) -> Any:
             entered.set()
             go_on.wait(30)
             return read(*given)
 
-        monkeypatch.setattr(stream, "read", slowly)
+        monkeypatch.setattr(history, "read", slowly)
         async with broker.subscribe("s", name="r", start="earliest") as reader:
             task = begin(reader.get())
             await until(entered.is_set)
@@ -405,13 +405,13 @@ def test_publishers_see_who_only_looks_whether_he_must_wait(spool: Path, monkeyp
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         async with broker.subscribe("s") as reader:
             cursor: Any = reader.subscription.cursor
-            seen, patience = [], cursor._patience
+            seen, patience = [], cursor.claims.patience
 
             def look(*given: Any) -> float:
                 seen.append(cursor._waiting)
                 return float(patience(*given))
 
-            monkeypatch.setattr(cursor, "_patience", look)
+            monkeypatch.setattr(cursor.claims, "patience", look)
             task = begin(reader.get())
             await waiting(reader)
             assert seen

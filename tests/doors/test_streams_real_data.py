@@ -101,13 +101,13 @@ def test_a_rare_topic_reads_few_blocks(data):
     def blocks_read(interest: Any) -> tuple[int, int]:
         position = messages = blocks = 0
         while position < stream.partitions[0].next:
-            found = stream.read(0, position, stream.partitions[0].next, 2**40, interest)
+            found = stream.history.read(0, position, stream.partitions[0].next, 2**40, interest)
             position = found.position
             messages += sum(len(piece.records) for piece in found.pieces)
             blocks += found.decoded
         return messages, blocks
 
-    messages, blocks = blocks_read(stream.interest("flights/JFK/HA"))
+    messages, blocks = blocks_read(stream.history.interest("flights/JFK/HA"))
     everything, all_blocks = blocks_read(None)
     assert messages == len(flights[flights["carrier"] == "HA"]) == 342
     assert everything == stream.stats().messages

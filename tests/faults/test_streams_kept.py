@@ -248,7 +248,7 @@ def test_what_settles_a_subscription_is_done_before_it_is_deleted(written: Path)
         join, settle = broker.log.join, broker.log.settle
         broker.log.join = lambda *given: (order.append("write"), join(*given))[1]  # type: ignore[method-assign]
         broker.log.settle = lambda *given: (order.append("settle"), settle(*given))[1]  # type: ignore[method-assign]
-        broker._streams._write_deleted = late(broker._streams._write_deleted, batch[4].ack)  # type: ignore
+        broker._records.delete = late(broker._records.delete, batch[4].ack)  # type: ignore
         broker.delete_subscription("s", "panel")
         assert order == ["write"]
 
@@ -286,7 +286,7 @@ def test_new_records_leave_acks_their_reserve(spool: Path) -> None:
         queue = broker.declare_queue("q")
         queue.put_many([b"x" * 100] * 100)
         panel = broker.subscribe("s", name="panel", session_expiry_s=1000)
-        facts = broker._streams._facts[panel.cursor]
+        facts = broker._streams._sessions._facts[panel.cursor]
         files.limit = 0
         with suppress(qflow.DiskFull):
             while True:

@@ -266,7 +266,7 @@ def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatc
         assert stream.index(least=1)  # segments that went
         while stream.index(least=1):
             pass
-        assert stream._forgotten_to == {0: stream.partitions[0].floor}
+        assert stream._indexing._forgotten_to == {0: stream.partitions[0].floor}
         patch.setattr(env, "make_room", room)
         assert stream.index(least=1)
         while stream.index(least=1):
@@ -330,16 +330,16 @@ def test_a_durable_subscription_begins_while_nothing_is_dropped(
     broker.alter_stream("a", retain_until_consumed=True, retention_messages=10)
     stream = broker.stream("a")
     seen: list[bool] = []
-    starts, write = broker._streams._starts, broker.engine.spool.records.add
+    starts, write = broker._streams._sessions._starts, broker.engine.spool.records.add
 
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            seen.append(stream.held_back().locked())  # type: ignore[attr-defined]
+            seen.append(stream.retention.held_back().locked())  # type: ignore[attr-defined]
             return real(*arguments)
 
         return call
 
-    monkeypatch.setattr(broker._streams, "_starts", noting(starts))
+    monkeypatch.setattr(broker._streams._sessions, "_starts", noting(starts))
     monkeypatch.setattr(broker.engine.spool.records, "add", noting(write))
     with broker.subscribe("a", name="panel", start="earliest") as panel:
         assert seen == [True, True]
@@ -370,7 +370,7 @@ def test_a_block_of_references_is_read_in_parts(shared: Path, monkeypatch: pytes
         for most_bytes, count in ((1, 1), (BODY, 1), (3 * BODY + 1, 3), (10**9, 20)):
             sizes, got, position = [], [], 0
             while position < 20:
-                found = stream.read(0, position, 20, most_bytes, None)
+                found = stream.history.read(0, position, 20, most_bytes, None)
                 sizes.append(sum(len(piece.records) for piece in found.pieces))
                 got += [sequence for piece in found.pieces for sequence in piece.sequences]
                 assert found.pieces[0].start == position
@@ -378,7 +378,7 @@ def test_a_block_of_references_is_read_in_parts(shared: Path, monkeypatch: pytes
                 position = found.position
             assert (got, max(sizes)) == (list(range(20)), count)
             assert all(size == count for size in sizes[:-1])
-        found = stream.read(0, 0, 20, 10**9, stream.interest("t/1"), 2)
+        found = stream.history.read(0, 0, 20, 10**9, stream.history.interest("t/1"), 2)
         assert [list(piece.sequences) for piece in found.pieces] == [[1, 3]]
         assert found.position == 5
         fetched: list[int] = []

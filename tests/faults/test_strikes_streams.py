@@ -134,7 +134,7 @@ class World:
             assert not partition.joining
         for cursor in {*self.stream.cursors.values(), *(cursor for _, cursor in self.stream.readers)}:
             assert not cursor.members, cursor
-            assert (cursor._unsettled, cursor._done, list(cursor._line.watchers)) == (0, [], []), cursor
+            assert (cursor.claims.unsettled, cursor.claims._done, list(cursor._line.watchers)) == (0, [], []), cursor
         assert self.queue.stats().acquired_messages == 0
         assert not self.queue._leaving  # type: ignore[attr-defined]
         assert not self.queue._pending  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ class World:
     def verify(self, here: Round, struck: bool) -> None:
         """What was confirmed is delivered once, and what the call was to do is done, or not."""
         if struck and not here.keeps:
-            assert here.sub.cursor._unsettled == 0, "what nobody got is held"
+            assert here.sub.cursor.claims.unsettled == 0, "what nobody got is held"
         for held in here.held:
             held.nack()
         for sub in [here.sub, *here.opened]:

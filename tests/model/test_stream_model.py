@@ -25,8 +25,8 @@ from qflow.config import BrokerSettings
 from qflow.storage import encoding
 from qflow.storage.log import append, removal
 from qflow.storage.streams import partitions
-from qflow.streams import cursor as cursor_module
 from qflow.streams import part as part_module
+from qflow.streams import read_ahead
 from qflow.streams import room as room_module
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from qflow.upkeep import Upkeep
@@ -129,9 +129,9 @@ class StreamMachine(SpoolMachine):
             (encoding, "MAX_MESSAGES", 3),
             (partitions, "BLOCKS_AT_ONCE", 2),
             (part_module, "HINTS", 2),
-            (cursor_module, "READ_BYTES", 600),
-            (cursor_module, "LEAST_READ_BYTES", 300),
-            (cursor_module, "BATCH_BYTES", 1_000),
+            (read_ahead, "READ_BYTES", 600),
+            (read_ahead, "LEAST_READ_BYTES", 300),
+            (read_ahead, "BATCH_BYTES", 1_000),
             (room_module, "TAIL_SHARE", 2),
         ):
             self.patch.setattr(place, name, value)
@@ -844,8 +844,8 @@ class StreamMachine(SpoolMachine):
         cursors = {reader.members[0].cursor for reader in self.readers if reader.members}
         assert room._held == sum(
             sum(part.charged for part in cursor.parts)
-            + sum(batch.charged for batch in cursor._held)
-            + sum(share.charged for _, _, share in (*cursor._again, *cursor._later))
+            + sum(batch.charged for batch in cursor.claims.held)
+            + sum(share.charged for share in cursor.claims.returned.shares())
             for cursor in cursors
         )
         assert room._slack <= room._held

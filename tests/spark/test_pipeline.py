@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import qflow
 from qflow.cli import pipeline as commands
 from qflow.cli.main import app
-from qflow.spark.archive import Archive
+from qflow.spark.archive import Archive, Contents
 from qflow.spark.loading import load
 from qflow.spark.report import draw, report
 from qflow.storage.streams import groups
@@ -33,8 +33,16 @@ def publish(broker: qflow.Broker, first: int, count: int) -> None:
 def archive(spark: Any, spool: Path, tmp_path: Path) -> Callable[..., int]:
     """Archive the stream, by options."""
 
-    def archive_it(*, tell: Any = lambda progress: None, stopped: Any = lambda: False, **options: Any) -> int:
-        with Archive(str(spool), "plants", str(tmp_path / "out"), **options) as found:
+    def archive_it(
+        *,
+        topic_filter: str = "#",
+        partition_by: tuple[str, ...] = (),
+        tell: Any = lambda progress: None,
+        stopped: Any = lambda: False,
+        **options: Any,
+    ) -> int:
+        contents = Contents("plants", topic_filter, partition_by)
+        with Archive(str(spool), contents, str(tmp_path / "out"), **options) as found:
             return found.run(spark, tell=tell, stopped=stopped)
 
     return archive_it
@@ -80,7 +88,7 @@ def test_a_stream_and_its_topics_are_called_as_anybody_likes(spark, broker, spoo
     topics = ["7", "007", "1.50"]
     broker.publish_many([(topic, b"%d" % n, b"k%d" % n) for n in range(12) for topic in topics])
     out = str(tmp_path / "out")
-    with Archive(str(spool), "a,b", out, partition_by=("topic", "partition")) as found:
+    with Archive(str(spool), Contents("a,b", partition_by=("topic", "partition")), out) as found:
         assert found.run(spark) == 36
     assert {one.topic for one in report(spark, str(spool), ["a,b", " c."])} == set(topics)
 
@@ -184,6 +192,6 @@ def test_ctrl_c_ends_an_archive_in_a_shell_in_good_order(spark, broker, plants, 
     said, complained = process.communicate(timeout=60)
     assert (process.returncode, said, complained) == (130, f"10 messages of stream plants were written to {out}\n", "")
     publish(broker, 10, 5)
-    with Archive(str(spool), "plants", str(out)) as found:
+    with Archive(str(spool), Contents("plants"), str(out)) as found:
         assert found.run(spark) == 5
     assert archived(spark, out) == list(range(15))

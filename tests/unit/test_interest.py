@@ -15,8 +15,8 @@ from qflow.storage.blocks import read_names
 from qflow.storage.log.keys import scan
 from qflow.storage.topics.selection import Candidates, Selection
 from qflow.streams import topic_filter
+from qflow.streams.history import History
 from qflow.streams.interest import Interest
-from qflow.streams.stream import Stream
 
 MESSAGES = 3000
 BODY_BYTES = 2000
@@ -94,14 +94,14 @@ def test_the_index_is_asked_once_for_the_blocks_ahead(
 
     monkeypatch.setattr(Selection, "blocks", noted)
     decoded: list[int] = []
-    read = Stream.read
+    read = History.read
 
-    def counted(self: Stream, *arguments: object) -> object:
+    def counted(self: History, *arguments: object) -> object:
         found = read(self, *arguments)  # type: ignore[arg-type]
         decoded.append(found.decoded)
         return found
 
-    monkeypatch.setattr(Stream, "read", counted)
+    monkeypatch.setattr(History, "read", counted)
     replayed(broker, "t/+", 0, 10)
     assert len(asked[0].blocks) > 10
     assert len(decoded) > 10

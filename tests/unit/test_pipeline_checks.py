@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import qflow
 from qflow.cli import pipeline as commands
 from qflow.cli.main import app
-from qflow.spark.archive import CHECKPOINT, COUNTED, KEPT, Archive
+from qflow.spark.archive import CHECKPOINT, COUNTED, KEPT, Archive, Contents
 from qflow.spark.failures import plain
 from qflow.spark.write_options import parse_for_writing
 
@@ -120,9 +120,9 @@ def test_without_pyspark_a_command_says_what_to_install(ready, tmp_path, monkeyp
 def test_an_archive_that_spark_has_not_begun_may_become_another_one(tmp_path):
     """There was no Java, for one."""
     spool, out = str(tmp_path / "spool"), str(tmp_path / "out")
-    with pytest.raises(qflow.NotFound), Archive(spool, "plants", out):
+    with pytest.raises(qflow.NotFound), Archive(spool, Contents("plants"), out):
         raise qflow.NotFound("there is no Java")
-    with Archive(spool, "others", out, topic_filter="a"):
+    with Archive(spool, Contents("others", "a"), out):
         pass
 
 
@@ -141,9 +141,12 @@ def test_without_a_java_a_command_says_so_at_once(ready, tmp_path, monkeypatch):
 def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
     """Who comes second is told; whoever comes later goes on with the same, or is told what is another."""
     spool, out = str(tmp_path / "spool"), str(tmp_path / "out")
-    with Archive(spool, "plants", out), pytest.raises(qflow.SpoolInUse, match="another process is writing the archive"):
-        Archive(spool, "plants", out).__enter__()
-    with Archive(spool, "plants", out):
+    with (
+        Archive(spool, Contents("plants"), out),
+        pytest.raises(qflow.SpoolInUse, match="another process is writing the archive"),
+    ):
+        Archive(spool, Contents("plants"), out).__enter__()
+    with Archive(spool, Contents("plants"), out):
         (tmp_path / "out" / CHECKPOINT).mkdir()  # Spark begins
     for stream, options, sentence in (
         ("others", {}, "with stream 'plants', and now it is 'others'"),
@@ -151,12 +154,12 @@ def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
         ("plants", {"partition_by": ("date", "topic")}, "with partition-by '', and now it is 'date,topic'"),
     ):
         with pytest.raises(qflow.InvalidArgument, match=sentence):
-            Archive(spool, stream, out, **options).__enter__()
+            Archive(spool, Contents(stream, **options), out).__enter__()
     (tmp_path / "out" / KEPT).write_text("x")
     with pytest.raises(qflow.InvalidArgument, match="is damaged"):
-        Archive(spool, "plants", out).__enter__()
+        Archive(spool, Contents("plants"), out).__enter__()
     (tmp_path / "out" / KEPT).write_text("")  # a crash came before it was written
-    with Archive(spool, "plants", out):
+    with Archive(spool, Contents("plants"), out):
         assert json.loads((tmp_path / "out" / KEPT).read_text())["stream"] == "plants"
 
 
@@ -178,7 +181,7 @@ def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
 def test_an_archive_whose_checkpoint_is_of_another_time_is_refused(tmp_path, offsets, commits, counted, sentence):
     """Spark leaves out a batch whose number it knows among the files, whatever is in it: messages would be lost."""
     out = tmp_path / "out"
-    with Archive(str(tmp_path / "spool"), "plants", str(out)):
+    with Archive(str(tmp_path / "spool"), Contents("plants"), str(out)):
         pass
     (out / "part-0.parquet").write_text("x")
     places = {f"{CHECKPOINT}/offsets": offsets, f"{CHECKPOINT}/commits": commits, COUNTED: counted}
@@ -187,7 +190,7 @@ def test_an_archive_whose_checkpoint_is_of_another_time_is_refused(tmp_path, off
             (out / place).mkdir(parents=True)
             for name in names.split():
                 (out / place / name).write_text("v1")
-    found = Archive(str(tmp_path / "spool"), "plants", str(out))
+    found = Archive(str(tmp_path / "spool"), Contents("plants"), str(out))
     if sentence is None:
         with found:
             return

@@ -268,7 +268,7 @@ def test_a_transaction_settles_and_publishes_together(broker: qflow.Broker, cloc
     assert tx.result[0].offsets == {"s": 10}
     with pytest.raises(qflow.AlreadySettled):
         batch[0].ack()
-    leaving = subscription.cursor.begin_leaving([batch])  # as a commit does that waits for room then
+    leaving = subscription.cursor.claims.begin_leaving([batch])  # as a commit does that waits for room then
     clock.advance(100)
     assert subscription.get_many(100, 0).offsets == [4, 5, 6, 7, 8, 9, 10]
     leaving.refused(None)
@@ -282,7 +282,7 @@ def test_what_a_commit_settled_goes_to_no_other_member(broker: qflow.Broker) -> 
     """The member closes while its transaction is committed: the rest of what it held is for others, that is not."""
     one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
     batch, other = one.get_many(4, 0), one.get_many(2, 0)
-    leaving = one.cursor.begin_leaving([batch[1], other])
+    leaving = one.cursor.claims.begin_leaving([batch[1], other])
     leaving.settles()  # it joins a commit
     one.close()
     assert two.get(0).offset == 6
@@ -545,12 +545,13 @@ def test_a_read_that_fails_loses_nothing(broker: qflow.Broker, monkeypatch: pyte
     assert not subscription.get_many(1, 0)  # it is live
     publish(broker, 3)
     broker._streams.room.give_way(2**30)  # not from memory
-    read = subscription.stream.read
+    history = subscription.stream.history
+    read = history.read
     for error in (qflow.StorageError("the disk is gone"), KeyboardInterrupt()):
-        monkeypatch.setattr(subscription.stream, "read", lambda *_, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(history, "read", lambda *_, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(type(error)):
             subscription.get_many(10, 0)
-        monkeypatch.setattr(subscription.stream, "read", read)
+        monkeypatch.setattr(history, "read", read)
     assert subscription.get_many(10, 0).offsets == [10, 11, 12]
 
 
@@ -567,19 +568,19 @@ def test_a_big_commit_reaches_who_cannot_hold_it_in_memory(open_at: Open) -> Non
 def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -> None:
     """What that thread was about to read, and what comes then, reaches who asks next."""
     subscription = broker.subscribe("s")
-    stream, room = subscription.stream, broker._streams.room
+    history, room = subscription.stream.history, broker._streams.room
     assert not subscription.get_many(1, 0)
     publish(broker, 1)
     room.give_way(2**30)  # it is read from the log
-    read, reading, go_on = stream.read, threading.Event(), threading.Event()
+    read, reading, go_on = history.read, threading.Event(), threading.Event()
 
     def slow(*arguments: object) -> object:
-        stream.read = read  # type: ignore[method-assign]
+        history.read = read  # type: ignore[method-assign]
         reading.set()
         go_on.wait(LONG_S)
         return read(*arguments)  # type: ignore[arg-type]
 
-    stream.read = slow  # type: ignore[method-assign, assignment]
+    history.read = slow  # type: ignore[method-assign, assignment]
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(subscription.get_many(1, LONG_S).offsets))
     thread.start()

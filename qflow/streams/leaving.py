@@ -1,46 +1,24 @@
-"""A get on its way, and what leaves a cursor in a commit with something else."""
+"""What leaves a cursor in one commit with something else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
-from qflow.memory.line import Watcher
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import Lane, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 
-if TYPE_CHECKING:
-    from qflow.streams.cursor import Cursor
+Held = list[tuple[StreamDeliveries, list[int] | None]]
+"""Batches, and which of their messages; None for all that are left."""
 
 
-class Getting:
-    """A get by a caller who has no thread to wait with. Nobody but its cursor changes it."""
+class Holder(Protocol):
+    """What holds them: the claims of a cursor."""
 
-    __slots__ = (
-        "ahead", "batch", "deadline", "follow", "given_up", "is_full", "member", "most", "number", "skip_gaps",
-        "taker", "watcher",
-    )  # fmt: skip
-
-    def __init__(
-        self, member: Any, most: int, deadline: float | None, taker: object, *, follow: bool, skip_gaps: bool
-    ) -> None:
-        self.batch: StreamDeliveries | None = None
-        """What it got; None at the time-out, or at the end of what must not grow."""
-        self.member = member
-        self.most = most
-        self.deadline = deadline
-        self.taker = taker
-        self.follow = follow
-        self.skip_gaps = skip_gaps
-        self.given_up = False
-        self.ahead = False
-        """It is for an iteration, which shows one after the other."""
-        self.is_full = False
-        """It holds so much that it gets no more."""
-        self.number = -1
-        """Its place among those who wait."""
-        self.watcher: Watcher | None = None
+    def check_leaving(self, held: Held) -> None: ...
+    def left(self, held: Held, checked: bool) -> None: ...
+    def stays(self, held: Held, checked: bool) -> None: ...
 
 
 class Leaving:
@@ -49,8 +27,8 @@ class Leaving:
     depth = None
     writes = ()
 
-    def __init__(self, cursor: Cursor, held: list[tuple[StreamDeliveries, list[int] | None]]) -> None:
-        self.queue = cursor
+    def __init__(self, claims: Holder, held: Held) -> None:
+        self.queue = claims
         self.unit: Unit | None = None
         self._held = held
         self._checked = False

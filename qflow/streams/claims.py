@@ -1,0 +1,431 @@
+"""What the members of a cursor hold until it is settled: leases, acks and nacks of wholes and parts, what comes back.
+
+What is settled is a range of sequences, given by value to the log; what is not comes back, in its place. It is the
+cursor's *settler*: deliveries and batches call it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from qflow.delivery import ONE_ATTEMPT
+from qflow.errors import (
+    AlreadySettled,
+    BrokerClosed,
+    BrokerFailed,
+    ForkedProcess,
+    QflowError,
+    StreamDeleted,
+    in_doubt,
+)
+from qflow.memory.ledger import Ledger
+from qflow.memory.line import Line
+from qflow.memory.waiting import collecting, shelter, sheltered, straight
+from qflow.storage.log.rows import Settled
+from qflow.storage.log.transaction_log import Lane, Request
+from qflow.streams.deliveries import Share, StreamDeliveries, place_of
+from qflow.streams.leaving import Held, Leaving, settles_of
+from qflow.streams.part import Part
+from qflow.streams.returned import Returned
+from qflow.streams.shared import Shared
+
+
+class Claims:
+    """See the module. Thread-safe; the lock, and the line of those who wait, are the cursor's."""
+
+    def __init__(self, name: str, owner: int, lock: Any, line: Line, shared: Shared) -> None:
+        self.name = name
+        """Of the stream: what deliveries call their queue."""
+        self.owner = owner
+        """The cursor's number; 0 for one that is not durable: nothing of that is logged."""
+        self.ack_timeout_s: float | None = None
+        self.members: dict[Any, None] = {}
+        """Who may hold something."""
+        self.ended: type[QflowError] | None = None
+        self.held: dict[StreamDeliveries, float | None] = {}
+        """Until when: None is without end."""
+        self.ahead: dict[StreamDeliveries, None] = {}
+        """Those that an iteration shows one by one."""
+        self.unsettled = 0
+        self.returned = Returned()
+        self.starved = False
+        """Somebody found no room for what he was to get: he is woken when there is some."""
+        self.delivered_total = self.acked_total = self.redelivered_total = 0
+        self._lock = lock
+        self.line = line
+        """Of those who wait for the cursor: taken, it holds the lock."""
+        self._log = shared.log
+        self._room = shared.room
+        self._monotonic = shared.monotonic
+        self._lease_at = math.inf
+        """No lease ends before."""
+        self._done: list[tuple[Lane, Settled]] = []
+        """Settled, and not known to the log: what straight lines under the lock leave for it."""
+        self._called = False
+        """The log will come for that."""
+
+    # Who may hold ----------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        if self.ended is BrokerClosed:
+            raise BrokerClosed(f"the broker of stream {self.name!r} is closed: open the spool again")
+        if self.ended is not None:
+            raise StreamDeleted(f"stream {self.name!r}, or this subscription of it, was deleted: declare it again")
+
+    # Giving: called with the lock ------------------------------------------------------------------------------------
+
+    def give(self, batch: StreamDeliveries, now: float) -> None:
+        """Have a batch held that a member gets."""
+        self._lease(batch, None if self.ack_timeout_s is None else now + self.ack_timeout_s)
+        self.unsettled += batch.total
+        self.delivered_total += batch.total
+
+    def _lease(self, batch: StreamDeliveries, until: float | None) -> None:
+        self.held[batch] = until
+        if until is not None:
+            self._lease_at = min(self._lease_at, until)
+
+    def patience(self, now: float, most: float | None) -> float:
+        """Return how long nothing can happen that wakes nobody."""
+        wait = min(self._lease_at, self.returned.due) - now
+        return max(0.001, wait if most is None else min(wait, most))
+
+    def give_back(self, batch: StreamDeliveries) -> None:
+        """Put back what nobody has seen, as it was, if it is held."""
+        if batch in self.held:
+            self._return(batch, 0.0, repeated=False)
+
+    def give_back_all(self, member: Any) -> None:
+        """Put back what a member holds that is gone."""
+        for batch in [batch for batch in self.held if batch.member is member and not batch.leaving]:
+            self._return(batch, 0.0, repeated=True)
+
+    def give_back_unshown(self, taker: object) -> None:
+        """Put back what an iteration of the same thread or task has read ahead, for somebody asks in between."""
+        for batch in [batch for batch in self.ahead if root_of(batch.taker) == taker]:
+            assert batch.shown is not None
+            shares = batch.left_shares(batch.shown)
+            if shares:
+                self._put_back(batch, shares, 0.0, repeated=False)
+                batch.note_settled(range(batch.shown, batch.total))
+                if not batch.unsettled:
+                    self._drop(batch, 0)
+
+    def settle_previous(self, taker: object) -> None:
+        """Without a name nothing is logged, and who asks for more has done with what he got before."""
+        for batch in [batch for batch in self.held if root_of(batch.taker) == taker]:
+            self._drop(batch, len(batch) - len(batch.settled or ()))
+
+    @sheltered
+    def abandon(self, taker: object) -> None:
+        """Another iteration begins: put back what one before it in the same thread has left."""
+        with self.line:
+            self.give_back_unshown(taker)
+            for batch in [batch for batch in self.ahead if root_of(batch.taker) == taker]:
+                if self.owner and not batch.leaving:
+                    self._return(batch, 0.0, repeated=True)
+
+    def unshown(self) -> list[Share]:
+        """Return what iterations have read ahead and not shown."""
+        return [share for batch in self.ahead for share in batch.left_shares(batch.shown or 0)]
+
+    def not_shown(self) -> list[Share]:
+        """Return all that waits, and was taken out of what is read ahead."""
+        return self.returned.shares() + self.unshown()
+
+    def forget(self) -> int:
+        """Forget everything; return what it was charged."""
+        charged = sum(batch.charged for batch in self.held) + self.returned.drop()
+        for batch in self.held:
+            batch.settled = None
+        self.held, self.ahead, self.unsettled = {}, {}, 0
+        return charged
+
+    def leave_part(self, part: Part) -> int:
+        """Take back what is held of one partition; return what it was charged that came back before."""
+        charged = self.returned.drop(part)
+        for batch in list(self.held):
+            self.unsettled -= len(batch.take_part(part))
+            if batch.settled is not None and not batch.unsettled:
+                self._drop(batch, 0)
+        return charged
+
+    # Settling: what a delivery calls ---------------------------------------------------------------------------------
+
+    def settle_batch(self, batch: Any, wait: bool) -> None:
+        """Settle what is left of a batch."""
+        logged = shelter(lambda: self._settle_batch(batch))
+        if wait and logged is not None:
+            self._log.commit(logged)
+
+    def _settle_batch(self, batch: Any) -> Request | None:
+        with self.line:
+            if not self._check_held(batch):
+                return None
+            settles = settles_of(batch.left_shares())
+            logged = self._log.settle_all(settles) if settles else None  # under the lock: a seek comes before, or after
+            self._drop(batch, len(batch) - len(batch.settled or ()))
+        return logged
+
+    @straight
+    def settle_part(self, batch: Any, index: int, wait: bool) -> None:
+        """Settle one message of a batch. Cost: 1 µs, as long as others of it are left."""
+        if not wait and index not in batch.taken and "a" not in collecting:
+            done: tuple[tuple[Lane, Settled], ...] = ()
+            if self.owner:  # without a name nothing is logged
+                part, start, end = batch.span_at(index)
+                done = ((part.lane, Settled(start, end, 0, 0)),)
+                self._log.check_usable()
+            one = {index}
+            try:
+                with self._lock:  # straight lines; see `waiting`
+                    settled = batch.settled
+                    passes = batch.unsettled > 1 and settled is not None and index not in settled and not self.starved
+                    if passes:
+                        settled |= one
+                        batch.unsettled -= 1
+                        self.unsettled -= 1
+                        self.acked_total += 1
+                        self._done += done
+                if passes:
+                    if done and not self._called:
+                        self.call_log()
+                    return
+            except BaseException:
+                shelter(self.call_log)
+                raise
+        logged = shelter(lambda: self._settle_part(batch, index))
+        if wait and logged is not None:
+            self._log.commit(logged)
+
+    def _settle_part(self, batch: Any, index: int) -> Request | None:
+        with self.line:
+            if index in batch.taken or not self._check_held(batch, whole=False):
+                return None
+            batch.check_unsettled(index)
+            logged = None
+            if self.owner:
+                part, start, end = batch.span_at(index)
+                logged = self._log.settle(part.lane, [Settled(start, end, 0, 0)])
+            self._settle_index(batch, index)
+        return logged
+
+    def call_log(self) -> None:
+        """Have the log come for what is settled, within milliseconds. Without the lock."""
+        if self._done:
+            self._called = True  # before: it may come at once
+            try:
+                self._log.collect(self._bring_done)
+            except BaseException:
+                self._called = False
+                raise
+
+    def _bring_done(self) -> list[tuple[Lane, Settled]]:
+        """Return what is settled. Called by the writer, as part of a batch."""
+        with self._lock:
+            done, self._done, self._called = self._done, [], False
+        return done
+
+    def settle_one(self, delivery: Any, wait: bool) -> None:
+        """Every delivery of a stream is of a batch."""
+        raise NotImplementedError
+
+    return_one = extend_one = settle_one
+
+    def join_settles(self) -> Request | None:
+        """Return what to wait for until every settle so far is synced; None where nothing is logged."""
+        try:
+            return self._log.collect(self._bring_done) if self.owner else None
+        except BrokerFailed as error:
+            raise in_doubt(error) from error
+
+    def return_batch(self, batch: Any, requeue: bool, delay_s: float) -> None:
+        """Have what is left of a batch again, in its place; with `requeue=False` settle it, for nobody wants it."""
+        if requeue:
+            shelter(lambda: self._return_batch(batch, delay_s))
+        else:
+            self.settle_batch(batch, False)
+
+    def _return_batch(self, batch: Any, delay_s: float) -> None:
+        with self.line:
+            if self._check_held(batch):
+                self._return(batch, delay_s, repeated=True)
+
+    def return_part(self, batch: Any, index: int, requeue: bool, delay_s: float) -> None:
+        """Have one message of a batch again."""
+        if requeue:
+            shelter(lambda: self._return_part(batch, index, delay_s))
+        else:
+            self.settle_part(batch, index, False)
+
+    def _return_part(self, batch: Any, index: int, delay_s: float) -> None:
+        with self.line:
+            if index in batch.taken or not self._check_held(batch, whole=False):
+                return
+            batch.check_unsettled(index)
+            self._put_back(batch, [batch.share_at(index)], delay_s, repeated=True)
+            batch.note_settled([index])
+            if not batch.unsettled:
+                self._drop(batch, 0)
+            self.give_back_unshown(root_of(batch.taker))  # what comes back comes before what is new
+            self.line.notify_first()
+
+    @sheltered
+    def extend_batch(self, batch: Any, seconds: float) -> None:
+        """Let a batch be held longer, never shorter."""
+        with self.line:
+            until = self.held[batch] if self._check_held(batch) else None
+            if until is not None:
+                self._lease(batch, max(until, self._monotonic() + seconds))
+
+    @sheltered
+    def release(self, batch: StreamDeliveries) -> None:
+        """Put back what was never shown to anybody, as it was."""
+        with self.line:
+            self.give_back(batch)
+
+    # In one commit with something else -------------------------------------------------------------------------------
+
+    @sheltered
+    def begin_leaving(self, held: list[Any]) -> Leaving:
+        """Take deliveries, or batches, that are settled in one commit with something else."""
+        leaving: Held = []
+        with self.line:
+            for one in held:
+                batch, position = place_of(one)
+                if not self._check_held(batch):
+                    raise AlreadySettled(f"{one!r} was taken back before: the subscription went elsewhere")
+                if position is not None:
+                    batch.check_unsettled(position)
+                leaving.append((batch, None if position is None else [position]))
+            for batch, _ in leaving:
+                self.held[batch] = None  # its lease does not run out while the commit waits for room
+            return Leaving(self, leaving)
+
+    @sheltered
+    def check_leaving(self, held: Held) -> None:
+        """Refuse what went back while its commit waited for room; from here on nobody else gets it."""
+        with self.line:
+            for batch, positions in held:
+                if not self._check_held(batch):
+                    raise AlreadySettled(f"deliveries of stream {self.name!r} went back before their commit")
+                for position in positions or ():
+                    batch.check_unsettled(position)
+            for batch, _ in held:
+                batch.leaving += 1
+
+    @sheltered
+    def left(self, held: Held, checked: bool) -> None:
+        """Forget what was settled in a commit."""
+        with self.line:
+            for batch, positions in held:
+                if batch not in self.held:
+                    continue
+                if positions is None:
+                    self._drop(batch, len(batch) - len(batch.settled or ()))
+                for position in positions or ():
+                    if batch.settled is not None and position not in batch.settled:
+                        self._settle_index(batch, position)
+        self.stays(held, checked)
+
+    @sheltered
+    def stays(self, held: Held, checked: bool) -> None:
+        """Whoever held these holds them still, as long as from now on; nobody, if he has gone meanwhile."""
+        with self.line:
+            for batch, _ in held:
+                batch.leaving -= checked
+                if batch not in self.held or batch.leaving:
+                    continue
+                if batch.member in self.members:
+                    self._lease(batch, None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s)
+                else:
+                    self._return(batch, 0.0, repeated=True)
+            self.line.notify_all()
+
+    def shares(self, ledger: Ledger) -> bool:
+        """Tell whether it is of the broker that has this ledger."""
+        return self._room.ledger is ledger
+
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
+        self.ended = ForkedProcess
+        self._lock = self.line = lock
+
+    # Under the lock --------------------------------------------------------------------------------------------------
+
+    def _check_held(self, batch: StreamDeliveries, *, whole: bool = True) -> bool:
+        """Tell whether a batch can be settled; False if that means nothing any more.
+
+        Raises:
+            AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
+        """
+        if batch in self.held:
+            return True
+        if not batch.total or (whole and batch.taken):
+            return False
+        if self.ended is StreamDeleted:
+            return False
+        if self.ended is not None:
+            self.check_open()
+        raise AlreadySettled(f"this batch of stream {self.name!r} was settled, or went back, before")
+
+    def _settle_index(self, batch: StreamDeliveries, index: int) -> None:
+        batch.note_settled([index])
+        self.unsettled -= 1
+        self.acked_total += 1
+        if not batch.unsettled:
+            self._drop(batch, 0)
+        else:
+            self._feed()
+
+    def _drop(self, batch: StreamDeliveries, acked: int) -> None:
+        """Let a batch go of which nothing is left."""
+        del self.held[batch]
+        self.ahead.pop(batch, None)
+        batch.settled = None
+        self.unsettled -= acked
+        self.acked_total += acked
+        self._room.let_go(batch.charged)
+        self._feed()
+
+    def _feed(self) -> None:
+        """There is more room than before: have those look who found none."""
+        if self.starved:
+            self.starved = False
+            self.line.notify_all()
+
+    def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
+        """Put what is left of a batch back in its place."""
+        shown = batch.left_shares(0, batch.shown) if repeated or batch.shown is not None else []
+        ahead = batch.left_shares(batch.shown or 0) if not repeated or batch.shown is not None else []
+        self._put_back(batch, shown, delay_s, repeated=True)
+        self._put_back(batch, ahead, 0.0, repeated=False)
+        self._drop(batch, 0)
+        self.line.notify_first()
+
+    def _put_back(self, batch: StreamDeliveries, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
+        """Put a part of a batch back in its place; with `repeated`, somebody has seen it."""
+        for part, piece, marks in shares:
+            share = Share(part, piece, marks + ONE_ATTEMPT if repeated else marks)
+            count = len(piece.records)
+            self.unsettled -= count
+            batch.charged -= share.charged
+            if repeated:
+                self.redelivered_total += count
+            else:
+                self.delivered_total -= count
+            self.returned.add(share, self._monotonic() + delay_s if delay_s else None)
+
+    def expire(self, now: float) -> None:
+        """Take back what is due: leases that ran out, and what was to come again later."""
+        self.returned.ripen(now)
+        if now >= self._lease_at:
+            for batch in [batch for batch, until in self.held.items() if until is not None and until <= now]:
+                self._return(batch, 0.0, repeated=True)
+            self._lease_at = min((until for until in self.held.values() if until is not None), default=math.inf)
+
+
+def root_of(taker: object) -> object:
+    """Return the thread or task behind a taker: an iteration has a name of its own in it."""
+    return taker[0] if isinstance(taker, tuple) else taker

@@ -1,0 +1,172 @@
+"""What a stream retains: partitions of the log, read by their sequences, for cursors, queries and whoever checks."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from functools import partial
+
+from qflow.config import parse_count, parse_moment
+from qflow.errors import InvalidArgument
+from qflow.memory.waiting import shelter, sheltered
+from qflow.message import LANE_SHIFT
+from qflow.storage.log.rows import Row, read_row
+from qflow.storage.streams import partitions
+from qflow.storage.streams.partitions import Found, Hole, Piece
+from qflow.streams.deliveries import StreamMessage
+from qflow.streams.interest import Interest
+from qflow.streams.partition import Home, Partition, offset_of
+from qflow.streams.shared import Shared
+
+QUERY_BYTES = 256 * 1024
+"""Read at once by a query."""
+NEWEST_AT_ONCE = 1024
+"""A query of the newest messages looks at so many first, then at twice as many, and so on."""
+
+MOST = 2**60
+"""A query counts so far."""
+
+Bound = int | datetime | None
+
+
+class History:
+    """See the module. Thread-safe."""
+
+    def __init__(self, home: Home, owner: int, rows: dict[int, Row], shared: Shared) -> None:
+        self.home = home
+        self.name = home.name
+        self.owner = owner
+        self.partitions = [Partition(home, number, owner, row, shared) for number, row in sorted(rows.items())]
+        self.damaged = 0
+        """Messages that were found damaged."""
+        self._log = shared.log
+        self._report = shared.report
+        self._reported: set[int] = set()
+        self._index_problems: set[str] = set()
+        with shared.log.read() as txn:
+            for partition in self.partitions:
+                lane = partition.lane
+                lane.time_ms = partitions.last_time(txn, owner, lane.lane, lane.row)
+
+    def interest(self, topic_filter: str) -> Interest:
+        """Return a filter, ready to be used on this stream."""
+        return Interest(topic_filter, self.owner, self.report_index)
+
+    def report_index(self, problem: str) -> None:
+        """Report damage of the index once: it costs time, not messages."""
+        if problem not in self._index_problems:
+            self._index_problems.add(problem)
+            self._report(f"stream {self.name!r}: {problem}", 0)
+
+    def read(
+        self, number: int, position: int, end: int, most_bytes: int, wanted: Interest | None, most: int = 2**62
+    ) -> Found:
+        """Read on in a partition, in a short transaction; what retention took, or is damaged, is a hole."""
+        with self._log.read() as txn:
+            floor = read_row(txn, self.owner, number).floor
+            if position < floor:
+                border = min(floor, max(end, position))
+                return Found([], Hole(position, border, "retention took them"), border, 0)
+            found = partitions.read(txn, self.owner, number, position, end, most_bytes, wanted, most)
+        hole = found.hole
+        if hole is not None and hole.start not in self._reported:
+            self._reported.add(hole.start)
+            self.damaged += hole.end - hole.start
+            self._report(f"stream {self.name!r}: {hole.problem}", 1)
+        return found
+
+    @sheltered
+    def sequence_at(self, number: int, bound: Bound, *, default: int) -> int:
+        """Return the sequence in a partition that an offset or a moment stands for."""
+        partition = self.partitions[number]
+        if bound is None:
+            return default
+        if isinstance(bound, datetime):
+            time_ms = int(parse_moment(bound, "a bound") * 1000)
+            with self._log.read() as txn:
+                row = read_row(txn, self.owner, number)
+                return partitions.find_time(txn, self.owner, number, row, partition.next, time_ms)
+        offset = parse_count(bound, "an offset", least=0)
+        return (number << LANE_SHIFT) + min(offset, (1 << LANE_SHIFT) - 1)
+
+    def position_for(self, number: int, to: int | datetime) -> int:
+        """Return the sequence an offset or a moment stands for, and refuse what is past the end."""
+        if to is None:
+            raise InvalidArgument("a place in a stream is an offset, or a datetime with a time zone, got None")
+        partition = self.partitions[self.check_number(number)]
+        sequence = self.sequence_at(number, to, default=partition.next)
+        if sequence > partition.next:
+            raise InvalidArgument(
+                f"offset {to} is past the end of stream {self.name!r}, partition {number}: the next message gets "
+                f"{offset_of(partition.next)}"
+            )
+        return sequence
+
+    def check_number(self, partition: int) -> int:
+        """Return the number of a partition, if there is one."""
+        if parse_count(partition, "partition", least=0) >= len(self.partitions):
+            raise InvalidArgument(
+                f"stream {self.name!r} has partitions 0 to {len(self.partitions) - 1}, not {partition}"
+            )
+        return partition
+
+    def messages(self, interest: Interest, bounds: list[tuple[int, int, int]], most: int) -> Iterator[StreamMessage]:
+        """Yield wanted messages within (partition, first sequence, end), in the order of their times."""
+        lines = [self._messages_of(interest, *bound, most) for bound in bounds]
+        return lines[0] if len(lines) == 1 else heapq.merge(*lines, key=lambda message: message.time_ms)
+
+    def _messages_of(
+        self, interest: Interest, number: int, position: int, end: int, most: int = MOST
+    ) -> Iterator[StreamMessage]:
+        """Yield messages of a partition; `most` is how many of them anybody wants."""
+        while position < end:
+            self.home.check_open()
+            found = shelter(partial(self.read, number, position, end, QUERY_BYTES, interest, most))
+            for piece in found.pieces:
+                yield from self._of_piece(piece)
+            position = found.position
+
+    def _of_piece(self, piece: Piece) -> Iterator[StreamMessage]:
+        for sequence, record, topic, time_ms in zip(*piece[2:], strict=True):
+            yield StreamMessage(self.name, sequence, record, topic, time_ms)
+
+    def newest(self, interest: Interest, bounds: list[tuple[int, int, int]], count: int) -> Iterator[StreamMessage]:
+        """Yield the newest ones only."""
+        lines = [self._newest_of(interest, *bound, count) for bound in bounds]
+        merged = heapq.merge(*lines, key=lambda message: message.time_ms)
+        return iter(deque(merged, maxlen=count))
+
+    def _newest_of(self, interest: Interest, number: int, low: int, high: int, count: int) -> deque[StreamMessage]:
+        """Return the newest messages of a partition: from further and further back, each stretch read once."""
+        found: deque[StreamMessage] = deque()
+        width = max(NEWEST_AT_ONCE, count)
+        while high > low and len(found) < count:
+            start = max(low, high - width)
+            stretch = deque(self._messages_of(interest, number, start, high), maxlen=count - len(found))
+            found.extendleft(reversed(stretch))
+            high, width = start, 2 * width
+        return found
+
+    def problems(self) -> list[str]:
+        """Compare rows with blocks; return what does not agree, in words. Cost: O(blocks)."""
+        found: list[str] = []
+        for partition in self.partitions:
+            row = partition.lane.row
+            messages = size = 0
+            position, end = row.floor, min(row.next, partition.next)
+            while position < end:
+                read = self.read(partition.number, position, end, 2**24, None)
+                if read.hole is not None:
+                    found.append(f"stream {self.name!r}: {read.hole.problem}")
+                messages += sum(len(piece.records) for piece in read.pieces)
+                size += sum(piece.size for piece in read.pieces)
+                position = read.position
+            same = partition.lane.row is row
+            if same and not found and (messages, size) != (row.messages, row.bytes):
+                found.append(
+                    f"stream {self.name!r}, partition {partition.number}: the row says {row.messages} messages, "
+                    f"{row.bytes} bytes; blocks hold {messages}, {size}"
+                )
+        return found

@@ -1,0 +1,149 @@
+"""Where a cursor is in its stream, how far it is behind, and how it goes elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qflow.errors import InvalidArgument
+from qflow.memory.waiting import sheltered
+from qflow.storage.log.rows import Row, Settled, clear_marks
+from qflow.storage.log.transaction_log import Lane
+from qflow.streams.claims import Claims
+from qflow.streams.counting import count_matching
+from qflow.streams.history import History
+from qflow.streams.part import Part
+from qflow.streams.partition import offset_of
+from qflow.streams.shared import Shared
+
+LOOK_S = 0.05
+"""How often who waits until a cursor has moved looks again."""
+
+
+class Positions:
+    """See the module. Thread-safe; the lock, and the line of those who wait, are the cursor's."""
+
+    def __init__(self, history: History, topic_filter: str, parts: list[Part], claims: Claims, shared: Shared) -> None:
+        self.moving = False
+        """It is being moved in the log; nothing is delivered meanwhile."""
+        self._history = history
+        self._filter = topic_filter
+        self._parts = parts
+        self._claims = claims
+        self._log = shared.log
+        self._room = shared.room
+
+    @sheltered
+    def positions(self) -> list[int]:
+        """Return the next offset of each partition that is to be delivered."""
+        with self._claims.line:
+            return [offset_of(self._position(part)) for part in self._parts]
+
+    def _position(self, part: Part) -> int:
+        if not self._claims.members and part.lane is not None:
+            return part.lane.row.floor
+        waiting = [share.piece.sequences[0] for share in self._claims.not_shown() if share.part is part]
+        ready = part.first_ready()
+        if ready is not None:
+            waiting.append(ready)
+        return min(waiting, default=part.unread())
+
+    @sheltered
+    def lag(self) -> int:
+        """Return how many messages it is behind, of all topics; see `Subscription.lag`."""
+        with self._claims.line:
+            claims = self._claims
+            came_back = sum(share.piece.end - share.piece.sequences[0] for share in claims.returned.shares())
+            unshown = sum(share.piece.end - share.piece.start for share in claims.unshown())
+            return came_back + unshown + sum(map(Part.lag, self._parts))
+
+    @sheltered
+    def matching(self) -> int:
+        """Return how many messages it is behind of those its filter wants; see `Subscription.stats`."""
+        with self._claims.line:
+            known = sum(len(share.piece.records) for share in self._claims.not_shown())
+            known += sum(part.ready for part in self._parts)
+            spans = [(part.unread(), part.partition.next) for part in self._parts]
+        history = self._history
+        interest = history.interest(self._filter)  # of its own: the cursor's is asked at the same time
+        return known + count_matching(self._log, history.owner, self._claims.owner, spans, interest)
+
+    @sheltered
+    def seek(self, member: Any, positions: dict[int, int]) -> None:
+        """Go on at these sequences, by partition; what is held of those is not settled any more.
+
+        Cost: durable, a commit.
+        """
+        moving = False
+        try:
+            with self._claims.line:
+                self._wait_until_moved()
+                self._claims.check_open()
+                if member not in self._claims.members:
+                    raise InvalidArgument("the subscription is closed: subscribe again")
+                moved = [(self._parts[number], place) for number, place in positions.items()]
+                for part, place in moved:
+                    self._leave_place(part, place)
+                moving = self.moving = True
+            self._claims.call_log()
+            lanes = [(part.lane, place) for part, place in moved if part.lane is not None]
+            if lanes:
+                self._move(lanes)
+        finally:
+            if moving:
+                with self._claims.line:
+                    self.moving = False
+                    self._claims.line.notify_all()
+
+    def _wait_until_moved(self) -> None:
+        while self.moving:
+            self._claims.line.wait(LOOK_S)
+
+    def _leave_place(self, part: Part, place: int) -> None:
+        """Take back what is held of one partition, and read on there from somewhere else. Under the lock."""
+        charged = part.charged + self._claims.leave_part(part)
+        part.restart(place)
+        part.skips, part.doubtful = [], max(part.doubtful, part.seen)
+        self._room.let_go(charged)
+
+    def _move(self, moved: list[tuple[Lane, int]]) -> None:
+        """Write where a durable cursor is now, after what was settled before."""
+        self._log.drain()
+        before = [lane.row for lane, _ in moved]
+
+        def write(txn: Any) -> None:
+            for lane, place in moved:
+                lane.row = Row(next=max(lane.row.next, place), floor=place)
+                clear_marks(txn, lane.owner, lane.lane)
+
+        try:
+            self._log.commit(self._log.write(write, [lane for lane, _ in moved]))
+        except BaseException:
+            for (lane, _), row in zip(moved, before, strict=True):
+                lane.row = row
+            raise
+
+    @sheltered
+    def stand_still(self) -> None:
+        """Return when nobody moves it any more."""
+        with self._claims.line:
+            self._wait_until_moved()
+
+    @sheltered
+    def recall(self, skips: list[list[tuple[int, int]]]) -> None:
+        """Begin where what is settled ends, given what was settled above that, by partition. Nobody has it open."""
+        with self._claims.line:
+            for part, ranges in zip(self._parts, skips, strict=True):
+                assert part.lane is not None
+                part.skips = ranges
+                part.doubtful = max(part.doubtful, part.seen)
+                part.restart(part.lane.row.floor)
+
+    def pass_over(self) -> list[tuple[Lane, list[Settled]]]:
+        """Return what nobody wants, to be settled, where nothing is held or came back. Under the lock."""
+        settles: list[tuple[Lane, list[Settled]]] = []
+        for part in self._parts:
+            place = part.clear()
+            if part.lane is not None and place is not None and place > part.covered:
+                settles.append((part.lane, [Settled(part.covered, place, 0, 0)]))
+                part.covered = place
+        return settles

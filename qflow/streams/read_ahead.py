@@ -1,0 +1,178 @@
+"""What a cursor has read of its stream, ahead of its members: parts of it from the live tail, others from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import compress
+from typing import Any
+
+from qflow.errors import GapError, QflowError
+from qflow.memory.line import Line
+from qflow.storage.streams.partitions import Found, Piece
+from qflow.streams.deliveries import Share
+from qflow.streams.history import History
+from qflow.streams.interest import Interest
+from qflow.streams.part import Part
+from qflow.streams.partition import offset_of
+from qflow.streams.room import Room, Slab, charge_for
+
+READ_BYTES = 256 * 1024
+LEAST_READ_BYTES = 64 * 1024
+BATCH_BYTES = 2**20
+"""A batch of many is filled up to so many bytes."""
+
+
+class ReadAhead:
+    """See the module. Called with the cursor's lock; only `fetch` lets go of it."""
+
+    def __init__(self, history: History, interest: Interest, parts: list[Part], room: Room, line: Line) -> None:
+        self.parts = parts
+        self.missed = 0
+        """Messages that were gone before they were read."""
+        self._history = history
+        self._interest = interest
+        self._room = room
+        self._line = line
+        self._turn = 0
+
+    @property
+    def ready(self) -> int:
+        """How many messages were read and not taken."""
+        return sum([part.ready for part in self.parts])
+
+    @property
+    def is_full(self) -> bool:
+        """As much was read ahead as may be."""
+        return sum([part.charged for part in self.parts]) >= BATCH_BYTES
+
+    @property
+    def is_reading(self) -> bool:
+        """Somebody reads, and tells when he is done."""
+        return any(part.fetching is not None for part in self.parts)
+
+    @property
+    def has_more(self) -> bool:
+        """There is something to read."""
+        return any(map(Part.has_more, self.parts))
+
+    @property
+    def is_worth_a_look(self) -> bool:
+        """There is something to take, to read or to tell."""
+        return any(part.buffer or part.behind is not None or part.has_more() for part in self.parts)
+
+    def restart(self, positions: Iterable[int]) -> int:
+        """Forget what was read ahead, and read on from here; return what that was charged."""
+        charged = sum(part.charged for part in self.parts)
+        for part, position in zip(self.parts, positions, strict=True):
+            part.restart(position)
+        return charged
+
+    def part_to_read(self) -> Part | None:
+        """Return a part with something to read that nobody reads yet, in turn."""
+        count = len(self.parts)
+        for index in range(count):
+            part = self.parts[(self._turn + index) % count]
+            if part.fetching is None and part.behind is None and part.has_more():
+                self._turn = (self._turn + index + 1) % count
+                return part
+        return None
+
+    def room_for(self, wanted: int, *, least: bool) -> int:
+        """Take memory for what is about to be read; 0 if there is none now. With `least`, some also then."""
+        for amount in (READ_BYTES if wanted <= 256 else BATCH_BYTES, LEAST_READ_BYTES):
+            if self._room.hold(amount, least=False):
+                return amount
+        if not least:
+            return 0
+        self._room.hold(LEAST_READ_BYTES, least=True)
+        return LEAST_READ_BYTES
+
+    def is_in_memory(self, part: Part) -> bool:
+        """Tell whether the next thing to read is in the live tail."""
+        with part.partition.lock:
+            first = part.hints[0] if part.live and part.hints else max(part.position, part.clear_to)
+        return first in part.partition.tail.slabs
+
+    def fetch(self, part: Part, most: int, amount: int, check_open: Callable[[], None]) -> None:
+        """Read on in a part, without the lock, and keep what came unless somebody went elsewhere meanwhile."""
+        claim = object()
+        most = min(most, amount // charge_for(1, 0))  # small ones are charged more than they weigh
+        found: Found | None = None
+        charged = 0
+        try:
+            part.fetching = claim
+            position, end = part.next_to_read()
+            floor = part.partition.floor
+            stop = min(end, part.doubtful) if floor <= position < part.doubtful else end
+            slab = part.partition.tail.slabs.get(position)
+            self._line.release()
+            try:
+                if slab is None or slab.end > stop or position < floor:  # what retention took is gone
+                    found = self._history.read(part.partition.number, position, stop, amount, self._interest, most)
+                    told = False
+                else:  # where the next commit is that is wanted, a hint tells
+                    found, told = self._found_in(slab), True
+            except QflowError:
+                check_open()  # it was closed meanwhile, which is the reason
+                raise
+            finally:
+                self._line.acquire()
+            if part.fetching is claim:
+                charged = part.install(found)
+                part.read_to(found.position, end, told=told)
+        finally:
+            if part.fetching is claim:
+                part.fetching = None
+            if charged > amount:  # a block, or a message, is larger than what was taken for it
+                self._room.hold(charged - amount, least=True)
+            else:
+                self._room.let_go(amount - charged)
+            self._line.notify_first()
+
+    def _found_in(self, slab: Slab) -> Found:
+        """Return what is wanted of a commit in the live tail."""
+        records, topics = slab.records, list(slab.topics)
+        times = [slab.time_ms] * len(records)
+        sequences: Any = range(slab.first, slab.end)
+        names = list(dict.fromkeys(topics))
+        chosen = self._interest.choose(names)
+        if chosen is not None:
+            known = dict(zip(names, chosen, strict=True))
+            picked = [known[topic] for topic in topics]
+            records, topics, times, sequences = (
+                list(compress(column, picked)) for column in (records, topics, times, sequences)
+            )
+        pieces = [Piece(slab.first, slab.end, sequences, records, topics, times)] if records else []
+        return Found(pieces, None, slab.end, 0)
+
+    def tell_gap(self, skip: bool) -> None:
+        """Tell of messages that are gone, once what comes before them is delivered."""
+        for part in self.parts:
+            hole = part.behind
+            if hole is None or part.buffer:
+                continue
+            part.behind = None
+            first, end = offset_of(hole.start), offset_of(hole.end)
+            gone = end - first - part.settled_in(hole.start, hole.end)
+            self.missed += gone
+            if gone and not skip:
+                raise GapError(
+                    f"stream {self._history.name!r}, partition {part.partition.number}: messages {first} to {end - 1} "
+                    f"are gone ({hole.problem}); the next call goes on at {end}",
+                    partition=part.partition.number,
+                    first=first,
+                    end=end,
+                    messages=gone,
+                )
+
+    def take(self, most: int) -> list[Share]:
+        """Return messages that were read, at most so many, from each part in turn."""
+        shares: list[Share] = []
+        parts, count = self.parts, len(self.parts)
+        for index in range(count):
+            part = parts[(self._turn + index) % count]
+            while part.buffer and most > 0:
+                taken = part.take(most)
+                shares.append(taken)
+                most -= len(taken.piece.records)
+        return shares

@@ -1,0 +1,69 @@
+"""What came back to a cursor, in its place: to be given again at once, or from a moment on."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+
+from qflow.streams.deliveries import Share
+from qflow.streams.part import Part
+
+
+class Returned:
+    """See the module. Called with the cursor's lock."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        """How many can be given at once."""
+        self.later: list[tuple[float, int, Share]] = []  # (moment, number, what comes then)
+        self._again: list[tuple[int, int, Share]] = []  # the same, by its sequence
+        self._number = 0
+
+    def add(self, share: Share, due: float | None = None) -> None:
+        """Put something back in its place, until a moment if one is given."""
+        self._number += 1
+        if due is None:
+            insort(self._again, (share.piece.start, self._number, share))
+            self.messages += len(share.piece.records)
+        else:
+            insort(self.later, (due, self._number, share))
+
+    def ripen(self, now: float) -> None:
+        """Have those given again whose moment has come."""
+        while self.later and self.later[0][0] <= now:
+            self.add(self.later.pop(0)[2])
+
+    @property
+    def due(self) -> float:
+        """When the next one comes that waits for its moment."""
+        return self.later[0][0] if self.later else math.inf
+
+    def take(self, most: int) -> list[Share]:
+        """Return what can be given at once, at most so many messages."""
+        shares: list[Share] = []
+        while self._again and most > 0:
+            share = self._again.pop(0)[2]
+            piece = share.piece
+            count = len(piece.records)
+            self.messages -= count
+            if count > most:
+                self.add(share._replace(piece=piece.part(most, count)))
+                share = share._replace(piece=piece.part(0, most))
+            shares.append(share)
+            most -= count
+        return shares
+
+    def shares(self) -> list[Share]:
+        """Return all of it."""
+        return [share for _, _, share in (*self._again, *self.later)]
+
+    def drop(self, part: Part | None = None) -> int:
+        """Forget what is of a part, or all of it; return what that was charged."""
+        charged = sum(share.charged for share in self.shares() if part is None or share.part is part)
+        self._again = [one for one in self._again if part is not None and one[2].part is not part]
+        self.later = [one for one in self.later if part is not None and one[2].part is not part]
+        self.messages = sum(len(share.piece.records) for _, _, share in self._again)
+        return charged
+
+    def __bool__(self) -> bool:
+        return bool(self._again or self.later)

@@ -1,0 +1,401 @@
+"""Subscriptions of the streams of a broker: opened, found again, expired, deleted.
+
+In the log each durable cursor has a record and rows as a queue has, under a number of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import attrs
+
+from qflow.config import check_name, parse_span
+from qflow.errors import (
+    CorruptionError,
+    DiskFull,
+    InvalidArgument,
+    NotFound,
+    QflowError,
+    SettingsConflict,
+    StreamDeleted,
+)
+from qflow.memory.waiting import sheltered
+from qflow.storage.blocks import NO_PREVIOUS
+from qflow.storage.log import recovery
+from qflow.storage.log.ending import Piece, of_row
+from qflow.storage.log.keys import queue_key
+from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.records import Records
+from qflow.storage.log.recovery import CURSOR, QueueRecord
+from qflow.storage.log.rows import Row, new_row
+from qflow.storage.log.transaction_log import Lane
+from qflow.streams.cursor import Cursor, Kept
+from qflow.streams.shared import Shared
+from qflow.streams.stream import Stream
+from qflow.streams.subscription import Subscription
+from qflow.streams.topic_filter import check_filter
+
+_logger = logging.getLogger("qflow")
+
+GROUP_ACK_TIMEOUT_S = 60.0
+"""A member of a group holds a message so long at most, unless it says otherwise."""
+STARTS = ("latest", "earliest", "committed")
+
+Start = str | int | datetime
+
+
+@attrs.frozen
+class Terms:
+    """What a subscription is asked for with; see `Broker.subscribe`."""
+
+    filter: str
+    name: str | None
+    start: Start
+    group: str | None
+    session_expiry_s: float | None
+    follow: bool
+    ack_timeout_s: float | None
+    on_gap: str
+
+    @property
+    def title(self) -> str | None:
+        """Under which the cursor is kept; None where it is not."""
+        return self.name if self.group is None else self.group
+
+    def checked(self) -> Terms:
+        """Return them with what follows from them.
+
+        Raises:
+            InvalidArgument: they are not valid, or do not go together.
+        """
+        topic_filter, name, group, start = self.filter, self.name, self.group, self.start
+        session_expiry_s, ack_timeout_s = self.session_expiry_s, self.ack_timeout_s
+        if isinstance(topic_filter, str) and topic_filter.startswith("$share/"):
+            raise InvalidArgument(
+                f"filter {topic_filter:.120} is a shared subscription of MQTT: give its filter alone, and its name as "
+                "group="
+            )
+        check_filter(topic_filter)
+        if self.on_gap not in ("raise", "skip"):
+            raise InvalidArgument(f'on_gap must be "raise" or "skip", got {self.on_gap!r}')
+        if not isinstance(self.follow, bool):
+            raise InvalidArgument(f"follow must be True or False, got {self.follow!r}")
+        if name is not None and group is not None:
+            raise InvalidArgument(
+                "name= and group= do not go together: a group is known by its own name, and its members have none"
+            )
+        if name is not None:
+            check_name(name, "subscription")
+        if group is not None:
+            check_name(group, "group")
+        if isinstance(start, str) and start not in STARTS:
+            raise InvalidArgument(f"start must be one of {', '.join(STARTS)}, an offset or a datetime, got {start!r}")
+        if self.title is None and session_expiry_s is not None:
+            raise InvalidArgument(
+                "session_expiry_s is for subscriptions with a name or a group: others end when closed"
+            )
+        if ack_timeout_s is None and group is not None:
+            ack_timeout_s = GROUP_ACK_TIMEOUT_S
+        if ack_timeout_s is not None and not parse_span(ack_timeout_s, "ack_timeout_s") > 0:
+            raise InvalidArgument("ack_timeout_s must be more than 0 seconds; None is no time-out")
+        expiry_s = None if session_expiry_s is None else parse_span(session_expiry_s, "session_expiry_s")
+        if expiry_s == 0:
+            raise InvalidArgument(
+                "session_expiry_s must be more than 0 seconds: what ends when it is closed needs no name, and None "
+                "leaves it as it is"
+            )
+        return attrs.evolve(self, ack_timeout_s=ack_timeout_s, session_expiry_s=expiry_s)
+
+
+class _Facts:
+    """What is known of a durable cursor beside where it is."""
+
+    def __init__(self, stream: Stream, cursor: Cursor, expiry_s: float | None, seen_s: float) -> None:
+        self.stream = stream
+        self.cursor = cursor
+        self.expiry_s = expiry_s
+        self.seen_s = seen_s
+        """When somebody last had it open, on the wall clock."""
+        self.written_s = seen_s
+
+    @property
+    def record(self) -> bytes:
+        """The cursor's record."""
+        cursor = self.cursor
+        facts = {
+            "stream": self.stream.owner,
+            "filter": cursor.interest.filter,
+            "group": cursor.is_group,
+            "expiry_s": self.expiry_s,
+            "seen_s": self.seen_s,
+        }
+        return recovery.queue_value(cursor.title or "", 0, facts, kind=CURSOR)
+
+
+class _NoLane:
+    """The publisher of a cursor's lanes: nothing is ever put into them."""
+
+    def refused(self, put: object) -> None: ...
+    def purged(self, ends: dict[int, int]) -> None: ...
+
+
+class Sessions:
+    """See the module. Every method that changes what there is is called by one thread at a time."""
+
+    def __init__(self, shared: Shared, records: Records, new_owner: Callable[[], int], deleted: list[int]) -> None:
+        """`deleted` takes numbers of what was deleted, to be cleared away."""
+        self._shared = shared
+        self._log = shared.log
+        self._clock = shared.clock
+        self._records = records
+        self._new_owner = new_owner
+        self._deleted = deleted
+        self._facts: dict[Cursor, _Facts] = {}
+        self._lock = threading.Lock()
+        """Held while subscriptions come and go. It comes before that of retention, and those of cursors."""
+
+    def recover(self, stream: Stream, record: QueueRecord, *, clean: bool) -> str | None:
+        """Take over a cursor; return why it cannot be served."""
+        facts = record.settings
+        if record.name in stream.cursors or record.name in stream.pinned:
+            return f"is in the log a second time, as number {record.owner}, which is not served"
+        if record.rows is None:
+            stream.pinned[record.name] = record.owner
+            return "is damaged: it holds back what is retained until it is consumed; delete_subscription removes it"
+        rows = {number: record.rows.get(number) or new_row(number) for number in range(len(stream.partitions))}
+        try:
+            check_filter(facts["filter"])
+            cursor = self._build(stream, record.name, facts["filter"], record.owner, rows, group=facts["group"])
+            self._know(_Facts(stream, cursor, facts["expiry_s"], facts["seen_s"]))
+        except (InvalidArgument, KeyError) as error:  # of a later version
+            stream.pinned[record.name] = record.owner
+            return f"cannot be served: {error}"
+        for part, lane in zip(cursor.parts, cursor.lanes, strict=True):
+            part.doubtful = lane.row.next if clean else part.partition.next
+        return None
+
+    def _recall(self, cursor: Cursor) -> None:
+        """Have a durable cursor that nobody has open begin where what is settled ends."""
+        cursor.place.stand_still()
+        self._log.drain()
+        with self._log.read() as txn:
+            skips = [
+                list(settled_ranges(txn, cursor.owner, lane.lane, lane.row.floor, NO_PREVIOUS)) for lane in cursor.lanes
+            ]
+        cursor.place.recall(skips)
+
+    def open(self, stream: Stream, terms: Terms) -> Subscription:
+        """Return a subscription, of terms that are checked."""
+        with self._lock:
+            if terms.title is None:
+                cursor = self._ephemeral(stream, terms)
+                cursor.claims.ack_timeout_s = terms.ack_timeout_s
+            else:
+                with stream.retention.held_back():  # it has to know of it before it drops what it begins with
+                    cursor = self._durable(stream, terms.title, terms)
+                if terms.ack_timeout_s is not None or not cursor.members:
+                    cursor.claims.ack_timeout_s = terms.ack_timeout_s
+                self._facts[cursor].seen_s = self._clock()
+            skip_gaps = terms.on_gap == "skip"
+            return Subscription(stream, cursor, follow=terms.follow, skip_gaps=skip_gaps, ended=self._left)
+
+    def _ephemeral(self, stream: Stream, terms: Terms) -> Cursor:
+        if terms.start == "committed":
+            raise InvalidArgument('start="committed" needs the name of a subscription, or of a group')
+        starts = self._starts(stream, terms.start)
+        return Cursor(stream.history, stream.history.interest(terms.filter), self._shared, starts)
+
+    def _durable(self, stream: Stream, title: str, terms: Terms) -> Cursor:
+        topic_filter, group, expiry_s = terms.filter, terms.group is not None, terms.session_expiry_s
+        self._records.make_sure()
+        if title in stream.pinned:
+            raise CorruptionError(
+                f"subscription {title!r} of stream {stream.name!r} is in the log, but cannot be served: nobody knows "
+                "where it was: see `qflow check`; delete_subscription removes it, and it can begin anew"
+            )
+        cursor = stream.cursors.get(title)
+        if cursor is not None and cursor.ended is StreamDeleted:
+            self._delete(stream, cursor)  # that was begun, and failed
+            cursor = None
+        if cursor is None:
+            if terms.start == "committed":
+                raise NotFound(
+                    f"stream {stream.name!r} has no subscription {title!r} yet: say where it starts, for example "
+                    'start="earliest"'
+                )
+            return self._new_durable(stream, title, terms)
+        if cursor.interest.filter != topic_filter or cursor.is_group is not group:
+            raise SettingsConflict(
+                f"subscription {title!r} of stream {stream.name!r} has filter={cursor.interest.filter!r}, "
+                f"group={cursor.is_group}, asked for now with filter={topic_filter!r}, group={group}: use another "
+                "name, or delete it with delete_subscription"
+            )
+        if cursor.members and not group:
+            raise SettingsConflict(
+                f"subscription {title!r} of stream {stream.name!r} is open already: close it first, or share the work "
+                "with group="
+            )
+        if not cursor.members:
+            self._recall(cursor)
+        facts = self._facts[cursor]
+        if expiry_s is not None and facts.expiry_s != expiry_s and not cursor.members:
+            was, facts.expiry_s = facts.expiry_s, expiry_s
+            try:
+                self._write_facts(facts)
+            except BaseException:
+                facts.expiry_s = was
+                raise
+        return cursor
+
+    def _new_durable(self, stream: Stream, title: str, terms: Terms) -> Cursor:
+        owner = self._new_owner()
+        rows = {number: Row(next=at, floor=at) for number, at in enumerate(self._starts(stream, terms.start))}
+        cursor = self._build(stream, title, terms.filter, owner, rows, group=terms.group is not None)
+        facts = _Facts(stream, cursor, terms.session_expiry_s, self._clock())
+        self._records.add(owner, facts.record, rows, partial(self._know, facts))
+        return cursor
+
+    def _know(self, facts: _Facts) -> None:
+        """Have a durable cursor known; twice is fine."""
+        cursor = facts.cursor
+        self._facts[cursor] = facts
+        facts.stream.cursors[cursor.title or ""] = cursor
+
+    def _build(
+        self, stream: Stream, title: str, topic_filter: str, owner: int, rows: dict[int, Row], *, group: bool
+    ) -> Cursor:
+        lanes = [Lane(owner, number, row, _NoLane()) for number, row in rows.items()]  # type: ignore[arg-type]
+        interest = stream.history.interest(topic_filter)
+        starts = [row.floor for row in rows.values()]
+        return Cursor(stream.history, interest, self._shared, starts, Kept(title, owner, group, lanes))
+
+    def _starts(self, stream: Stream, start: Start) -> list[int]:
+        """Return where a new subscription begins, by partition."""
+        if start == "latest":
+            return [partition.next for partition in stream.partitions]
+        if start == "earliest":
+            return [partition.floor for partition in stream.partitions]
+        if isinstance(start, int) and not isinstance(start, bool) and len(stream.partitions) > 1:
+            raise InvalidArgument(
+                f"stream {stream.name!r} has {len(stream.partitions)} partitions: start at a datetime, or seek each"
+            )
+        return [stream.history.position_for(number, start) for number in range(len(stream.partitions))]  # type: ignore[arg-type]
+
+    @sheltered
+    def _left(self, subscription: Subscription) -> None:
+        """Somebody closed a subscription."""
+        with self._lock:
+            cursor = subscription.cursor
+            last = cursor.leave(subscription)
+            facts = self._facts.get(cursor)
+            if last and facts is not None and cursor.ended is None:
+                facts.seen_s = self._clock()
+                if facts.expiry_s is not None:
+                    with suppress(DiskFull):  # maintenance writes it, or the end
+                        self._write_facts(facts)
+
+    def _write_facts(self, facts: _Facts) -> None:
+        """Write when a cursor was last open, and what else is known of it.
+
+        Raises:
+            DiskFull: there is no room beside what acks need.
+        """
+        seen_s = facts.seen_s
+        self._records.renew(facts.cursor.owner, facts.record)
+        facts.written_s = seen_s
+
+    def delete(self, stream: Stream, name: str) -> None:
+        """Delete a durable subscription, or a group, with where it was; who has it open gets `StreamDeleted`."""
+        check_name(name, "subscription")
+        with self._lock:
+            self._records.make_sure()
+            pinned = stream.pinned.get(name)
+            if pinned is not None:
+                self._records.delete([pinned])
+                del stream.pinned[name]
+                self._deleted.append(pinned)
+                return
+            cursor = stream.cursors.get(name)
+            if cursor is None:
+                names = ", ".join(map(repr, sorted({*stream.cursors, *stream.pinned}))) or "none"
+                raise NotFound(f"stream {stream.name!r} has no subscription {name!r}; there are: {names}")
+            self._delete(stream, cursor)
+
+    def _delete(self, stream: Stream, cursor: Cursor) -> None:
+        """Delete a cursor: end it and have done what is on its way, so that nothing of it is written afterwards.
+
+        It is known until that holds: if it fails, delete it again. Holding the lock.
+        """
+        cursor.end(StreamDeleted)
+        cursor.place.stand_still()
+        self._log.drain()
+        self._records.delete([cursor.owner])
+        del stream.cursors[cursor.title or ""]
+        self._facts.pop(cursor, None)
+        self._deleted.append(cursor.owner)
+
+    def end(self, streams: list[Stream], error: type[QflowError]) -> None:
+        """Serve nobody of these any more."""
+        with self._lock:
+            self._records.make_sure()
+            for stream in streams:
+                stream.end(error)
+
+    def delete_with(self, stream: Stream) -> list[int]:
+        """Delete a stream that has ended, with its subscriptions; return their numbers."""
+        with self._lock:
+            cursors = list(stream.cursors.values())
+            owners = [stream.owner, *(cursor.owner for cursor in cursors), *stream.pinned.values()]
+            self._records.delete(owners)  # it is known until that holds: if it fails, delete it again
+            for cursor in cursors:
+                self._facts.pop(cursor, None)
+            return owners
+
+    def expire(self) -> bool:
+        """Delete those that nobody had open for too long; returns that there is no more to do at once."""
+        now = self._clock()
+        with self._lock:
+            for facts in list(self._facts.values()):
+                if facts.expiry_s is None or facts.cursor.ended is not None:
+                    continue
+                if facts.cursor.members:
+                    facts.seen_s = now
+                if facts.seen_s - facts.written_s > max(1.0, facts.expiry_s / 4):
+                    with suppress(DiskFull):  # it is tried again next time
+                        self._write_facts(facts)
+                if facts.cursor.members:
+                    continue
+                if now - facts.seen_s > facts.expiry_s:
+                    _logger.info("subscription %r of stream %r expired", facts.cursor.title, facts.stream.name)
+                    self._delete(facts.stream, facts.cursor)
+        return False
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """All lanes of durable cursors."""
+        return [lane for cursor in list(self._facts) for lane in cursor.lanes]
+
+    def die(self, lock: Any) -> None:
+        """In a forked child: refuse everything."""
+        self._lock = lock
+
+    def endings(self) -> Iterator[Piece]:
+        """Yield what a clean end leaves: when subscriptions were last open, and how far they were delivered."""
+        for facts in self._facts.values():
+            cursor = facts.cursor
+            for part in cursor.parts:
+                lane = part.lane
+                if lane is not None:
+                    shown = max(lane.row.next, part.seen, part.doubtful)
+                    yield of_row(lane.owner, lane.lane, lane.row._replace(next=shown))
+            yield Piece(1, 0, partial(_put_record, owner=cursor.owner, value=facts.record))
+
+
+def _put_record(txn: Any, *, owner: int, value: bytes) -> None:
+    txn.put(queue_key(owner), value)
