@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,42 @@ def test_without_a_java_a_command_says_so_at_once(ready, tmp_path, monkeypatch):
     monkeypatch.setattr("qflow.spark.java.find_java", find_java)
     done = run("run", ready, "plants", "--to", f"parquet:{tmp_path / 'out'}")
     assert (done.exit_code, done.stderr) == (2, "qflow: there is no Java\n")
+
+
+class Started:
+    """What stands for a Spark."""
+
+    stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_signal_while_spark_starts_waits_until_it_can_be_stopped(ready, monkeypatch, number, killed):
+    """A Java that is left in the middle of its start would run on, and so would its files lie about; from a terminal
+    that is closed the signal reaches Java, too."""
+    pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+    found = Started()
+
+    def session(*_: Any, **__: Any) -> Started:
+        signal.raise_signal(number)
+        if killed:
+            raise RuntimeError("Java is gone")
+        return found
+
+    def torn(*_: Any) -> None:
+        raise AssertionError("the start was torn apart")
+
+    monkeypatch.setattr("qflow.spark.java.find_java", lambda: "")
+    monkeypatch.setattr("qflow.spark.session", session)
+    former = signal.signal(number, torn)
+    try:
+        done = run("report", ready)
+    finally:
+        assert signal.signal(number, former) is torn
+    assert (done.exit_code, done.stderr, found.stopped) == (128 + number, "Spark is starting ...\n", not killed)
 
 
 def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
