@@ -189,6 +189,10 @@ def test_what_a_child_finds_or_raises_comes_back():
     assert in_child("/here", lambda: [1, {"a": b"b"}]) == [1, {"a": b"b"}]
     with pytest.raises(qflow.NotFound, match="nothing"):
         in_child("/here", lambda: (_ for _ in ()).throw(qflow.NotFound("nothing")))
+    gap = qflow.GapError("offsets 3 to 7 are gone", partition=1, first=3, end=8, messages=4)
+    with pytest.raises(qflow.GapError, match="^offsets 3 to 7 are gone$") as caught:
+        in_child("/here", lambda: (_ for _ in ()).throw(gap))
+    assert vars(caught.value) == vars(gap)
     with pytest.raises(qflow.StorageError, match="exit code 3"):
         in_child("/here", lambda: os._exit(3))
 
