@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _parse_master(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    if not re.fullmatch(r"local(\[.+\])?", given):
+    if not re.fullmatch(r"local(\[(\*|[1-9]\d{0,3})(, *\d{1,3})?\])?", given):
         raise click.BadParameter(f"it is local[*] or local[N], for a spool is read on its own host, not {given!r}")
     return given
 
@@ -202,10 +202,12 @@ def load(directory: Path, target: tuple[str, str], name: str, master: str, as_js
     The same files are published into the same stream once: so repeat a load that was interrupted. To have them there
     twice, give the second load a --name.
     """
+    from qflow.spark.loading import check_place
     from qflow.spark.loading import load as load_files
 
     spool, stream = target
     _check_streams(Path(spool), [stream])
+    check_place(str(directory.absolute()))
     with _spark(master) as spark:
         found = load_files(spark, str(directory.absolute()), str(Path(spool).absolute()), stream, name=name)
     if as_json:
