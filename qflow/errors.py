@@ -9,6 +9,8 @@ The disk: `StorageError` and below. Bytes that are not what was written: `Corrup
 from __future__ import annotations
 
 import queue
+from functools import partial
+from typing import Any
 
 
 class QflowError(Exception):
@@ -122,6 +124,9 @@ class GapError(QflowError):
         """The offset behind the last one."""
         self.messages = end - first if messages is None else messages
         """How many offsets that are, of all topics, without those that were settled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), *self.args, **vars(self)), ()
 
 
 def in_doubt(error: BrokerFailed) -> InDoubt:

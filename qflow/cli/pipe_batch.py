@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
+import math
+import os
+import select
+import time
+from contextlib import suppress
 
-from qflow.cli.command import Command, Restarts, RunFailed
+from qflow.cli.command import Command, Restarts, Run, RunFailed
 from qflow.cli.flow import Flow
 from qflow.cli.stop import Stop
 from qflow.delivery import Deliveries
+
+_PATIENCE_MS = int(Stop.PATIENCE_S * 1000)
 
 
 def to_runs(flow: Flow, command: Command, restarts: Restarts, size: int) -> None:
@@ -67,11 +73,27 @@ def _run_until_done(flow: Flow, command: Command, restarts: Restarts, lines: lis
 
 
 def _run(command: Command, data: bytes) -> None:
+    most_s = command.timeout_s
+    deadline = math.inf if most_s is None else time.monotonic() + most_s
     with command.started() as run:
-        try:
-            run.process.communicate(data, command.timeout_s)  # it may leave without reading all: its exit code counts
-        except subprocess.TimeoutExpired as error:
+        with suppress(BrokenPipeError):  # it may leave without reading all: its exit code counts
+            _write(run, data, deadline)
+        run.stdin.close()
+        if not run.ends_within(None if most_s is None else max(0, deadline - time.monotonic())):
             run.end()
-            raise RunFailed(f"{command.name} did not end within {command.timeout_s:g} s, and was ended") from error
+            raise RunFailed(f"{command.name} did not end within {most_s:g} s, and was ended")
+        run.process.wait()
     if run.process.returncode != 0:
         raise RunFailed(run.how_it_ended())
+
+
+def _write(run: Run, data: bytes, deadline: float) -> None:
+    """Write to a run until it has all, or has ended, though others may still have its stdin; or until a moment."""
+    descriptor = run.stdin.fileno()
+    os.set_blocking(descriptor, False)
+    writable = select.poll()
+    writable.register(descriptor, select.POLLOUT)
+    left = memoryview(data)
+    while left and not run.has_ended() and time.monotonic() < deadline:
+        if writable.poll(_PATIENCE_MS):
+            left = left[os.write(descriptor, left) :]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _parse_master(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    if not re.fullmatch(r"local(\[.+\])?", given):
+    if not re.fullmatch(r"local(\[(\*|[1-9]\d{0,3})(, *\d{1,3})?\])?", given):
         raise click.BadParameter(f"it is local[*] or local[N], for a spool is read on its own host, not {given!r}")
     return given
 
@@ -36,7 +36,10 @@ _master = click.option(
 
 @contextmanager
 def _spark(master: str) -> Iterator[SparkSession]:
-    """Give a Spark of our own, whose Java keeps what it says to itself, unless it does not start."""
+    """Give a Spark of our own, whose Java keeps what it says to itself, unless it does not start.
+
+    A signal while it starts waits until it can be stopped: a Java that is left before that runs on.
+    """
     from qflow.spark import session
     from qflow.spark.failures import plain
     from qflow.spark.java import find_java
@@ -45,7 +48,7 @@ def _spark(master: str) -> Iterator[SparkSession]:
     check_pyspark()
     find_java()
     click.echo("Spark is starting ...", err=True)
-    with tempfile.TemporaryFile() as said:
+    with Stop() as stop, tempfile.TemporaryFile() as said:
         sys.stderr.flush()
         ours = os.dup(2)
         os.dup2(said.fileno(), 2)  # what Java and its workers inherit
@@ -54,6 +57,7 @@ def _spark(master: str) -> Iterator[SparkSession]:
         except QflowError:
             raise
         except Exception as error:
+            _leave_if_asked(stop)  # Java may have had that signal, too
             said.seek(0)
             lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
             last = [line for line in lines if line and not line.startswith("at ")][-1:]
@@ -63,10 +67,16 @@ def _spark(master: str) -> Iterator[SparkSession]:
             os.dup2(ours, 2)
             os.close(ours)
     try:
+        _leave_if_asked(stop)
         yield spark
     finally:
         with suppress(Exception):  # it was killed: there is nothing to stop
             spark.stop()
+
+
+def _leave_if_asked(stop: Stop) -> None:
+    if stop.exit_code is not None:
+        raise click.exceptions.Exit(stop.exit_code)
 
 
 def _check_streams(spool: Path, names: Iterable[str]) -> list[str]:
@@ -190,10 +200,12 @@ def load(directory: Path, target: tuple[str, str], name: str, master: str, as_js
     The same files are published into the same stream once: so repeat a load that was interrupted. To have them there
     twice, give the second load a --name.
     """
+    from qflow.spark.loading import check_place
     from qflow.spark.loading import load as load_files
 
     spool, stream = target
     _check_streams(Path(spool), [stream])
+    check_place(str(directory.absolute()))
     with _spark(master) as spark:
         found = load_files(spark, str(directory.absolute()), str(Path(spool).absolute()), stream, name=name)
     if as_json:

@@ -28,7 +28,7 @@ from qflow.inspect.log_check import check_log
 from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, SubscriptionFacts, streams_of
 from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
-from qflow.stats import SnapshotReport
+from qflow.stats import BrokerStats, QueueStats, SnapshotReport
 from qflow.storage import blocks
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, owner_pid, read_whole
@@ -41,6 +41,8 @@ from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row
 from qflow.storage.log.snapshots import make_snapshot, open_to_read
 from qflow.storage.spill.store import SPILL, SPILL_TABLE
+
+_OF_QUEUE = {field.name for field in attrs.fields(QueueStats)}
 
 __all__ = [
     "Examination",
@@ -226,14 +228,25 @@ def _facts(record: QueueRecord) -> QueueFacts:
 
 def _live(path: str) -> dict[str, Any] | None:
     try:
-        facts: dict[str, Any] = json.loads(read_whole(Files(), path))
+        facts = json.loads(read_whole(Files(), path))
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ESPIPE):  # a link, or a FIFO: not what the owner writes
             return None
         raise
-    return facts if "time_s" in facts else None
+    return facts if _is_live(facts) else None
+
+
+def _is_live(facts: Any) -> bool:
+    """Tell whether this is of the shape of what an owner writes."""
+    return (
+        isinstance(facts, dict)
+        and facts.keys() >= {"pid", "time_s", *(field.name for field in attrs.fields(BrokerStats))}
+        and all(isinstance(facts[name], int | float) for name in ("time_s", "capacity_bytes"))
+        and isinstance(facts["queues"], dict)
+        and all(isinstance(queue, dict) and queue.keys() >= _OF_QUEUE for queue in facts["queues"].values())
+    )
 
 
 def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[SpilledFacts]:

@@ -6,12 +6,14 @@ or to what the disk cannot read (SIGBUS). No code in the process that reads can 
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import os
 import pickle
 import resource
 import signal
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +22,10 @@ from typing import Any, NoReturn, TypeVar, cast
 from qflow.errors import CorruptionError, StorageError
 
 Result = TypeVar("Result")
+
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+"""Has a process be told that its parent has ended. Looked up before a fork, for a child takes no lock of threads."""
 
 
 def in_child(spool: str, work: Callable[[], Result]) -> Result:
@@ -46,7 +52,7 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
             gc.enable()
     if not pid:
         os.close(source)
-        _work(work, target)
+        _work(work, target, parent)
     os.close(target)
     try:
         with open(source, "rb") as pipe:
@@ -77,8 +83,8 @@ def _killed(spool: str, number: signal.Signals) -> CorruptionError | StorageErro
     return StorageError(f"the process that read {spool} was ended with {number.name}: try again")
 
 
-def _work(work: Callable[[], Any], target: int) -> NoReturn:
-    """Do the work in the child, tell what came of it, and end."""
+def _work(work: Callable[[], Any], target: int, parent: int) -> NoReturn:
+    """Do the work in the child, tell what came of it, and end; also when the parent has ended."""
     code = 1
     try:
         gc.disable()
@@ -87,6 +93,10 @@ def _work(work: Callable[[], Any], target: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if _prctl is not None:
+            _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGINT))  # what is being copied is removed, as at Ctrl-C
+        if os.getppid() != parent:
+            raise KeyboardInterrupt
         with open(target, "wb") as pipe:
             pipe.write(_outcome(work))
         code = 0

@@ -35,6 +35,11 @@ COUNTED = "_spark_metadata"
 """Where Spark keeps which files count, a file for each batch. It leaves out a batch that has one there already."""
 _BATCH = re.compile(r"(\d{1,19})(\.compact)?")
 LOOK_S = 0.2
+_OF_NONE = "__HIVE_DEFAULT_PARTITION__"
+"""What Spark calls the directory of rows without a topic."""
+_DIRECTORY_OF_TOPIC = f"""if(topic = '{_OF_NONE}', raise_error(
+    'qflow.errors.InvalidArgument: topic "{_OF_NONE}" cannot be a directory, for Spark would read it as no topic: '
+    || 'leave it out with a filter, or archive without splitting by topic'), topic)"""
 
 
 class Progress(NamedTuple):
@@ -229,6 +234,8 @@ class Archive:
             return total
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
+        from pyspark.sql.functions import expr
+
         stream, topic_filter, partition_by = self._contents
         reader = spark.readStream.format("qflow").option(*naming(stream)).option("includeHeaders", True)
         reader = reader.option("startingOffsets", "earliest").option("filter", topic_filter)
@@ -242,6 +249,8 @@ class Archive:
         if "hour" in partition_by:
             columns.append("hour(timestamp) as hour")
         frame = reader.load(self._spool).selectExpr(*columns)
+        if "topic" in partition_by:
+            frame = frame.withColumn("topic", expr(_DIRECTORY_OF_TOPIC))
         writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self._directory / CHECKPOINT))
         if partition_by:
             writer = writer.partitionBy(*partition_by)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from qflow.errors import InvalidArgument
+from qflow.spark.options import OFFSETS, ReadOptions
 from qflow.spark.ranges import check_floor, committed, cut, resolve, selected
 from qflow.spark.reading import RangeReader
 from qflow.spark.spools import look, reading
@@ -30,6 +32,16 @@ class StreamBatchReader(RangeReader, DataSourceReader):
                 for number, end in ends[stream.name].items():
                     first, _ = stream.bounds(number)
                     start = starts[stream.name][number]
+                    _check_order(options, stream.name, number, start, max(first, end))
                     start = check_floor(stream.name, number, start, first, fail=options.fail_on_data_loss, end=end)
                     ranges.append((stream, number, start, end))
             return list(cut(txn, state.uuid, ranges, options))
+
+
+def _check_order(options: ReadOptions, stream: str, number: int, start: int, end: int) -> None:
+    """See that offsets to begin at are not behind those to end at; what words and times stand for may be."""
+    if options.starting.kind == options.ending.kind == OFFSETS and start > end:
+        raise InvalidArgument(
+            f"stream {stream!r}, partition {number}: startingOffsets is {start} and endingOffsets {end}: give an end "
+            "that is not before the start"
+        )

@@ -158,6 +158,6 @@ class Handover:
         try:
             with open(os.path.join(self._spool, "stats.json"), "rb") as file:
                 problem = json.load(file)["inbox"]["problem"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         return None if problem is None else str(problem)

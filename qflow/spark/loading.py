@@ -5,14 +5,17 @@ A load is known by what is in its files. So one that was interrupted, nobody kno
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlparse
 
 import xxhash
 
-from qflow.errors import NotFound
+from qflow.errors import InvalidArgument, NotFound
 from qflow.spark import spools
+from qflow.spark.archive import COUNTED, PARTITIONS
 from qflow.spark.failures import spark_errors
 from qflow.spark.takers import Takers
 from qflow.spark.write_options import batch_of, target_of
@@ -46,11 +49,13 @@ def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: 
         name: of the load; under another one the same files are published once more.
 
     Raises:
-        NotFound: there is no such directory, or no stream takes a topic. InvalidArgument: columns are missing.
+        NotFound: there is no such directory, or no stream takes a topic.
+        InvalidArgument: columns are missing; or an archive is elsewhere than it was written.
     Cost: the files are read once more than Spark does; this process must not own the spool.
     """
     if not Path(directory).is_dir():
         raise NotFound(f"there is no directory {directory}: give the one of the Parquet files")
+    check_place(directory)
     with spark_errors():
         frame = _parquet(spark, directory)
         app = f"load-{_identity(directory, _files(frame), stream, name)}"
@@ -63,6 +68,38 @@ def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: 
             writer = frame.write.format("qflow").mode("append").option("stream", stream)
             writer.option("txnAppId", app).option("txnVersion", 0).save(spool)
         return Loaded(messages, before)
+
+
+def check_place(directory: str) -> None:
+    """See that an archive is where it was written: Spark knows its files by where they were then.
+
+    Raises:
+        InvalidArgument: it was moved, or is a copy.
+    """
+    kept = Path(directory, COUNTED)
+    root = Path(directory).resolve()
+    for name in sorted(os.listdir(kept)) if kept.is_dir() else ():
+        for path in _noted(kept / name) if not name.startswith(".") else ():
+            if not path.resolve().is_relative_to(root):
+                place = path.parent
+                while place.name.startswith(tuple(f"{name}=" for name in PARTITIONS)):
+                    place = place.parent
+                raise InvalidArgument(
+                    f"{directory} is an archive that was moved or copied from {place}: Spark looks for its files "
+                    "there. Bring it back and load it from there, or archive the stream anew"
+                )
+
+
+def _noted(kept: Path) -> list[Path]:
+    """Return the files that Spark has noted of some batches."""
+    try:
+        return [_path_of(json.loads(line)["path"]) for line in kept.read_text().splitlines()[1:]]
+    except (ValueError, KeyError, TypeError):  # it is for Spark to say what is wrong
+        return []
+
+
+def _path_of(uri: str) -> Path:
+    return Path(unquote(urlparse(uri).path))
 
 
 def _is_there(spool: str, batch: Batch, stream: str) -> bool:
@@ -96,7 +133,7 @@ def _order(frame: DataFrame, name: str) -> list[str | Column]:
 
 def _files(frame: DataFrame) -> list[Path]:
     """Return the files that Spark reads; of an archive, those that count."""
-    return sorted(Path(unquote(urlparse(uri).path)) for uri in frame.inputFiles())
+    return sorted(map(_path_of, frame.inputFiles()))
 
 
 def _identity(directory: str, files: Iterable[Path], stream: str, name: str) -> str:

@@ -4,8 +4,9 @@
 
 A log that was made anew has another uuid, a stream that was deleted and declared again another number: offsets of the
 one before say nothing of it. `eras` say in which era the last message before each offset was written: in a copy of the
-log that went on by itself, that message is of another one (see `storage.eras`). What a stream began with that appeared
-under way stands beside its first offsets, as `began`, so that a batch that is repeated begins there, too.
+log that went on by itself, that message is of another one (see `storage.eras`). Where a query began in a stream stands
+beside the end of the first batch that has it, as `began`, so that this batch, repeated, begins there, too: Spark keeps
+no beginning of batch 0, nor of a stream that appeared under way.
 """
 
 from __future__ import annotations

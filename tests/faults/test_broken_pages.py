@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -187,8 +189,41 @@ def test_what_a_child_finds_or_raises_comes_back():
     assert in_child("/here", lambda: [1, {"a": b"b"}]) == [1, {"a": b"b"}]
     with pytest.raises(qflow.NotFound, match="nothing"):
         in_child("/here", lambda: (_ for _ in ()).throw(qflow.NotFound("nothing")))
+    gap = qflow.GapError("offsets 3 to 7 are gone", partition=1, first=3, end=8, messages=4)
+    with pytest.raises(qflow.GapError, match="^offsets 3 to 7 are gone$") as caught:
+        in_child("/here", lambda: (_ for _ in ()).throw(gap))
+    assert vars(caught.value) == vars(gap)
     with pytest.raises(qflow.StorageError, match="exit code 3"):
         in_child("/here", lambda: os._exit(3))
+
+
+READING = """
+import os, signal
+from qflow.inspect.child import in_child
+def work():
+    try:
+        print(os.getpid(), flush=True)
+        signal.pause()
+    finally:
+        print("cleaned up", flush=True)
+in_child("/here", work)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child is not told that its parent has ended")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_child_ends_with_its_parent(number):
+    """However that ended. The child cleans up, as at Ctrl-C: nobody waits for what it reads or copies."""
+    parent = subprocess.Popen([sys.executable, "-c", READING], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(number)
+    try:
+        said, _ = parent.communicate(timeout=10)  # the child has that pipe, too
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    assert said == "cleaned up\n"
 
 
 def test_garbage_of_the_parent_is_not_finalized_in_the_child():

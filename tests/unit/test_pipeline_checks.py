@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from qflow.cli import pipeline as commands
 from qflow.cli.main import app
 from qflow.spark.archive import CHECKPOINT, COUNTED, KEPT, Archive, Contents
 from qflow.spark.failures import plain
+from qflow.spark.loading import check_place
 from qflow.spark.write_options import parse_for_writing
 
 
@@ -65,6 +67,8 @@ def assert_says(said: str, sentence: str) -> None:
         (["--to", "parquet:{tmp}"], 2, "holds files that are none of an archive, such as 'file'"),
         (["--most-per-batch", "0"], 2, "0 is not in the range"),
         (["--master", "spark://x:7077"], 2, "it is local.* for a spool is read on its own host, not 'spark://x:7077'"),
+        (["--master", "local[x]"], 2, r"it is local\[\*\] or local\[N\], for .*, not 'local\[x\]'"),
+        (["--master", "local[0]"], 2, "not 'local.0.'"),
     ],
 )
 def test_an_archive_that_cannot_be_is_refused_before_spark_starts(ready, no_spark, tmp_path, options, code, sentence):
@@ -136,6 +140,56 @@ def test_without_a_java_a_command_says_so_at_once(ready, tmp_path, monkeypatch):
     monkeypatch.setattr("qflow.spark.java.find_java", find_java)
     done = run("run", ready, "plants", "--to", f"parquet:{tmp_path / 'out'}")
     assert (done.exit_code, done.stderr) == (2, "qflow: there is no Java\n")
+
+
+class Started:
+    """What stands for a Spark."""
+
+    stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_signal_while_spark_starts_waits_until_it_can_be_stopped(ready, monkeypatch, number, killed):
+    """A Java that is left in the middle of its start would run on, and so would its files lie about; from a terminal
+    that is closed the signal reaches Java, too."""
+    pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+    found = Started()
+
+    def session(*_: Any, **__: Any) -> Started:
+        signal.raise_signal(number)
+        if killed:
+            raise RuntimeError("Java is gone")
+        return found
+
+    def torn(*_: Any) -> None:
+        raise AssertionError("the start was torn apart")
+
+    monkeypatch.setattr("qflow.spark.java.find_java", lambda: "")
+    monkeypatch.setattr("qflow.spark.session", session)
+    former = signal.signal(number, torn)
+    try:
+        done = run("report", ready)
+    finally:
+        assert signal.signal(number, former) is torn
+    assert (done.exit_code, done.stderr, found.stopped) == (128 + number, "Spark is starting ...\n", not killed)
+
+
+def test_an_archive_that_was_moved_is_not_loaded(ready, no_spark, tmp_path):
+    """Spark knows its files by where they were; it would read those of the place before, or none."""
+    archive = tmp_path / "an archive"
+    (archive / COUNTED).mkdir(parents=True)
+    (archive / COUNTED / ".0.crc").write_bytes(b"\xff")
+    files = [{"path": f"file:{tmp_path}/an%20archive/topic=a/part-0.parquet", "size": 1}]
+    (archive / COUNTED / "0").write_text("\n".join(["v1", *map(json.dumps, files)]))
+    check_place(str(archive))
+    moved = archive.rename(tmp_path / "moved")
+    done = run("load", moved, "--into", ready, "plants")
+    assert done.exit_code == 2
+    assert_says(done.stderr, f"{moved} is an archive that was moved or copied from {archive}: .* load it from there")
 
 
 def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
