@@ -97,6 +97,11 @@ class Run:
             pause_s = min(2 * pause_s, 0.05)
         return True
 
+    def say_that_it_is_waited_for(self) -> None:
+        """Tell whoever sent a signal why nothing ends, unless it has ended."""
+        if not self.has_ended():
+            say(f"waiting for {self.command.name} (process {self.process.pid}) to finish; a second signal ends it")
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it and to what it has started, unless its end was asked for: others may have its number."""
         if self.process.returncode is None:
@@ -143,7 +148,8 @@ class Restarts:
         self._backoff_s = backoff_s
         self._flow = flow
         self._failures = 0
-        self._left_early = False
+        self.leaves_early = False
+        """Whether a run has done something and left before the end of its input."""
 
     def succeeded(self) -> None:
         """A run ended well."""
@@ -184,8 +190,8 @@ class Restarts:
         remedy = "if it is meant for N lines a run, say --batch N"
         if self._retries == 0:
             raise CommandFailed(f"{how}; {back}; {remedy}")
-        if not self._left_early:
+        if not self.leaves_early:
             say(f"{how}; {back}; it is started again each time; {remedy}")
-        self._left_early = True
+        self.leaves_early = True
         self._failures = 0
         self._flow.restarts += 1

@@ -94,6 +94,21 @@ class Flow:
         self.handed_out += len(batch)
         return None if ended and not batch else batch
 
+    def first(self) -> Deliveries | None:
+        """Wait for a line and return it; None if stdin has ended and all are taken.
+
+        Raises:
+            Stopped: asked to stop.
+        """
+        while (batch := self.take(1, Stop.PATIENCE_S)) is not None and not batch:
+            """It is waited for."""
+        return batch
+
+    def give_back(self, batch: Deliveries) -> None:
+        """Return lines that were taken to the queue."""
+        batch.nack()
+        self.handed_out -= len(batch)
+
     def is_empty(self, taken: int = 0) -> bool:
         """Tell whether nothing is in the queue but so many lines that were taken."""
         return len(self.queue) == taken

@@ -159,9 +159,10 @@ def pipe(
     acked. The summary says where to go on if the same input is given again: with --resume-from. After SIGKILL there is
     no summary; if QUEUE was given this input alone, `--resume-from stored` knows.
 
-    The first SIGINT, SIGTERM or SIGHUP stores what was read and lets COMMAND finish with what it has: it runs in a
-    process group of its own, so Ctrl-C does not reach it. A second signal ends COMMAND. After SIGKILL or a power cut,
-    lines that were synced and not acked go out again: at least once, in order.
+    The first SIGINT, SIGTERM or SIGHUP stores what was read and lets COMMAND finish with what lies in its pipe: it runs
+    in a process group of its own, so Ctrl-C does not reach it. If it exits with 0 and leaves some of that, the first
+    line it was given is acked alone. A second signal ends COMMAND. After SIGKILL or a power cut, lines that were synced
+    and not acked go out again: at least once, in order.
     """
     wanted = _Settings(**settings)  # type: ignore[arg-type]
     wanted.check(command)
