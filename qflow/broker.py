@@ -70,15 +70,15 @@ from qflow.storage import recovery, snapshots
 from qflow.storage.block_log import Row
 from qflow.storage.ending import write_ending
 from qflow.storage.environment import CannotGrow, Environment, check_log_directory, log_errors
-from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
-from qflow.storage.groups import CURSORS, Held
+from qflow.storage.files import Files, spool_path, storage_error
+from qflow.storage.groups import Held
 from qflow.storage.inbox import Inbox
+from qflow.storage.places import take_place
 from qflow.storage.records import Records
 from qflow.storage.recovery import BINDINGS, DIRTY, QueueRecord
-from qflow.storage.spill import SPILL, WIPING, SpillStore, Wiper, wipe_spill
+from qflow.storage.spill import SpillStore, Wiper, wipe_spill
 from qflow.storage.spill_files import SpillFiles
 from qflow.storage.spill_segments import SpillSegments
-from qflow.storage.stages import INBOX
 from qflow.storage.transaction_log import TransactionLog
 from qflow.streams import publishing
 from qflow.streams.producers import Claim
@@ -87,21 +87,6 @@ from qflow.streams.room import Room
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription
 
-OURS = frozenset(
-    {
-        "lock",
-        "log",
-        "log.new",
-        snapshots.OLD,
-        SPILL,
-        WIPING,
-        INBOX,
-        CURSORS,
-        "stats.json",
-        "stats.json.new",
-        "lost+found",
-    }
-)
 MAINTENANCE_S = 1.0
 REST = 4
 """Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
@@ -186,7 +171,7 @@ class Broker:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         started = time.perf_counter()
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = spool_path(path)
         self.settings = settings
         self._files = files or Files()
         self._clock = clock
@@ -210,7 +195,7 @@ class Broker:
         self._ticked = -math.inf
         self._troubles: dict[str, str] = {}
         """Errors of parts of maintenance that were reported."""
-        self._spool_lock = self._own(settings.unsafe_filesystem)
+        self._spool_lock = take_place(self.path, self._files, unsafe_filesystem=settings.unsafe_filesystem)
         with ExitStack() as undo:
             undo.callback(self._spool_lock.release)
             self._open(open_environment, undo)
@@ -258,25 +243,6 @@ class Broker:
         return self._adoption
 
     # Opening -----------------------------------------------------------------------------------------------------
-
-    def _own(self, unsafe_filesystem: bool) -> SpoolLock:
-        """Make the directory if need be, and lock it, before anything in it is touched."""
-        path = self.path
-        check_filesystem(path, unsafe_filesystem)
-        try:
-            if not os.path.isdir(path):
-                if os.path.lexists(path):
-                    raise StorageError(f"{path} is not a directory: move it away, or open another path")
-                make_directories(self._files, path)
-            names = self._files.list(os.path.join(path, ""))  # which may be a link, as only what is in it may not
-            foreign = sorted(set(names) - OURS)
-            if foreign and not {"log", snapshots.OLD} & set(names):
-                raise StorageError(
-                    f"{path} is not a spool and not empty (it holds {foreign[0]!r}): open an empty or a new directory"
-                )
-        except OSError as error:
-            raise storage_error(error, "make the spool", path) from error
-        return acquire_lock(path)
 
     def _open(self, open_environment: Callable[[str, Files], Environment], undo: ExitStack) -> None:
         path = os.path.join(self.path, "log")
@@ -1235,8 +1201,8 @@ class Broker:
             path: a directory that does not exist, or is empty; outside of the spool.
 
         Raises:
-            InvalidArgument: it is no path, or inside the spool.
-            DiskFull, StorageError: it is not empty, or could not be written; what was begun there was removed.
+            InvalidArgument: it is no path, inside the spool, or not empty.
+            DiskFull, StorageError: it could not be written; what was begun there was removed.
             SpoolInUse: another snapshot is made there.
         Cost: reads and writes what the log holds; nobody waits for it but other snapshots, `compact` and `close`. Pages
             that were in use when it began are not used again before it ends, so the log may grow by what is written
@@ -1554,10 +1520,10 @@ def open_broker(
 
     Raises:
         SpoolInUse: another process owns it; nothing was touched.
-        StorageError: the directory or its file system cannot be used, or is not a spool.
+        StorageError: the directory or its file system cannot be used.
         FormatTooNew: a newer qflow wrote it.
-        CorruptionError: its first records are damaged; it was left as it is.
-        InvalidArgument: a setting makes no sense.
+        CorruptionError: its log or its first records are damaged, or it has no log any more; it was left as it is.
+        InvalidArgument: a setting makes no sense, or the path is a URL, or holds something that is no spool.
         QflowError: a free-threaded build of CPython runs without its lock (GIL); nothing was touched.
     Cost: two commits for a new spool, one for an existing one, whatever waits in it.
     """
