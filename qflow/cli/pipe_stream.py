@@ -84,7 +84,7 @@ class _Feed:
                 _copy(self._flow, outlet)
             except Stopped:
                 self._stopped = True
-                self._run.say_that_it_is_waited_for()
+                outlet.check()  # which tells who sent a signal what is waited for
                 outlet.wait(may_stop=False)
                 outlet.check()
         except BrokenPipeError:
@@ -131,7 +131,7 @@ class _Feed:
         flow.handed_out -= back
         done = exited_well and (not self._early or self._stopped or flow.is_drained())
         if not done:
-            self._prepare_next(restarts, exited_well, f"{back:,} lines are back in the queue")
+            self._prepare_next(restarts, exited_well, self._flow.back_in_words(back))
         return done
 
     def _prepare_next(self, restarts: Restarts, exited_well: bool, back: str) -> None:
