@@ -140,7 +140,7 @@ package, as Spark's workers do, does not wait for the engine."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _ROOMS or name == "inspect":
         return import_module(f"qflow.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'qflow' has no attribute {name!r}")

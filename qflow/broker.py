@@ -388,8 +388,8 @@ class Broker:
             path: a directory that does not exist, or is empty; outside of the spool.
 
         Raises:
-            InvalidArgument: it is no path, or inside the spool.
-            DiskFull, StorageError: it is not empty, or could not be written; what was begun there was removed.
+            InvalidArgument: it is no path, inside the spool, or not empty.
+            DiskFull, StorageError: it could not be written; what was begun there was removed.
             SpoolInUse: another snapshot is made there.
         Cost: reads and writes what the log holds; nobody waits for it but other snapshots, `compact` and `close`. Pages
             that were in use when it began are not used again before it ends, so the log may grow by what is written

@@ -37,10 +37,10 @@ def open_broker(
 
     Raises:
         SpoolInUse: another process owns it; nothing was touched.
-        StorageError: the directory or its file system cannot be used, or is not a spool.
+        StorageError: the directory or its file system cannot be used.
         FormatTooNew: a newer qflow wrote it.
-        CorruptionError: its first records are damaged; it was left as it is.
-        InvalidArgument: a setting makes no sense.
+        CorruptionError: its log or its first records are damaged, or it has no log any more; it was left as it is.
+        InvalidArgument: a setting makes no sense, or the path is a URL, or holds something that is no spool.
         QflowError: a free-threaded build of CPython runs without its lock (GIL); nothing was touched.
     Cost: two commits for a new spool, one for an existing one, whatever waits in it.
     """

@@ -31,35 +31,19 @@ from qflow.config import BrokerSettings
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.stats import CompactionReport, Problems, RecoveryReport, SnapshotReport
 from qflow.storage.environment import CannotGrow, Environment, log_errors
-from qflow.storage.files import Files, SpoolLock, acquire_lock, check_filesystem, make_directories, storage_error
-from qflow.storage.inbox.stages import INBOX
+from qflow.storage.files import Files, spool_path, storage_error
 from qflow.storage.log import recovery, snapshots
 from qflow.storage.log.directory import check_log_directory
 from qflow.storage.log.ending import Piece, write_ending
 from qflow.storage.log.records import Records
 from qflow.storage.log.recovery import DIRTY, Recovery
 from qflow.storage.log.transaction_log import TransactionLog
+from qflow.storage.places import take_place
 from qflow.storage.spill.files import SpillFiles
 from qflow.storage.spill.segments import SpillSegments
-from qflow.storage.spill.store import SPILL, WIPING, SpillStore
+from qflow.storage.spill.store import SpillStore
 from qflow.storage.spill.wiper import Wiper, wipe_spill
-from qflow.storage.streams.groups import CURSORS
 
-OURS = frozenset(
-    {
-        "lock",
-        "log",
-        "log.new",
-        snapshots.OLD,
-        SPILL,
-        WIPING,
-        INBOX,
-        CURSORS,
-        "stats.json",
-        "stats.json.new",
-        "lost+found",
-    }
-)
 ALLOCATOR_HINT_BYTES = 4 * 2**20
 """Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
 
@@ -101,7 +85,7 @@ class Spool:
     ) -> None:
         """Lock the directory, open the log and read what it says; a failure leaves nothing open."""
         self._started = time.perf_counter()
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = spool_path(path)
         self.settings = settings
         self.files = files or Files()
         self.clock = clock
@@ -119,7 +103,7 @@ class Spool:
         self._numbering = threading.Lock()
         self._problems = Problems()
         self._quarantined_blocks = 0
-        self._lock = self._own()
+        self._lock = take_place(self.path, self.files, unsafe_filesystem=settings.unsafe_filesystem)
         with ExitStack() as undo:
             undo.callback(self._lock.release)
             self._create_log()
@@ -143,25 +127,6 @@ class Spool:
     @property
     def _log_path(self) -> str:
         return os.path.join(self.path, "log")
-
-    def _own(self) -> SpoolLock:
-        """Make the directory if need be, and lock it, before anything in it is touched."""
-        path = self.path
-        check_filesystem(path, self.settings.unsafe_filesystem)
-        try:
-            if not os.path.isdir(path):
-                if os.path.lexists(path):
-                    raise StorageError(f"{path} is not a directory: move it away, or open another path")
-                make_directories(self.files, path)
-            names = self.files.list(os.path.join(path, ""))  # which may be a link, as only what is in it may not
-            foreign = sorted(set(names) - OURS)
-            if foreign and not {"log", snapshots.OLD} & set(names):
-                raise StorageError(
-                    f"{path} is not a spool and not empty (it holds {foreign[0]!r}): open an empty or a new directory"
-                )
-        except OSError as error:
-            raise storage_error(error, "make the spool", path) from error
-        return acquire_lock(path)
 
     def _create_log(self) -> None:
         """Make a log where there is none."""

@@ -146,7 +146,8 @@ def test_every_public_name_is_there_without_the_engine_being_imported_before_it_
         "import sys, qflow; light = set(sys.modules); qflow.NotFound, qflow.errors\n"
         "assert not any(name.startswith('qflow.') for name in light), light\n"
         "assert not {'qflow.broker', 'lmdb'} & set(sys.modules)\n"
-        "print(*sorted(name for name in qflow.__all__ if getattr(qflow, name) is not None and name in dir(qflow)))"
+        "print(*sorted(name for name in qflow.__all__ if getattr(qflow, name) is not None and name in dir(qflow)))\n"
+        "assert qflow.inspect.read_spool"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     tree = ast.parse((ROOT / "qflow" / "__init__.py").read_text())

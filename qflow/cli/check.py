@@ -28,7 +28,7 @@ def check(spool: Path, as_json: bool) -> int:
         for problem in found.problems:
             click.echo(" ".join(problem.split()))
         lost = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in found.lost.items())
-        click.echo(f"{len(found.problems):,} problems found" if found.problems else "no problems found")
+        click.echo(f"{facts.counted(len(found.problems), 'problem')} found" if found.problems else "no problems found")
         if lost:
             click.echo(f"messages that cannot be read: {lost}")
     return Exit.DIFFERS if found.problems else Exit.FINE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
@@ -14,12 +15,16 @@ from typing import IO, TYPE_CHECKING
 
 import attrs
 
+from qflow.cli.stop import Stop
+
 if TYPE_CHECKING:
     from qflow.cli.flow import Flow
 
 _LONGEST_PAUSE_S = 30.0
 _RETRIES_AT_THE_END = 2
 """How often a command is started again in a row once stdin has ended, if nobody says."""
+_LONGEST_LOOK_S = 0.05
+"""Between two looks whether a run has ended."""
 _TERMINATE_S = 5.0
 """Time for a run that was told to end, before it is killed."""
 
@@ -39,10 +44,12 @@ class Command:
     Args:
         words: its name and arguments.
         timeout_s: a run is ended that takes nothing of its stdin, or does not end after it, for so long; None = never.
+        stop: whether a signal asked to stop, after which the end of a run is waited for.
     """
 
     words: Sequence[str]
     timeout_s: float | None = None
+    stop: Stop = attrs.field(factory=Stop)
 
     @property
     def name(self) -> str:
@@ -74,6 +81,7 @@ class Run:
 
     def __init__(self, command: Command) -> None:
         self.command = command
+        self._said = False
         self.process = subprocess.Popen(command.words, stdin=subprocess.PIPE, bufsize=0, process_group=0)
 
     @property
@@ -82,19 +90,24 @@ class Run:
         return self.process.stdin
 
     def has_ended(self) -> bool:
-        """Tell whether it has ended, though others may still have its stdin."""
-        return self._look(os.WNOHANG)
+        """Tell whether it has ended, though others may still have its stdin; say once that a signal waits for that."""
+        if self.process.returncode is not None:
+            return True
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        if not ended and self.command.stop.signal is not None and not self._said:
+            self._said = True
+            name, number = self.command.name, self.process.pid
+            say(f"waiting for {name} (process {number}) to finish; a second signal ends it")
+        return ended
 
     def ends_within(self, seconds: float | None) -> bool:
         """Wait for its end; None = for ever. It can still be given a signal, and so can what it has started."""
-        if seconds is None:
-            return self._look(0)
-        deadline, pause_s = time.monotonic() + seconds, 0.0005
+        deadline, pause_s = math.inf if seconds is None else time.monotonic() + seconds, 0.0005
         while not self.has_ended():
             if (left := deadline - time.monotonic()) <= 0:
                 return False
             time.sleep(min(left, pause_s))
-            pause_s = min(2 * pause_s, 0.05)
+            pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
         return True
 
     def signal(self, number: signal.Signals) -> None:
@@ -115,11 +128,6 @@ class Run:
         status = self.process.returncode
         ended = f"exited with {status}" if status >= 0 else f"was ended by signal {-status}"
         return f"{self.command.name} {ended}"
-
-    def _look(self, options: int) -> bool:
-        if self.process.returncode is not None:
-            return True
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | options) is not None
 
 
 def say(sentence: str) -> None:
@@ -143,7 +151,8 @@ class Restarts:
         self._backoff_s = backoff_s
         self._flow = flow
         self._failures = 0
-        self._left_early = False
+        self.leaves_early = False
+        """Whether a run has done something and left before the end of its input."""
 
     def succeeded(self) -> None:
         """A run ended well."""
@@ -184,8 +193,8 @@ class Restarts:
         remedy = "if it is meant for N lines a run, say --batch N"
         if self._retries == 0:
             raise CommandFailed(f"{how}; {back}; {remedy}")
-        if not self._left_early:
+        if not self.leaves_early:
             say(f"{how}; {back}; it is started again each time; {remedy}")
-        self._left_early = True
+        self.leaves_early = True
         self._failures = 0
         self._flow.restarts += 1

@@ -57,9 +57,10 @@ class Damage:
     def _of_queue(self, name: str) -> str:
         ranges = self._ranges[name]
         count = self._lost[name]  # known for a stretch of the log once it is read to its end
-        number = f"{count:,}" if count else f"up to {sum(last - first + 1 for first, last in ranges):,}"
+        most = count or sum(last - first + 1 for first, last in ranges)
+        number = f"{'' if count else 'up to '}{facts.counted(most, 'message')}"
         where = f", of sequences {ranges_in_words(ranges)}" if ranges else ""
-        return f"{number} messages of queue {facts.readable(name)} are lost{where}"
+        return f"{number} of queue {facts.readable(name)} {'is' if most == 1 else 'are'} lost{where}"
 
 
 def of_command() -> Damage:

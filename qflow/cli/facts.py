@@ -31,6 +31,11 @@ def readable(text: str) -> str:
     return text if text.isprintable() and text.strip() == text and text else ascii(text)
 
 
+def counted(number: int, thing: str) -> str:
+    """Return such as `1 line` or `2,000 lines`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def mebibytes(size_bytes: float) -> str:
     """Return a size such as `8.0 MiB`."""
     return f"{size_bytes / 2**20:,.1f} MiB"

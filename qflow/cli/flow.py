@@ -6,7 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import attrs
+import click
 
+from qflow.cli import facts
 from qflow.cli.lines import Lines
 from qflow.cli.outlet import Window
 from qflow.cli.stop import Stop
@@ -51,6 +53,7 @@ class Flow:
         self._skip = skip
         self._must_fit = False
         self._full = False
+        self._said = False
         self._filling: Future[None] | None = None
         settings = queue.settings
         self._capacity = min(capacity, settings.capacity_bytes or capacity)
@@ -94,6 +97,25 @@ class Flow:
         self.handed_out += len(batch)
         return None if ended and not batch else batch
 
+    def first(self) -> Deliveries | None:
+        """Wait for a line and return it; None if stdin has ended and all are taken.
+
+        Raises:
+            Stopped: asked to stop.
+        """
+        while (batch := self.take(1, Stop.PATIENCE_S)) is not None and not batch:
+            """It is waited for."""
+        return batch
+
+    def give_back(self, batch: Deliveries) -> None:
+        """Return lines that were taken to the queue."""
+        batch.nack()
+        self.handed_out -= len(batch)
+
+    def back_in_words(self, count: int) -> str:
+        """Return where so many lines of a run that failed are."""
+        return f"{facts.counted(count, 'line')} {'is' if count == 1 else 'are'} back in the queue"
+
     def is_empty(self, taken: int = 0) -> bool:
         """Tell whether nothing is in the queue but so many lines that were taken."""
         return len(self.queue) == taken
@@ -134,19 +156,22 @@ class Flow:
         self._lines.warn_of_unfinished()
         if self.skipped < self._skip and not self.stop.requested:
             raise InvalidArgument(
-                f"stdin has {self.skipped:,} lines, fewer than the {self._skip:,} of --resume-from: is it the same "
-                "input? To send what is left in the queue, leave --resume-from out and give no input"
+                f"stdin has {facts.counted(self.skipped, 'line')}, fewer than the {self._skip:,} of --resume-from: is "
+                "it the same input? To send what is left in the queue, leave --resume-from out and give no input"
             )
 
     def _store(self, batch: list[bytes]) -> None:
-        """Put lines, waiting for room as long as nobody asks to stop: stdin waits then, too."""
+        """Put lines, waiting for room as long as nobody asks to stop: stdin waits, too, and a full disk is told."""
         while True:
             try:
                 self.queue.put_many(batch, timeout_s=Stop.PATIENCE_S)
                 self._full = False
                 return
-            except (QueueFull, DiskFull):
+            except (QueueFull, DiskFull) as error:
                 self._full = True
+                if isinstance(error, DiskFull) and not self._said:
+                    self._said = True
+                    click.echo(f"qflow: {error}; stdin waits for that", err=True)
                 if self.stop.requested or self._must_fit:
                     raise
 

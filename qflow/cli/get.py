@@ -9,7 +9,7 @@ import click
 
 from qflow.cli import options
 from qflow.cli.outlet import Outlet
-from qflow.cli.spool import owned
+from qflow.cli.spool import owned_if_there, queue_to_empty
 from qflow.cli.stop import Stop, Stopped
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def _drain(
     spool: Path, queue_name: str, capacity: int, outlet: Outlet, left: int | None, stop: Stop | None
 ) -> int | None:
     """Write what is in the queue, at most `left` messages; return how many more may follow."""
-    with owned(spool, capacity, stop) as broker:
-        queue = broker.queue(queue_name)
+    with owned_if_there(spool, capacity, stop) as broker:
+        queue = queue_to_empty(broker, queue_name)
         try:
             return _write(queue, outlet, left)
         finally:

@@ -23,6 +23,7 @@ from qflow.cli.show import show
 from qflow.cli.snapshot import snapshot
 from qflow.cli.spilled import spilled
 from qflow.cli.stats import stats
+from qflow.cli.stop import Interrupted
 from qflow.cli.streams import streams
 from qflow.cli.subscribe import subscribe
 from qflow.errors import QflowError
@@ -37,6 +38,8 @@ class _Commands(click.Group):
             code = super().invoke(ctx) or Exit.FINE
             if sys.stdout is not None:  # it was closed from the start
                 sys.stdout.flush()
+        except Interrupted as interrupted:
+            code = interrupted.exit_code
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
         except BrokenPipeError:

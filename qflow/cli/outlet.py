@@ -172,16 +172,17 @@ class Outlet(Writer):
         self._held = self.lines = 0
         return count
 
-    def wait(self) -> None:
+    def wait(self, *, may_stop: bool = True) -> None:
         """Wait until the reader has taken everything.
 
         Raises:
             BrokenPipeError: the reader is gone.
-            Stopped: asked to stop.
+            Stopped: asked to stop, and it may stop.
         """
         self.settle()
         while self.unread:
-            self._stop.check()
+            if may_stop:
+                self._stop.check()
             self.check(_READ_CHECK_MS)
             self.settle()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import click
 
-from qflow.cli import options
+from qflow.cli import facts, options
 from qflow.cli.command import Command, CommandFailed, Restarts, say
 from qflow.cli.exits import Exit
 from qflow.cli.flow import Flow
@@ -67,7 +67,21 @@ class _Settings:
             )
 
 
-@click.command(short_help="Buffer stdin durably on its way to a command.")
+class _Pipe(click.Command):
+    """Tells what to do where an option of COMMAND is taken for one of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        apart = "--" in args
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if apart:
+                raise
+            hint = f"{error.message} If it is one of COMMAND, put `--` before COMMAND."
+            raise click.NoSuchOption(error.option_name, hint, error.possibilities, ctx) from error
+
+
+@click.command(cls=_Pipe, short_help="Buffer stdin durably on its way to a command.")
 @options.new_or_old_spool
 @options.queue_name
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -159,9 +173,10 @@ def pipe(
     acked. The summary says where to go on if the same input is given again: with --resume-from. After SIGKILL there is
     no summary; if QUEUE was given this input alone, `--resume-from stored` knows.
 
-    The first SIGINT, SIGTERM or SIGHUP stores what was read and lets COMMAND finish with what it has: it runs in a
-    process group of its own, so Ctrl-C does not reach it. A second signal ends COMMAND. After SIGKILL or a power cut,
-    lines that were synced and not acked go out again: at least once, in order.
+    The first SIGINT, SIGTERM or SIGHUP stores what was read and lets COMMAND finish with what lies in its pipe: it runs
+    in a process group of its own, so Ctrl-C does not reach it. If it exits with 0 and leaves some of that, the first
+    line it was given is acked alone. A second signal ends COMMAND. After SIGKILL or a power cut, lines that were synced
+    and not acked go out again: at least once, in order.
     """
     wanted = _Settings(**settings)  # type: ignore[arg-type]
     wanted.check(command)
@@ -218,7 +233,7 @@ def _send(flow: Flow, words: tuple[str, ...], wanted: _Settings) -> None:
         to_stdout(flow)
         return
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it was ignored from the start, no exit code is ever told
-    command = Command(words, wanted.timeout)
+    command = Command(words, wanted.timeout, flow.stop)
     restarts = Restarts(wanted.retries, _FIRST_PAUSE_S if wanted.backoff is None else wanted.backoff, flow)
     if wanted.batch:
         to_runs(flow, command, restarts, wanted.batch)
@@ -241,7 +256,8 @@ def _print(flow: Flow, as_json: bool) -> None:
         }
         click.echo(json.dumps(summary), err=True)
         return
-    restarts = f", {flow.restarts:,} restart{'s' * (flow.restarts > 1)}" if flow.restarts else ""
-    say(f"{flow.found:,} lines found, {flow.stored:,} stored, {flow.delivered:,} delivered, {left:,} left{restarts}")
+    restarts = f", {facts.counted(flow.restarts, 'restart')}" if flow.restarts else ""
+    found = facts.counted(flow.found, "line")
+    say(f"{found} found, {flow.stored:,} stored, {flow.delivered:,} delivered, {left:,} left{restarts}")
     if left and resume_from:
         say(f"to go on with the same input, say --resume-from {resume_from}")

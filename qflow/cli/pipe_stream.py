@@ -47,13 +47,14 @@ def to_command(flow: Flow, command: Command, restarts: Restarts, window: int) ->
         Stopped: asked to stop.
     """
     done = False
-    while not done:
+    while not done and (first := flow.first()):  # a command that finds no line at all would take that for an event
         try:
             with command.started() as run:
                 feed = _Feed(flow, run, window)
-                feed.write()
+                feed.write(first)
                 feed.wait_for_end()
         except RunFailed as failure:
+            flow.give_back(first)
             restarts.failed(str(failure), "the lines are in the queue")
         else:
             done = feed.settle(restarts)
@@ -71,15 +72,23 @@ class _Feed:
         self._early = self._stopped = False
         self._stuck: str | None = None
 
-    def write(self) -> None:
-        """Write lines until there are no more, the command takes no more, or somebody asks to stop."""
+    def write(self, first: Deliveries) -> None:
+        """Write a batch and what follows, until there is no more, the command takes no more, or somebody asks to stop.
+
+        It is told the end of its input when it has taken what lay in the pipe: what it leaves there is seen.
+        """
         outlet = self._outlet
         try:
-            _copy(self._flow, outlet)
+            try:
+                _send(self._flow, outlet, first)
+                _copy(self._flow, outlet)
+            except Stopped:
+                self._stopped = True
+                outlet.check()  # which tells who sent a signal what is waited for
+                outlet.wait(may_stop=False)
+                outlet.check()
         except BrokenPipeError:
             self._early = True
-        except Stopped:
-            self._stopped = True
         except RunFailed as failure:
             self._stuck = str(failure)
         finally:
@@ -112,15 +121,17 @@ class _Feed:
         """
         flow, outlet = self._flow, self._outlet
         exited_well = self._stuck is None and self._run.process.returncode == 0
+        if self._stopped and restarts.leaves_early:
+            self._early = True  # as before: nobody saw whether it waited for more than it had
         outlet.settle_lines(everything_was_read=exited_well and not self._early)
         if exited_well and self._early:
             outlet.ack_first()
         back = outlet.take_back()
         flow.delivered += outlet.acked
         flow.handed_out -= back
-        done = exited_well and (not self._early or flow.is_drained())
+        done = exited_well and (not self._early or self._stopped or flow.is_drained())
         if not done:
-            self._prepare_next(restarts, exited_well, f"{back:,} lines are back in the queue")
+            self._prepare_next(restarts, exited_well, self._flow.back_in_words(back))
         return done
 
     def _prepare_next(self, restarts: Restarts, exited_well: bool, back: str) -> None:

@@ -119,7 +119,7 @@ def _parse_columns(_context: click.Context, _parameter: click.Parameter, value: 
 def pipeline() -> None:
     """Move streams and Parquet files with Spark, and report on them: beside the owner of a spool, or without one.
 
-    Needs `pip install "qflow[spark]"` and a Java.
+    Needs `pip install '.[spark]'` in a clone of qflow, and a Java.
     """
 
 

@@ -90,7 +90,7 @@ class Tally:
                 }
             )
             return
-        click.echo(f"messages confirmed: {self._confirmed:,} ({self._bytes:,} bytes)")
+        click.echo(f"messages confirmed: {self._confirmed:,} ({facts.counted(self._bytes, 'byte')})")
         for name, offsets in sorted(self._offsets.items()):
             where = f"{len(offsets):,} partitions"
             if offsets.keys() == {0}:

@@ -112,7 +112,8 @@ class Tally:
                 }
             )
         else:
-            click.echo(f"lines confirmed in {facts.readable(self.queue)}: {self._lines:,} ({self._bytes:,} bytes)")
+            size = facts.counted(self._bytes, "byte")
+            click.echo(f"lines confirmed in {facts.readable(self.queue)}: {self._lines:,} ({size})")
 
 
 def _put(spool: Path, capacity: int, source: Source, tally: Tally, stop: Stop) -> None:

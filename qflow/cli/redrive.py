@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from qflow.cli import facts, options
-from qflow.cli.spool import owned
+from qflow.cli.spool import owned_if_there, queue_to_empty
 
 
 @click.command(short_help="Move dead letters back to the queues they came from.")
@@ -28,7 +28,8 @@ def redrive(spool: Path, queue_name: str, to: str | None, limit: int | None, cap
     """
     from qflow.queues.redrive import Redrive
 
-    with owned(spool, capacity, None) as broker:
+    with owned_if_there(spool, capacity, None) as broker:
+        queue_to_empty(broker, queue_name)
         moving = Redrive(broker, queue_name, to=to)
         try:
             moving.run(limit)

@@ -51,7 +51,7 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
     for name, value in found.headers.items():
         click.echo(f"header    {facts.readable(name)} = {value!r}")
     harmless = text is not None and all(letter.isprintable() or letter in "\n\t" for letter in text)
-    click.echo(f"body      {len(found.body):,} bytes\n\n{text if harmless else repr(found.body)}")
+    click.echo(f"body      {facts.counted(len(found.body), 'byte')}\n\n{text if harmless else repr(found.body)}")
 
 
 def _text(body: bytes) -> str | None:

@@ -52,8 +52,9 @@ def _copy(source: Path, destination: Path, as_json: bool) -> int:
         facts.print_json({**attrs.asdict(report), **attrs.asdict(found)})
     else:
         click.echo(
-            f"{facts.readable(report.path)}: {report.queues:,} queues, {report.streams:,} streams, "
-            f"{report.messages:,} messages of {report.bytes:,} bytes; {facts.mebibytes(report.log_bytes)} on disk"
+            f"{facts.readable(report.path)}: {facts.counted(report.queues, 'queue')}, "
+            f"{facts.counted(report.streams, 'stream')}, {facts.counted(report.messages, 'message')} of "
+            f"{facts.counted(report.bytes, 'byte')}; {facts.mebibytes(report.log_bytes)} on disk"
         )
     tell_of_examination(destination, found.problems, found.lost)
     return Exit.DIFFERS if found.problems else Exit.FINE

@@ -22,6 +22,20 @@ WIPING_S = 0.1
 
 
 @contextmanager
+def owned_if_there(spool: Path, capacity: int, stop: Stop | None) -> Iterator[Broker]:
+    """Own a spool for a command that is of no use without one: none is made.
+
+    Raises:
+        NotFound: there is none. Stopped: asked to stop while waiting.
+    """
+    from qflow import inspect
+
+    inspect.check_there(spool)
+    with owned(spool, capacity, stop) as broker:
+        yield broker
+
+
+@contextmanager
 def owned(spool: Path, capacity: int, stop: Stop | None, *, spill: str = "files") -> Iterator[Broker]:
     """Own a spool as long as the context lasts; with `stop`, wait while another process does.
 
@@ -58,3 +72,12 @@ def queue_to_fill(broker: Broker, name: str) -> Queue:
         return broker.queue(name)
     except NotFound:
         return broker.declare_queue(name)
+
+
+def queue_to_empty(broker: Broker, name: str) -> Queue:
+    """Return the queue; raise `NotFound` with those there are."""
+    try:
+        return broker.queue(name)
+    except NotFound as error:
+        names = ", ".join(broker.queues()) or "none"
+        raise NotFound(f"there is no queue {name!r} in {broker.path}; there are: {names}") from error

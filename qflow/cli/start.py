@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import click
 
 START_HELP = (
-    "earliest, latest, an offset, a date or moment (2026-01-31, 2026-01-31T12:00Z), or how long ago (-90m, -1h, -7d)."
+    "earliest, latest, an offset, a date or moment (2026-01-31, 2026-01-31T12:00, of this machine's time zone unless "
+    "it names one: 2026-01-31T12:00Z), or how long ago, in w, d, h, m and s (-1w, -7d, -1h30m)."
 )
 _UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 _AGO = re.compile(r"-((?:\d+[wdhms])+)", re.ASCII)
@@ -31,6 +32,15 @@ def parse_start(_context: click.Context, _parameter: click.Parameter, value: str
             "it is earliest, latest, an offset, a date such as 2026-01-31, a moment such as 2026-01-31T12:00:00Z, or "
             f"how long ago in weeks, days, hours, minutes and seconds, such as -7d or -1h30m, not {value!r}"
         ) from None
+
+
+def date_meant(start: str | int | datetime) -> str:
+    """Return a hint for an offset that looks like a date without hyphens; else nothing."""
+    try:
+        meant = datetime.strptime(str(start), "%Y%m%d") if isinstance(start, int) and len(str(start)) == 8 else None
+    except ValueError:
+        return ""
+    return "" if meant is None else f"; if a date is meant, it is {meant:%Y-%m-%d}"
 
 
 def _ago(value: str) -> datetime | None:

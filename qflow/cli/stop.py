@@ -13,6 +13,14 @@ class Stopped(Exception):
     """A signal, or the command itself, asked to stop."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A second signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
 class Stop:
     """Whether to stop; as a context manager, the first SIGINT, SIGTERM or SIGHUP asks for it, the second interrupts.
 
@@ -49,7 +57,7 @@ class Stop:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is not None:
-            raise KeyboardInterrupt
+            raise Interrupted(number)
         self.requested, self.signal = True, number
 
     def __enter__(self) -> Stop:

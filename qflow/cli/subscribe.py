@@ -15,9 +15,10 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.damage import ranges_in_words
 from qflow.cli.exits import Exit
-from qflow.cli.start import START_HELP, parse_start
+from qflow.cli.start import START_HELP, date_meant, parse_start
 from qflow.cli.stop import Stop, Stopped
 from qflow.cli.writer import Writer
+from qflow.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from qflow import StreamMessage
@@ -88,6 +89,8 @@ def subscribe(
                     writer.write(lines_of(batch))
         except Stopped:
             return stop.exit_code
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error}{date_meant(start)}") from error
         return Exit.DIFFERS if gaps.damaged else Exit.FINE
 
 

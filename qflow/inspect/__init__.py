@@ -31,15 +31,16 @@ from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.stats import BrokerStats, QueueStats, SnapshotReport
 from qflow.storage import blocks
 from qflow.storage.environment import Environment
-from qflow.storage.files import Files, owner_pid, read_whole
+from qflow.storage.files import Files, owner_pid, read_whole, spool_path
 from qflow.storage.inbox import stages
 from qflow.storage.log import recovery
+from qflow.storage.log.directory import LOG
 from qflow.storage.log.keys import LAST_LANE
 from qflow.storage.log.marks import is_settled
 from qflow.storage.log.reading import find_message
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row
-from qflow.storage.log.snapshots import make_snapshot, open_to_read
+from qflow.storage.log.snapshots import OLD, make_snapshot, open_to_read
 from qflow.storage.spill.store import SPILL, SPILL_TABLE
 
 _OF_QUEUE = {field.name for field in attrs.fields(QueueStats)}
@@ -56,6 +57,7 @@ __all__ = [
     "StreamReader",
     "SubscriptionFacts",
     "check_spool",
+    "check_there",
     "copy_spool",
     "examine",
     "read_message",
@@ -139,10 +141,18 @@ class Examination:
     """How many messages should be there and cannot be read, by `queue 'name'` and `stream 'name'`."""
 
 
+def check_there(path: str | os.PathLike[str]) -> None:
+    """Raise `NotFound` where there is no spool, which opening it would make. Cost: some system calls."""
+    spool = spool_path(path)
+    if not os.path.isdir(spool):
+        raise NotFound(f"there is no spool at {spool}: no such directory")
+    if not any(os.path.lexists(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one takes the other's place
+        raise NotFound(f"{spool} is not a spool: it holds no log")
+
+
 @contextmanager
 def _log(path: str) -> Iterator[tuple[Environment, Recovery]]:
-    if not os.path.isdir(path):
-        raise NotFound(f"there is no spool at {path}: no such directory")
+    check_there(path)
     env = open_to_read(path, Files())
     if env is None:
         raise NotFound(f"{path} is not a spool: it holds no log")
@@ -167,7 +177,7 @@ def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> S
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     """
-    spool = os.path.abspath(path)
+    spool = spool_path(path)
     return in_child(spool, lambda: _read_spool(spool, now_s))
 
 
@@ -203,7 +213,7 @@ def copy_spool(
     Raises:
         NotFound: there is no spool at `path`. Else as `Broker.snapshot` and `qflow.open`, before anything is made.
     """
-    spool = os.path.abspath(path)
+    spool = spool_path(path)
 
     def copy() -> SnapshotReport:
         with _log(spool) as (env, _):
@@ -257,7 +267,7 @@ def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[
     Args:
         queue: only this one; NotFound if neither log nor owner know it.
     """
-    spool = os.path.abspath(path)
+    spool = spool_path(path)
     names = in_child(spool, lambda: _names(spool))
     live = _live(os.path.join(spool, "stats.json"))
     transient = set((live or {}).get("queues", {})) - set(names.values())
@@ -347,7 +357,7 @@ def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> Mes
         NotFound: no such queue, or the log does not hold the message (any more).
         CorruptionError: its block is damaged.
     """
-    spool = os.path.abspath(path)
+    spool = spool_path(path)
     return in_child(spool, lambda: _read_message(spool, queue, sequence))
 
 
@@ -398,7 +408,7 @@ def read_stream(
         NotFound: there is no spool, or no such stream. InvalidArgument: the filter is not valid, or an offset is past
         the end. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     """
-    spool = os.path.abspath(path)
+    spool = spool_path(path)
     return StreamReader(
         spool, partial(_log, spool), stream, topic_filter, partition=partition, start=start, on_gap=on_gap
     )
@@ -416,7 +426,7 @@ def examine(path: str | os.PathLike[str]) -> Examination:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     Cost: reads the whole log once, in short transactions.
     """
-    spool = os.path.abspath(path)
+    spool = spool_path(path)
     return in_child(spool, lambda: _examine(spool))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qflow.errors import NotFound
 from qflow.spark.failures import spark_errors
 from qflow.spark.options import naming
+from qflow.spark.words import INSTALL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +90,7 @@ def check_drawing() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise NotFound(f'drawing needs matplotlib ({error}): pip install "qflow[spark]"') from error
+        raise NotFound(f"drawing needs matplotlib ({error}): {INSTALL}") from error
 
 
 def draw(found: list[TopicFacts], png: str) -> None:

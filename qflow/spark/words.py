@@ -10,7 +10,7 @@ from qflow.errors import NotFound, QflowError
 
 LEAST_PYSPARK = (4, 2)
 """What has all of the interface that sources of streams need."""
-_INSTALL = 'pip install -U "qflow[spark]"'
+INSTALL = "pip install -U '.[spark]' in a clone of qflow"
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def check_pyspark() -> None:
     try:
         import pyspark
     except ImportError as error:
-        raise NotFound(f"PySpark is not installed ({error}): {_INSTALL}") from error
+        raise NotFound(f"PySpark is not installed ({error}): {INSTALL}") from error
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < LEAST_PYSPARK:
         least = ".".join(map(str, LEAST_PYSPARK))
-        raise NotFound(f"PySpark is {pyspark.__version__}, format qflow needs {least} or newer: {_INSTALL}")
+        raise NotFound(f"PySpark is {pyspark.__version__}, format qflow needs {least} or newer: {INSTALL}")

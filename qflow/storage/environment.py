@@ -53,9 +53,9 @@ BROKEN = lmdb.Error, SystemError, IndexError
 """What a transaction may raise besides errors of ours; see `log_error`."""
 
 
-_NO_LOG = lmdb.InvalidError, lmdb.VersionMismatchError
 DAMAGE = (
-    *_NO_LOG,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
     lmdb.PanicError,
@@ -148,10 +148,9 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
                     "snapshot(), or look from another process"
                 ) from error
             if isinstance(error, DAMAGE):
-                kind = StorageError if isinstance(error, _NO_LOG) else CorruptionError
-                raise kind(
-                    f"the log at {path} could not be opened: {str(error).rstrip('.')}. It was left as it is; copy it "
-                    "before you try repairs"
+                raise CorruptionError(
+                    f"the log at {path} could not be opened: {str(error).rstrip('.')}: restore it from a snapshot, or "
+                    "move it away. It was left as it is"
                 ) from error
             raise log_error(error, path, "opened") from error
     if env.lib_version()[0] != ENGINE:
@@ -210,7 +209,7 @@ class Environment:
         size, needed = os.stat(data).st_size, (self._env.info()["last_pgno"] + 1) * self._page_bytes
         if size < needed:
             raise CorruptionError(
-                f"{data} has {size} bytes, its log needs {needed}: it was cut short. Bring back a whole copy of it"
+                f"{data} has {size} bytes, its log needs {needed}: it was cut short: restore it from a snapshot"
             )
 
     @classmethod

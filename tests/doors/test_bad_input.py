@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import qflow
 from doors.command_line import CommandLine, error_line
+from qflow.cli.main import app
 
 
 @pytest.mark.parametrize("size", ["12 parsecs", "-5", "", "64 MiB MiB", "nan"])
@@ -41,9 +45,11 @@ def test_commands_that_read_make_no_spool(cli: CommandLine, command: tuple[str, 
     assert not (cli.directory / "nowhere").exists()
 
 
-@pytest.mark.parametrize("command", [("stats",), ("spilled",), ("check",), ("show", "q", "1")])
+@pytest.mark.parametrize(
+    "command", [("stats",), ("spilled",), ("check",), ("show", "q", "1"), ("get", "q"), ("redrive", "q")]
+)
 def test_a_directory_that_is_no_spool(cli: CommandLine, command: tuple[str, ...]) -> None:
-    """The commands that only read leave it alone and say what is missing."""
+    """The commands that need what is in one leave it alone and say what is missing."""
     (cli.directory / "there").mkdir()
     done = cli.run(command[0], "there", *command[1:])
     assert done.returncode == 2
@@ -51,14 +57,88 @@ def test_a_directory_that_is_no_spool(cli: CommandLine, command: tuple[str, ...]
     assert os.listdir(cli.directory / "there") == []
 
 
-def test_a_directory_of_others_is_not_taken_over(cli: CommandLine) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("put", "there", "q"),
+        ("pipe", "there", "q"),
+        ("streams", "there", "--declare", "s", "--topics", "#"),
+        ("get", "there", "q"),
+        ("redrive", "there", "q"),
+        ("stats", "there"),
+    ],
+)
+def test_a_directory_of_others_is_not_taken_over(cli: CommandLine, command: tuple[str, ...]) -> None:
     """A directory with other files does not become a spool."""
     (cli.directory / "there").mkdir()
     (cli.directory / "there" / "thesis.txt").write_bytes(b"precious")
-    done = cli.run("put", "there", "q", stdin=b"x\n")
-    assert done.returncode in (2, 4)
-    assert "there" in done.stderr.decode()
+    done = cli.run(*command, stdin=b"x\n")
+    assert done.returncode == 2
+    assert "there is not a spool" in done.stderr.decode()
     assert os.listdir(cli.directory / "there") == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/spool", "http://host/spool", "gs://bucket", "file:///tmp/spool"])
+def test_a_url_is_no_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Neither here nor in Python: the system would make a directory of that name."""
+    monkeypatch.chdir(tmp_path)
+    qflow.open("spool").close()
+    shell = CliRunner()
+    for command in (
+        ["put", url, "q"],
+        ["pipe", url, "q", "--", "cat"],
+        ["streams", url, "--declare", "s", "--topics", "#"],
+        ["snapshot", "create", "spool", url],
+        ["snapshot", "load", "spool", url],
+    ):
+        done = shell.invoke(app, command, input="x\n")
+        assert (done.exit_code, "a spool is a local directory, not a URL: " in done.output) == (2, True), done.output
+    for path in (url, Path(url)):
+        with pytest.raises(qflow.InvalidArgument, match="a spool is a local directory, not a URL: "):
+            qflow.open(path)
+    assert os.listdir() == ["spool"]
+    qflow.open(f"./{url}").close()
+    assert (tmp_path / url / "log").is_dir()
+
+
+def test_a_spool_without_a_log_is_not_begun_anew(cli: CommandLine) -> None:
+    """What is left of it says that there was one."""
+    cli.run("put", cli.spool, "q", stdin=b"x\n")
+    shutil.rmtree(cli.spool / "log")
+    there = sorted(os.listdir(cli.spool))
+    for command in ("put", "pipe"):
+        done = cli.run(command, cli.spool, "q", stdin=b"x\n")
+        assert done.returncode == 1
+        assert b"its log is gone: restore it from a snapshot" in done.stderr
+    assert sorted(os.listdir(cli.spool)) == there
+
+
+@pytest.mark.parametrize("data", [b"x" * 40_000, None])
+def test_a_log_that_was_overwritten_or_cut_short(cli: CommandLine, data: bytes | None) -> None:
+    """Damage, for each command: a snapshot brings it back."""
+    cli.run("put", cli.spool, "q", stdin=b"x\n")
+    log = cli.spool / "log" / "data.mdb"
+    log.write_bytes(log.read_bytes()[:9000] if data is None else data)
+    for command in ("get", "put", "pipe", "check", "stats", "streams", "compact"):
+        done = cli.run(command, cli.spool, *(["q"] if command in ("get", "put", "pipe") else []))
+        assert (done.returncode, b"restore it from a snapshot" in done.stderr) == (1, True), (command, done.stderr)
+    cli.discard_spool()
+
+
+def test_where_no_directory_can_be_made() -> None:
+    """No cleaner has removed anything in /proc."""
+    with pytest.raises(qflow.StorageError, match="no directory can be made in /proc: name one on a disk"):
+        qflow.open("/proc/spool")
+
+
+@pytest.mark.parametrize("command", ["get", "redrive"])
+def test_a_queue_that_is_not_there(cli: CommandLine, command: str) -> None:
+    """Those there are are named."""
+    for name in ("b", "a"):
+        cli.run("put", cli.spool, name, stdin=b"x\n")
+    done = cli.run(command, cli.spool, "nope")
+    assert done.returncode == 2
+    assert error_line(done).endswith("spool; there are: a, b")
 
 
 def test_a_missing_input_file(cli: CommandLine) -> None:
@@ -104,6 +184,7 @@ def test_a_delimiter_must_not_be_empty(cli: CommandLine) -> None:
         (["--batch", "3"], "--batch needs a COMMAND"),
         (["--batch", "0", "--", "cat"], "'--batch'"),
         (["--", "no-such-command"], "no command 'no-such-command'"),
+        (["wc", "-l"], "put `--` before COMMAND"),
     ],
 )
 def test_a_pipe_that_cannot_be(cli: CommandLine, arguments: list[str], expected: str) -> None:

@@ -43,8 +43,8 @@ def test_everything_can_be_read_beside_a_live_owner(cli: CommandLine) -> None:
     process = cli.start("pipe", cli.spool, "q", "--capacity", "16KiB", "--", *NOT_READING)
     assert process.stdin is not None
     assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
     process.stdin.write(text(numbers(0, 1000)))
+    assert process.stdout.readline() == b"ready\n"
     cli.wait_until_stored(1000)
     facts = cli.json("stats", cli.spool)
     assert facts["owner_pid"] == process.pid
@@ -66,13 +66,15 @@ def test_everything_can_be_read_beside_a_live_owner(cli: CommandLine) -> None:
 def test_a_spool_has_one_owner(cli: CommandLine) -> None:
     """Commands that need the spool for themselves say so, in one line, and change nothing."""
     process = cli.start("pipe", cli.spool, "q", "--", *NOT_READING)
+    assert process.stdin is not None
     assert process.stdout is not None
+    process.stdin.write(b"0\n")
     assert process.stdout.readline() == b"ready\n"
     for command in ("put", "get", "pipe"):
         done = cli.run(command, cli.spool, "q", stdin=b"x\n")
         assert done.returncode == 3
         assert str(process.pid) in done.stderr.decode()
-    assert cli.json("stats", cli.spool)["queues"][0]["next_sequence"] == 0
+    assert cli.json("stats", cli.spool)["queues"][0]["next_sequence"] == 1
 
 
 def test_show_tells_all_about_a_message(cli: CommandLine) -> None:

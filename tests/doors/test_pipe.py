@@ -105,7 +105,10 @@ def test_a_command_that_takes_nothing_and_leaves_is_an_error(cli: CommandLine) -
     """It gets another try, and the lines stay."""
     done = cli.run("pipe", cli.spool, "q", "--backoff", 0, "--", "true", stdin=b"a\n")
     assert done.returncode == 5
-    assert b"true exited with 0 before the end of its input at the last of 3 tries" in done.stderr
+    assert (
+        b"true exited with 0 before the end of its input at the last of 3 tries; 1 line is back in the queue"
+        in done.stderr
+    )
     assert cli.waiting() == [b"a"]
 
 
@@ -147,19 +150,27 @@ def test_a_signal_lets_the_command_finish_and_loses_nothing(cli: CommandLine, nu
     assert [b"first", *process.stdout.read().splitlines(), *cli.waiting()] == [b"first", b"second"]
 
 
-def test_a_second_signal_ends_a_command_that_does_not_read(cli: CommandLine) -> None:
-    """The first signal waits for the command, the second ends it; nothing it did not read is acked."""
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGTERM, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGHUP, signal.SIGHUP)],
+)
+def test_a_second_signal_ends_a_command_that_does_not_read(
+    cli: CommandLine, first: signal.Signals, second: signal.Signals
+) -> None:
+    """The first waits for the command, and says so; the second ends it. Nothing it did not read is acked."""
     command = python("import signal\nprint('ready', flush=True)\nsignal.pause()")
     lines = numbers(0, 1000)
     process = cli.start("pipe", cli.spool, "q", "--", *command)
     assert process.stdin is not None
     assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    assert process.stderr is not None
     process.stdin.write(text(lines))
+    assert process.stdout.readline() == b"ready\n"
     cli.wait_until_stored(1000)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 128 + signal.SIGINT
+    process.send_signal(first)
+    assert b"to finish; a second signal ends it" in process.stderr.readline()
+    process.send_signal(second)
+    assert process.wait() == 128 + second
     assert process.stdout.read() == b""
     assert cli.waiting() == lines
 

@@ -85,6 +85,95 @@ def test_a_command_that_leaves_after_each_line_gets_each_line_once(cli: CommandL
     assert cli.waiting() == []
 
 
+TAKING_A_LINE = APPEND + (
+    "import array, fcntl, termios\n"
+    "line, lying = b'', array.array('i', [0])\n"
+    "while not line.endswith(b'\\n'): line += os.read(0, 1)\n"
+    "append(line)\n"
+    "while lying[0] < 29 * 6: fcntl.ioctl(0, termios.FIONREAD, lying)\n"
+    "print('taken', flush=True)\n"
+    "open('door').read()\n"
+)
+"""Works off a line, waits until 29 more lie in the pipe, and says so; goes on when the FIFO `door` is opened."""
+DYING = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("window", "last", "left"), [("1MiB", "", 1), (0, "", 1), (0, f"os.read(0, 9 * 6); {DYING}", 10)]
+)
+def test_after_a_signal_only_what_the_command_worked_off_is_acked(
+    cli: CommandLine, window: object, last: str, left: int
+) -> None:
+    """It leaves with lines in the pipe, or with some that it only read: what it did is as sure as without a signal."""
+    lines = numbers(10_000, 10_030)
+    os.mkfifo(cli.directory / "door")
+    command = python(TAKING_A_LINE + last)
+    process = cli.start("pipe", cli.spool, "q", "--window", window, "--", *command)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(text(lines))
+    assert process.stdout.readline() == b"taken\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr.readline().endswith(b") to finish; a second signal ends it\n")
+    (cli.directory / "door").write_text("go\n")
+    assert process.wait() == 5 if DYING in last else 128 + signal.SIGTERM
+    assert worked_off(cli) == lines[:1]
+    assert cli.waiting() == lines[left:]
+
+
+def test_after_a_signal_a_command_that_left_early_before_is_not_believed_more(cli: CommandLine) -> None:
+    """It took all that lay in the pipe, and nobody saw whether it waited for more."""
+    lines = numbers(10_000, 10_030)
+    os.mkfifo(cli.directory / "door")
+    leaving = APPEND + (
+        "line = os.read(0, 6)\n"
+        "append(line)\n"
+        "if line == b'10000\\n': sys.exit()\n"
+        "rest = b''\n"
+        "while len(rest) < 28 * 6: rest += os.read(0, 28 * 6)\n"
+        "print('taken', flush=True)\n"
+        "open('door').read()\n"
+    )
+    process = cli.start("pipe", cli.spool, "q", "--", *python(leaving))
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(text(lines))
+    assert process.stdout.readline() == b"taken\n"
+    assert b"it is started again each time" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert b"to finish; a second signal ends it" in process.stderr.readline()
+    (cli.directory / "door").write_text("go\n")
+    assert process.wait() == 128 + signal.SIGTERM
+    assert worked_off(cli) == lines[:2]
+    assert cli.waiting() == lines[2:]
+
+
+def test_after_a_signal_a_command_that_takes_nothing_and_leaves_gets_nothing_acked(cli: CommandLine) -> None:
+    """What lay in the pipe is in the queue."""
+    os.mkfifo(cli.directory / "door")
+    process = cli.start("pipe", cli.spool, "q", "--", *shell("echo begun; read go < door"))
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(text(numbers(0, 30_000)))
+    assert process.stdout.readline() == b"begun\n"
+    cli.wait_until_stored(30_000)
+    process.send_signal(signal.SIGINT)
+    assert b"waiting for sh (process " in process.stderr.readline()
+    (cli.directory / "door").write_text("go\n")
+    assert process.wait() == 128 + signal.SIGINT
+    assert cli.waiting() == numbers(0, 30_000)
+
+
+def test_a_command_is_started_when_there_is_a_line_for_it(cli: CommandLine) -> None:
+    """The end of an empty input is no event: a shell's `read` would work off an empty line."""
+    done = cli.run("pipe", cli.spool, "q", "--", *shell("read line; echo begun >> out"))
+    assert (done.returncode, done.stderr) == (0, b"qflow: 0 lines found, 0 stored, 0 delivered, 0 left\n")
+    assert not (cli.directory / "out").exists()
+
+
 def test_a_command_that_leaves_after_each_line_may_fail_at_it(cli: CommandLine) -> None:
     """An exit code that is no 0 acks nothing: the line comes again, and those before it do not."""
     script = "read line; test $line = 2 && mkdir tried && exit 1; echo $line >> out"

@@ -114,7 +114,7 @@ def test_bound_queues_get_it_too(cli: CommandLine) -> None:
     assert (facts["confirmed"], facts["queues"], facts["dropped"]) == (3, {"q": 3, "newest": 3}, {})
     done = cli.run("publish", cli.spool, "plant/1", "d")
     assert done.stdout == (
-        b"messages confirmed: 1 (1 bytes)\n  1 in stream plant, offset 3\n  1 in queue q\n"
+        b"messages confirmed: 1 (1 byte)\n  1 in stream plant, offset 3\n  1 in queue q\n"
         b"  1 dropped by queue newest, or made dead letters\n"
     )
     assert cli.waiting() == [b"a", b"b", b"c", b"d"]
@@ -440,6 +440,7 @@ def test_what_is_refused_as_a_start_is_told_what_would_be_taken(cli: CommandLine
         (("plant", ""), "topic filter"),
         (("plant", "#", "--from", "2"), "offset 2 is past the end of stream 'plant', partition 0: the next message"),
         (("plant", "#", "--from", "9" * 4000), "past the end"),
+        (("plant", "#", "--from", "20261122"), "; if a date is meant, it is 2026-11-22"),
         (("plant", "#", "--from", "garbage"), "not 'garbage'"),
         (("plant", "#", "--from", "-1"), "not '-1'"),
         (("plant", "#", "--from", "1960-01-31T12:00:00Z"), "not before 1970"),

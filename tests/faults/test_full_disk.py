@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 import inside
 import qflow
+from doors.command_line import CommandLine
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
 from qflow.storage.log.rows import Row, read_row
@@ -89,6 +91,28 @@ def test_a_full_disk_under_the_log_refuses_puts_and_nothing_else(small_disk):
     with qflow.open(spool) as broker:  # opening needs no more than acks do
         queue = broker.queue("q")
         assert [delivery.body for delivery in queue.get_many(1000)] == confirmed[20:]
+
+
+def test_a_pipe_tells_at_once_that_it_waits_for_room_on_the_disk(small_disk, tmp_path):
+    """Once; and if it has to end without any, with the exit code of a disk that takes no more."""
+    (tmp_path / "input").write_bytes((b"x" * 999 + b"\n") * 8000)
+    os.mkfifo(tmp_path / "door")
+    cli = CommandLine(tmp_path)
+    try:
+        with (tmp_path / "input").open("rb") as source:
+            command = ("sh", "-c", "read go < door")
+            process = cli.start_on(source, subprocess.DEVNULL, "pipe", small_disk / "spool", "q", "--", *command)
+            sentence = process.stderr.readline()
+            assert b"free some space" in sentence
+            assert b"stdin waits for that" in sentence
+            process.send_signal(signal.SIGTERM)
+            assert b"waiting for sh" in process.stderr.readline()
+            (tmp_path / "door").write_text("go\n")
+            assert process.wait() == 4
+            *_, last = process.stderr.read().splitlines()
+            assert b"free some space" in last
+    finally:
+        cli.end()
 
 
 def test_puts_work_again_by_themselves_when_space_returns(small_disk):

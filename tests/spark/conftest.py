@@ -21,7 +21,7 @@ from unit.clocks import Clock, open_still
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session with two tasks at once."""
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # quick to start
-    pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+    pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
     from qflow.spark import session
 
     warehouse = tmp_path_factory.mktemp("warehouse")

@@ -10,7 +10,7 @@ import pytest
 
 from qflow.message import Message, encode_headers
 
-pytest.importorskip("pyarrow", reason='PyArrow is not installed: pip install "qflow[spark]"')
+pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install .[spark]")
 
 
 def test_parts_are_those_of_the_messages() -> None:

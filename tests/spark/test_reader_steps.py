@@ -15,7 +15,7 @@ from spark import reader_process as there
 from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 from unit.clocks import Clock
 
-pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 
 
 def test_where_a_query_begins(still: qflow.Broker, clock: Clock, reader: ReaderProcess, spool: Path) -> None:

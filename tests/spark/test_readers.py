@@ -19,7 +19,7 @@ from spark import reader_process as there
 from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 from unit.clocks import Clock, open_still
 
-pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 
 
 def edit(spool: Path, change: Callable[[Any], None]) -> None:

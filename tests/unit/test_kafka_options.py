@@ -11,7 +11,7 @@ import pytest
 import qflow
 from pages import ROOT
 
-pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 
 from pyspark.sql.types import StructType
 

@@ -110,7 +110,7 @@ def test_a_report_that_cannot_be_drawn_is_refused_before_spark_starts(ready, no_
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = run("report", ready, "--png", tmp_path / "x.png")
     assert done.exit_code == 2
-    assert_says(done.stderr, r'drawing needs matplotlib .*pip install "qflow\[spark\]"')
+    assert_says(done.stderr, r"drawing needs matplotlib .*pip install -U '\.\[spark\]' in a clone of qflow")
 
 
 def test_without_pyspark_a_command_says_what_to_install(ready, tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_without_pyspark_a_command_says_what_to_install(ready, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "pyspark", None)
     done = run("run", ready, "plants", "--to", f"parquet:{tmp_path / 'out'}")
     assert done.exit_code == 2
-    assert_says(done.stderr, r'PySpark is not installed .*pip install .*"qflow\[spark\]"')
+    assert_says(done.stderr, r"PySpark is not installed .*pip install -U '\.\[spark\]' in a clone of qflow")
 
 
 def test_an_archive_that_spark_has_not_begun_may_become_another_one(tmp_path):
@@ -132,7 +132,7 @@ def test_an_archive_that_spark_has_not_begun_may_become_another_one(tmp_path):
 
 def test_without_a_java_a_command_says_so_at_once(ready, tmp_path, monkeypatch):
     """And not that Spark is starting."""
-    pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+    pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 
     def find_java() -> str:
         raise qflow.NotFound("there is no Java")

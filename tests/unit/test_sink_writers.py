@@ -12,7 +12,7 @@ import qflow
 from qflow.inspect import check_spool
 from qflow.message import topic_prefix
 
-pytest.importorskip("pyspark", reason='PySpark is not installed: pip install "qflow[spark]"')
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 pa = pytest.importorskip("pyarrow")
 
 from pyspark.sql import types  # noqa: E402

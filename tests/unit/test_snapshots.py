@@ -235,11 +235,11 @@ def test_a_bad_place_for_a_snapshot_is_refused_and_stays_as_it_is(open_spool, sp
         (spool, qflow.InvalidArgument, "inside the spool"),
         (spool / "log" / "copy", qflow.InvalidArgument, "inside the spool"),
         (tmp_path / "way in" / "copy", qflow.InvalidArgument, "inside the spool"),
-        (tmp_path / "file", qflow.StorageError, "not a directory"),
+        (tmp_path / "file", qflow.InvalidArgument, "not a directory"),
         (tmp_path / "file" / "below", qflow.StorageError, "a file stands"),
-        (tmp_path / "full", qflow.StorageError, "it holds 'file'"),
-        (tmp_path / "taken", qflow.StorageError, "is a spool already"),
-        (tmp_path / "link", qflow.StorageError, "not a directory"),
+        (tmp_path / "full", qflow.InvalidArgument, "it holds 'file'"),
+        (tmp_path / "taken", qflow.InvalidArgument, "is a spool already"),
+        (tmp_path / "link", qflow.InvalidArgument, "not a directory"),
         ("", qflow.InvalidArgument, "without NUL"),
         ("a\0b", qflow.InvalidArgument, "without NUL"),
         (7, qflow.InvalidArgument, "not 7"),
@@ -256,7 +256,7 @@ def test_a_bad_place_for_a_snapshot_is_refused_and_stays_as_it_is(open_spool, sp
 def test_a_snapshot_does_not_touch_a_spool_that_is_open(open_spool, tmp_path):
     """Nor one that is being made, whose directory is locked."""
     broker = open_spool()
-    with qflow.open(tmp_path / "other") as other, pytest.raises(qflow.StorageError, match="is a spool already"):
+    with qflow.open(tmp_path / "other") as other, pytest.raises(qflow.InvalidArgument, match="is a spool already"):
         broker.snapshot(other.path)
     (tmp_path / "new").mkdir()
     lock = acquire_lock(tmp_path / "new")

@@ -55,7 +55,7 @@ def demo(spool: Path | None, rows: int, capacity: int, png: Path, as_json: bool)
     """
     flights.data_file()  # raises when it is missing
     if find_spec("matplotlib") is None:
-        raise NotFound("matplotlib is not installed: pip install 'qflow[demo]'")
+        raise NotFound("matplotlib is not installed: pip install '.[demo]' in a clone of qflow")
     from qflow.cli.demo.run import run
 
     with TemporaryDirectory(prefix="qflow-demo-") as directory:

@@ -31,7 +31,7 @@ def data_file() -> Path:
         path = Path(directory, "data", "flights.csv.zip")
         if path.is_file():
             return path
-    raise NotFound("the flights are not installed: pip install 'qflow[demo]'")
+    raise NotFound("the flights are not installed: pip install '.[demo]' in a clone of qflow")
 
 
 def messages(start: int, end: int) -> Iterator[bytes]:

@@ -30,6 +30,7 @@ from qflow.storage.files import (
     acquire_lock,
     check_filesystem,
     make_directories,
+    spool_path,
     storage_error,
 )
 from qflow.storage.log import recovery
@@ -57,9 +58,9 @@ def make_snapshot(
         path: a directory that does not exist, or is empty.
 
     Raises:
-        InvalidArgument: it is no path, or inside the spool.
+        InvalidArgument: it is no path, inside the spool, or not empty.
         SpoolInUse: somebody makes a snapshot there, or has opened it.
-        DiskFull, StorageError: it is not empty, or could not be written; what was begun there was removed.
+        DiskFull, StorageError: it could not be written; what was begun there was removed.
     Cost: reads and writes what the log holds; three syncs.
     """
     target = _checked_target(spool, path)
@@ -96,7 +97,7 @@ def make_snapshot(
 def _checked_target(spool: str, path: str | os.PathLike[str]) -> str:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in os.fspath(path):
         raise InvalidArgument(f"the path of a snapshot must be a path without NUL, not {path!r}")
-    target = os.path.abspath(path)
+    target = spool_path(path)
     inside = os.path.realpath(spool)
     if os.path.commonpath([os.path.realpath(target), inside]) == inside:
         raise InvalidArgument(f"{target} is inside the spool {spool}: name a directory elsewhere")
@@ -105,13 +106,13 @@ def _checked_target(spool: str, path: str | os.PathLike[str]) -> str:
 
 def _check_empty(target: str, files: Files) -> None:
     if not stat.S_ISDIR(files.lstat(target).st_mode):
-        raise StorageError(f"{target} is not a directory: name a new or an empty one")
+        raise InvalidArgument(f"{target} is not a directory: name a new or an empty one")
     names = files.list(target)
     if LOG in names or OLD in names:
-        raise StorageError(f"{target} is a spool already: name a new or an empty directory")
+        raise InvalidArgument(f"{target} is a spool already: name a new or an empty directory")
     foreign = sorted(set(names) - _LEFT)
     if foreign:
-        raise StorageError(f"{target} is not empty (it holds {foreign[0]!r}): name a new or an empty directory")
+        raise InvalidArgument(f"{target} is not empty (it holds {foreign[0]!r}): name a new or an empty directory")
 
 
 def _copy(source: Environment, target: str, files: Files) -> SnapshotReport:

@@ -1,0 +1,79 @@
+"""The directory of a spool: which paths may be one, and what lies there before anything of it is touched."""
+
+from __future__ import annotations
+
+import os
+
+from qflow.errors import CorruptionError, InvalidArgument, StorageError
+from qflow.storage.files import (
+    LOCK_NAME,
+    Files,
+    SpoolLock,
+    acquire_lock,
+    check_filesystem,
+    make_directories,
+    storage_error,
+)
+from qflow.storage.inbox.stages import INBOX
+from qflow.storage.log.directory import LOG, STAGED
+from qflow.storage.log.snapshots import OLD
+from qflow.storage.spill.store import SPILL, WIPING
+from qflow.storage.streams.groups import CURSORS
+
+_OF_A_LOG = frozenset({SPILL, WIPING, INBOX, CURSORS, "stats.json", "stats.json.new"})
+"""What is made in a spool that has a log, and by nobody else."""
+_LOGS = frozenset({LOG, OLD})
+_OURS = _OF_A_LOG | _LOGS | {LOCK_NAME, STAGED, "lost+found"}
+
+
+def take_place(path: str, files: Files, *, unsafe_filesystem: bool = False) -> SpoolLock:
+    """Make the directory of a spool if need be, and lock it, before anything in it is touched.
+
+    Raises:
+        InvalidArgument: something else lies there. CorruptionError: it was a spool, and has no log any more.
+        SpoolInUse: another process owns it. StorageError: it cannot be made, or its file system is not reliable.
+    """
+    check_filesystem(path, unsafe_filesystem)
+    try:
+        if not os.path.isdir(path):
+            if os.path.lexists(path):
+                raise InvalidArgument(f"{path} is not a directory: move it away, or open another path")
+            _make(path, files)
+        names = _names(path, files)
+        foreign = sorted(names - _OURS)
+        if foreign and not _LOGS & names:
+            raise InvalidArgument(
+                f"{path} is not a spool and not empty (it holds {foreign[0]!r}): open an empty or a new directory"
+            )
+        lock = acquire_lock(path)
+        try:
+            _check_log(path, _names(path, files))
+        except BaseException:
+            lock.release()
+            raise
+    except OSError as error:
+        raise storage_error(error, "make the spool", path) from error
+    return lock
+
+
+def _names(path: str, files: Files) -> set[str]:
+    return set(files.list(os.path.join(path, "")))  # which may be a link, as only what is in it may not
+
+
+def _check_log(path: str, names: set[str]) -> None:
+    """Refuse to begin a log anew where there was one; nobody else moves it meanwhile."""
+    left = sorted(names & _OF_A_LOG)
+    if left and not _LOGS & names:
+        raise CorruptionError(
+            f"{path} was a spool (it holds {left[0]!r}), and its log is gone: restore it from a snapshot, or move "
+            f"{path} away. It was left as it is"
+        )
+
+
+def _make(path: str, files: Files) -> None:
+    try:
+        make_directories(files, path)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"cannot make the spool ({path}): no directory can be made in {os.path.dirname(path)}: name one on a disk"
+        ) from error
