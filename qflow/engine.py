@@ -45,6 +45,7 @@ class Engine:
         with ExitStack() as undo:
             undo.callback(spool.abandon)
             bell = Bell()
+            spool.damage_noted = bell.ring
             self.ledger = Ledger(spool.settings.capacity_bytes)
             self.routing = Routing()
             self.listeners = Listeners(spool.path, bell, spool.clock)

@@ -20,6 +20,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import NoReturn
@@ -102,6 +103,9 @@ class Spool:
         self._closer: threading.Thread | None = None
         self._numbering = threading.Lock()
         self._problems = Problems()
+        self._untold: deque[str] = deque()  # problems that the log of the process does not have yet
+        self.damage_noted: Callable[[], object] = lambda: None
+        """Called when there is one; it is to have `tell_damage` called soon."""
         self._quarantined_blocks = 0
         self._lock = take_place(self.path, self.files, unsafe_filesystem=settings.unsafe_filesystem)
         with ExitStack() as undo:
@@ -214,15 +218,22 @@ class Spool:
         )
 
     def note(self, problems: Iterable[str]) -> None:
-        """Note what is damaged: in the recovery report, and in the log of the process."""
+        """Note what is damaged: in the recovery report, and at once in the log of the process."""
         for problem in problems:
             self.report(problem, 0)
+        self.tell_damage()
 
     def report(self, problem: str, damaged_blocks: int) -> None:
-        """Note what is damaged, and how many blocks were set aside for it."""
-        _damage_logger.error("%s: %s", self.path, problem)
+        """Note what is damaged, and how many blocks were set aside for it. Called anywhere, also under locks."""
+        self._untold.append(problem)
         self._problems.append(problem)
         self._quarantined_blocks += damaged_blocks
+        self.damage_noted()
+
+    def tell_damage(self) -> None:
+        """Write what was noted to the log of the process, whose handlers may use the broker. Called without a lock."""
+        while self._untold:
+            _damage_logger.error("%s: %s", self.path, self._untold.popleft())
 
     # Copies of the log -------------------------------------------------------------------------------------------
 
@@ -267,6 +278,7 @@ class Spool:
     def end_closing(self) -> None:
         """Closing came to its end, or failed, and may be tried again."""
         self._closer = None
+        self.tell_damage()
 
     def close(self, pieces: Callable[[], Iterable[Piece]], let_go: Iterable[Callable[[], None]]) -> None:
         """Confirm what is on its way and let go of the directory, whatever fails.

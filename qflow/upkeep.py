@@ -86,6 +86,7 @@ class Upkeep:
         log, attempt = self._spool.log, self.attempt
         while not self._bell.wait(self._rest_s(busy, took)):
             started = time.perf_counter()
+            attempt("telling of damage", self._spool.tell_damage)
             self._listeners.tell_all(BaseException)  # maintenance goes on, also after `sys.exit()` in a callback
             if self._spool.released:
                 return  # a callback has closed the broker: the spool may be somebody else's by now

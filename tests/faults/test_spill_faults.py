@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
@@ -375,3 +376,24 @@ def test_a_get_that_fails_has_delivered_nothing(durable, most, spool, faults, sp
                 found.append(delivery.body)
                 assert (delivery.delivery_count, delivery.redelivered) == (1, False)
         assert found == BODIES
+
+
+def test_damage_is_told_to_the_log_of_the_process_without_a_lock(spool, open_spool, spill):
+    """Its handlers may use the broker: here, one that puts each line into another queue, and waits for that."""
+    broker = open_spool(**spill)
+    queue, lines = broker.declare_queue("q", capacity_bytes=CAPACITY), broker.declare_queue("lines")
+
+    class IntoAQueue(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.put(record.getMessage().encode())
+
+    handler, logger = IntoAQueue(), logging.getLogger("qflow.damage")
+    logger.addHandler(handler)
+    try:
+        queue.put_many(BODIES, delay_s=0.001)
+        for path in spill_files(spool):
+            path.write_bytes(b"\xff" * path.stat().st_size)
+        assert in_thread(lambda: drained(queue)) == BODIES
+        assert b"does not match" in in_thread(lambda: lines.get(PATIENCE_S)).body
+    finally:
+        logger.removeHandler(handler)
