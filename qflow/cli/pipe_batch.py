@@ -60,7 +60,7 @@ def _collect(flow: Flow, size: int) -> list[Deliveries]:
 
 def _run_until_done(flow: Flow, command: Command, restarts: Restarts, lines: list[bytes]) -> None:
     data = b"".join(line + flow.delimiter for line in lines)
-    back = f"its {len(lines):,} lines are back in the queue"
+    back = flow.back_in_words(len(lines))
     done = False
     while not done:
         try:

@@ -81,8 +81,8 @@ def log_error(error: BaseException, path: str, what: str) -> QflowError:
     text = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, DAMAGE):
         return CorruptionError(
-            f"pages of the log {path} are damaged, it could not be {what}: {text}; `qflow check` says what can be "
-            "read, and a snapshot from before brings the rest back"
+            f"pages of the log {path} are damaged, it could not be {what}: {text}; what lies on other pages can be read "
+            "(`qflow show` gives single messages), and a snapshot from before brings the rest back"
         )
     if isinstance(error, lmdb.ReadersFullError):
         return StorageError(
@@ -357,6 +357,7 @@ class Environment:
 
         Raises:
             DiskFull, StorageError: the copy could not be written; a part of it may be there.
+            CorruptionError: pages of this log are damaged; as above.
         Cost: writes what the log holds.
         """
         data = os.path.join(directory, DATA)
@@ -368,6 +369,8 @@ class Environment:
                 self._files.close(fd)
         except OSError as error:
             raise storage_error(error, "write a copy of the log", data) from error
+        except DAMAGE as error:
+            raise log_error(error, self.path, "copied") from error
         except lmdb.Error as error:
             raise _full_or_failed(error, directory) from error
 

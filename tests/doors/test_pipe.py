@@ -222,7 +222,7 @@ def test_a_batch_that_fails_is_repeated_then_given_back(cli: CommandLine) -> Non
     command = append_to(log, "sys.exit(7 if '10' in lines else 0)")
     done = cli.run("pipe", cli.spool, "q", "--batch", 10, "--retries", 1, "--json", "--", *command, stdin=text(lines))
     assert done.returncode == 5
-    assert b"exited with 7 at the last of 2 tries; its 10 lines are back in the queue" in done.stderr
+    assert b"exited with 7 at the last of 2 tries; 10 lines are back in the queue" in done.stderr
     assert [run[0] for run in runs(log)] == ["0", "10", "10"]
     counts = {"found": 0, "stored": 25, "delivered": 10, "left": 15, "restarts": 1, "resume_from": 25}
     assert summary(done) == {"queue": "q", **counts}

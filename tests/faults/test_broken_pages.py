@@ -263,3 +263,12 @@ def test_the_command_line_says_it_in_a_sentence(source, tmp_path):
     (result,) = said
     assert result.returncode == 1
     assert "SIGABRT" in error_line(result)
+
+
+def test_a_copy_of_a_log_with_a_broken_page_says_that_the_log_is_damaged(source, tmp_path):
+    """Not that the copy could not be written: exit code 1, and nothing is left of it."""
+    page = [page for page, flags in pages_in_use(source) if flags & LEAF][-1]
+    spool, copy = damaged(source, tmp_path / "spool", page, of_no_kind), tmp_path / "copy"
+    result = CommandLine(tmp_path).run("snapshot", "create", spool, copy)
+    assert (result.returncode, copy.exists()) == (1, False)
+    assert "damaged" in error_line(result)
