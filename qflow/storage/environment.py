@@ -81,8 +81,8 @@ def log_error(error: BaseException, path: str, what: str) -> QflowError:
     text = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, DAMAGE):
         return CorruptionError(
-            f"pages of the log {path} are damaged, it could not be {what}: {text}; what lies on other pages can be read "
-            "(`qflow show` gives single messages), and a snapshot from before brings the rest back"
+            f"pages of the log {path} are damaged, it could not be {what}: {text}; what lies on other pages can be "
+            "read (`qflow show` gives single messages), and a snapshot from before brings the rest back"
         )
     if isinstance(error, lmdb.ReadersFullError):
         return StorageError(
