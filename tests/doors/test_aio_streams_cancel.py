@@ -94,7 +94,7 @@ async def publish_as_producer(stage: Stage) -> None:
 
 
 async def take_the_number(stage: Stage) -> None:
-    stage.claim = stage.broker.broker.claim_of("p", 7)
+    stage.claim = stage.broker.broker.engine.publisher.claim_of("p", 7)
     stage.claim.take()
 
 

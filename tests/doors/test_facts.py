@@ -8,6 +8,7 @@ from pathlib import Path
 import qflow
 from doors.command_line import NOT_READING, CommandLine, error_line, numbers, text
 from qflow import inspect
+from unit.clocks import until
 
 
 def test_stats_tell_what_waits(cli: CommandLine) -> None:
@@ -165,6 +166,7 @@ def test_what_an_owner_would_not_write_tells_nothing(cli: CommandLine) -> None:
     """A `stats.json` of another shape, of whatever program, is none."""
     with qflow.open(cli.spool) as broker:
         broker.declare_queue("q")
+        until((cli.spool / "stats.json").exists)
     whole = json.loads((cli.spool / "stats.json").read_text())
     assert inspect.read_spool(cli.spool).live == whole
     wrong = [5, None, [1], "time_s", {"time_s": 1}, {"pid": 1}]

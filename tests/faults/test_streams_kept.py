@@ -248,7 +248,7 @@ def test_what_settles_a_subscription_is_done_before_it_is_deleted(written: Path)
         join, settle = broker.log.join, broker.log.settle
         broker.log.join = lambda *given: (order.append("write"), join(*given))[1]  # type: ignore[method-assign]
         broker.log.settle = lambda *given: (order.append("settle"), settle(*given))[1]  # type: ignore[method-assign]
-        broker._records.delete = late(broker._records.delete, batch[4].ack)  # type: ignore
+        broker.engine.spool.records.delete = late(broker.engine.spool.records.delete, batch[4].ack)  # type: ignore
         broker.delete_subscription("s", "panel")
         assert order == ["write"]
 

@@ -67,7 +67,7 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
             with broker.transaction() as tx:
                 tx.publish("t", b"late")
 
-    drain, written = broker.log.drain, broker._records.delete
+    drain, written = broker.log.drain, broker.engine.spool.records.delete
     there: list[int] = []
 
     def draining() -> None:
@@ -82,7 +82,7 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
 
     monkeypatch.setattr(broker.log, "join", late)
     monkeypatch.setattr(broker.log, "drain", draining)
-    monkeypatch.setattr(broker._records, "delete", write)
+    monkeypatch.setattr(broker.engine.spool.records, "delete", write)
     with ThreadPoolExecutor() as threads:
         publishing = threads.submit(work)
         assert about.wait(PATIENCE_S)

@@ -110,7 +110,7 @@ def test_a_topic_that_a_directory_cannot_be_called_is_refused(spark, broker, spo
     broker.declare_stream("all", topics=["#"])
     broker.publish("__HIVE_DEFAULT_PARTITION__", b"x")
     with (
-        Archive(str(spool), "all", str(tmp_path / "out"), partition_by=("topic",)) as found,
+        Archive(str(spool), Contents("all", partition_by=("topic",)), str(tmp_path / "out")) as found,
         pytest.raises(qflow.InvalidArgument, match="^topic .__HIVE_DEFAULT_PARTITION__. cannot be .* archive without"),
     ):
         found.run(spark)

@@ -144,7 +144,7 @@ def test_a_file_where_the_spool_should_be_is_refused(tmp_path: Path) -> None:
     """And left as it is."""
     file = tmp_path / "spool"
     file.write_text("mine")
-    with pytest.raises(qflow.StorageError, match="not a directory"):
+    with pytest.raises(qflow.InvalidArgument, match="not a directory"):
         qflow.open(file)
     assert file.read_text() == "mine"
 
@@ -152,7 +152,7 @@ def test_a_file_where_the_spool_should_be_is_refused(tmp_path: Path) -> None:
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     """Edge 12: a non-empty directory without a log is not made a spool."""
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(qflow.StorageError, match=r"thesis\.tex"):
+    with pytest.raises(qflow.InvalidArgument, match=r"thesis\.tex"):
         qflow.open(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

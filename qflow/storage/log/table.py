@@ -89,7 +89,7 @@ def delete_between(txn: Any, start: bytes, stop: bytes, limit: int = LAST) -> in
     removed = 0
     with txn.cursor() as cursor:
         found = cursor.set_range(start)
-        while found and removed < limit and start <= cursor.key() < stop:
+        while found and removed < limit and start <= bytes(cursor.key()) < stop:
             found = cursor.delete()
             removed += 1
     return removed
@@ -107,7 +107,7 @@ def forget(txn: Any, prefix: bytes, start: bytes, limit: int, is_over: Callable[
     removed = looked = 0
     with txn.cursor() as cursor:
         found = cursor.set_range(start or prefix)
-        while found and prefix <= cursor.key() < stop:
+        while found and prefix <= bytes(cursor.key()) < stop:
             if looked >= limit:
                 return Forgotten(removed, cursor.key())
             looked += 1
