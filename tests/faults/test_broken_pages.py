@@ -168,7 +168,8 @@ def test_a_broken_page_stops_the_queues_on_it_and_no_other(change, source, tmp_p
         if flags & LEAF:
             costs.append(len(QUEUES) - sum(served.values()))
     assert costs
-    assert set(costs) <= set(range(5))  # a page holds so many neighbours, of ten
+    assert max(costs) < len(QUEUES)  # a page of small records holds those of many
+    assert sorted(costs)[len(costs) // 2] < 5  # one of blocks holds so many neighbours
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV])
