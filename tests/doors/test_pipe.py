@@ -235,7 +235,7 @@ def test_the_next_run_continues_with_the_batch_that_failed(cli: CommandLine) -> 
     dying = append_to(cli.directory / "first", "os.kill(os.getpid(), signal.SIGKILL)")
     done = cli.run("pipe", cli.spool, "q", "--batch", 10, "--retries", 0, "--", *dying, stdin=text(lines))
     assert done.returncode == 5
-    assert b"was ended by signal 9; its 10 lines" in done.stderr
+    assert b"was ended by signal 9; 10 lines" in done.stderr
     log = cli.directory / "second"
     assert cli.run("pipe", cli.spool, "q", "--batch", 10, "--", *append_to(log, "")).returncode == 0
     assert [line.encode() for run in runs(log) for line in run] == lines
