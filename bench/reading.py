@@ -14,7 +14,6 @@ from pathlib import Path
 from time import thread_time
 
 import qflow
-import qflow.spool
 from bench import children
 from bench.engines.qflow_queues import PATIENCE_S, open_broker
 from bench.measure import Row, Setup, Workload, bytes_name, interleave, micros, ratio
@@ -61,6 +60,8 @@ def told(setup: Setup) -> Iterator[Row]:
 
 
 def _told(setup: Setup, size: int) -> Row:
+    from qflow.spool import ALLOCATOR_HINT_BYTES  # here: other workloads run with commits that have it elsewhere
+
     count = _count(setup, size)
     setup.need_disk(3 * count * size)
     with setup.scratch() as path:
@@ -74,7 +75,7 @@ def _told(setup: Setup, size: int) -> Row:
 
             return run
 
-        measured = interleave(setup.few_rounds, 1, side(qflow.spool.ALLOCATOR_HINT_BYTES), side(0))
+        measured = interleave(setup.few_rounds, 1, side(ALLOCATOR_HINT_BYTES), side(0))
     names = ("told", "not told")
     ours, other = (micros(name, count, seconds) for name, seconds in zip(names, measured, strict=True))
     return Row(
@@ -125,6 +126,8 @@ def _drained(queue: qflow.Queue, count: int, size: int) -> float:
 
 def _drain_told(path: str, hint: str, messages: str, message_bytes: str) -> None:
     """Drain a second time: the first warms up."""
+    import qflow.spool
+
     count, size = int(messages), int(message_bytes)
     qflow.spool.ALLOCATOR_HINT_BYTES = int(hint)
     with open_broker(Path(path), spill="segments") as broker:
