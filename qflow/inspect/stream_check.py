@@ -89,7 +89,8 @@ def _check_partition(env: Environment, owner: int, number: int, holes: list[Hole
             if position < 0:
                 before, position, end = row, row.floor, row.next
             position = max(position, row.floor)
-            read = partitions.read(txn, owner, number, position, end, _READ_AT_ONCE) if position < end else None
+            query = partitions.Query(owner, number, position, end, _READ_AT_ONCE)
+            read = partitions.read(txn, query) if position < end else None
         if read is not None:
             if read.hole is not None:
                 holes.append(read.hole)

@@ -203,7 +203,8 @@ class StreamReader:
             if position < floor:
                 self._miss(number, position, floor, "retention took them", damaged=False)
                 return Found([], None, floor, 0)
-            found = partitions.read(txn, self._owner, number, position, end, READ_BYTES, self._interest, READ_MESSAGES)
+            query = partitions.Query(self._owner, number, position, end, READ_BYTES, self._interest, READ_MESSAGES)
+            found = partitions.read(txn, query)
         if found.hole is not None:
             self._miss(number, found.hole.start, found.hole.end, found.hole.problem, damaged=True)
         return found

@@ -187,9 +187,9 @@ class Outlet(Holding):
                     return batch
         except BaseException:
             try:
-                shelter(partial(self.give_up_batch, batch))
+                self.give_up_batch(batch)
             finally:  # see `attend`
-                shelter(partial(self.give_up_batch, batch))
+                self.give_up_batch(batch)
             raise
         return None
 

@@ -20,6 +20,7 @@ from qflow.spark.words import plainly
 from qflow.storage.log import recovery
 from qflow.storage.log.rows import read_row
 from qflow.storage.streams import columns as column_pieces
+from qflow.storage.streams.partitions import Query
 from qflow.streams.interest import Interest
 
 _logger = logging.getLogger("qflow.spark")
@@ -91,9 +92,8 @@ def _batches(request: Request, part: Range) -> Iterator[pa.RecordBatch]:
                     end=part.end,
                 )
                 continue
-            found = column_pieces.read(
-                txn, part.owner, part.partition, position, end, BATCH_BYTES, interest, BATCH_MESSAGES
-            )
+            query = Query(part.owner, part.partition, position, end, BATCH_BYTES, interest, BATCH_MESSAGES)
+            found = column_pieces.read(txn, query)
             batch = maker.make(found.pieces) if found.pieces else None  # copied from the map into its columns, once
         if found.hole is not None:
             _miss(request, part, found.hole.start - base, found.hole.end - base, found.hole.problem)

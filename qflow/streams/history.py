@@ -69,7 +69,7 @@ class History:
             if position < floor:
                 border = min(floor, max(end, position))
                 return Found([], Hole(position, border, "retention took them"), border, 0)
-            found = partitions.read(txn, self.owner, number, position, end, most_bytes, wanted, most)
+            found = partitions.read(txn, partitions.Query(self.owner, number, position, end, most_bytes, wanted, most))
         hole = found.hole
         if hole is not None and hole.start not in self._reported:
             self._reported.add(hole.start)

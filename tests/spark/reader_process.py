@@ -196,6 +196,7 @@ def blocks_read(spool: str, topic_filter: str) -> tuple[int, int, int]:
     from qflow.storage import blocks
     from qflow.storage.log.keys import scan
     from qflow.storage.streams import columns as column_pieces
+    from qflow.storage.streams import partitions
     from qflow.streams.interest import Interest
     from qflow.streams.topic_filter import compile_filter
 
@@ -209,7 +210,7 @@ def blocks_read(spool: str, topic_filter: str) -> tuple[int, int, int]:
             there += 1
             matching += any(map(matches, blocks.read_names(value, where="a block")))
         while position < end:
-            found = column_pieces.read(txn, stream.owner, 0, position, end, 2**20, interest)
+            found = column_pieces.read(txn, partitions.Query(stream.owner, 0, position, end, 2**20, interest))
             decoded += found.decoded
             position = found.position
     return decoded, matching, there

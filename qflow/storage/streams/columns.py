@@ -15,7 +15,7 @@ from qflow.storage import blocks
 from qflow.storage.blocks import Columns, Header, Reference
 from qflow.storage.log import bodies
 from qflow.storage.streams import partitions
-from qflow.storage.streams.partitions import Asked, FoundOf, Hole, Query, Wanted
+from qflow.storage.streams.partitions import Asked, FoundOf, Hole, Query
 
 _REFERENCE = (2).to_bytes(4, "little")
 
@@ -54,21 +54,11 @@ class ColumnPiece(NamedTuple):
         return size + sum(map(len, self.fetched.values()))
 
 
-def read(
-    txn: Any,
-    owner: int,
-    lane: int,
-    position: int,
-    end: int,
-    most_bytes: int,
-    wanted: Wanted | None = None,
-    most_messages: int = 2**62,
-) -> FoundOf[ColumnPiece]:
+def read(txn: Any, query: Query) -> FoundOf[ColumnPiece]:
     """Read as `partitions.read` does. Where the transaction gives buffers, what is returned ends with it.
 
     Cost: 12 µs a block, and 0.1 µs a KiB.
     """
-    query = Query(owner, lane, position, end, most_bytes, wanted, most_messages)
     return partitions.read_pieces(_take, txn, query)
 
 

@@ -155,33 +155,22 @@ class Query(NamedTuple):
     lane: int
     position: int
     end: int
+    """The sequence behind the last one that is confirmed."""
     most_bytes: int
     wanted: Wanted | None = None
+    """None for every topic."""
     most_messages: int = 2**62
 
 
-def read(
-    txn: Any,
-    owner: int,
-    lane: int,
-    position: int,
-    end: int,
-    most_bytes: int,
-    wanted: Wanted | None = None,
-    most_messages: int = 2**62,
-) -> Found:
+def read(txn: Any, query: Query) -> Found:
     """Read wanted messages in [position, end), in order: whole blocks, until there are so many bytes or messages.
 
     Of a block that refers to shared bodies, at least one message: it may refer to any number of bytes. A body that
     cannot be read is a hole of its own.
 
-    Args:
-        end: the sequence behind the last one that is confirmed.
-        wanted: None for every topic.
-
     Cost: 0.15 µs a message; 10 µs for a block of 64 KiB that is passed over by its names.
     """
-    return read_pieces(_decoded, txn, Query(owner, lane, position, end, most_bytes, wanted, most_messages))
+    return read_pieces(_decoded, txn, query)
 
 
 def read_pieces(take: Take[P], txn: Any, query: Query) -> FoundOf[P]:
