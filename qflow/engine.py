@@ -114,6 +114,7 @@ class Engine:
                 spool.close(lambda: [*endings(queues), *self.streams.endings()], [queue.let_go for queue in queues])
         finally:
             spool.end_closing()
+            self.upkeep.attempt("telling of damage", spool.tell_damage)
 
     def disown(self) -> None:
         """In a forked child: refuse everything."""

@@ -278,7 +278,6 @@ class Spool:
     def end_closing(self) -> None:
         """Closing came to its end, or failed, and may be tried again."""
         self._closer = None
-        self.tell_damage()
 
     def close(self, pieces: Callable[[], Iterable[Piece]], let_go: Iterable[Callable[[], None]]) -> None:
         """Confirm what is on its way and let go of the directory, whatever fails.

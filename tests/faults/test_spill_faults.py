@@ -397,3 +397,23 @@ def test_damage_is_told_to_the_log_of_the_process_without_a_lock(spool, open_spo
         assert b"does not match" in in_thread(lambda: lines.get(PATIENCE_S)).body
     finally:
         logger.removeHandler(handler)
+
+
+def test_a_handler_of_the_log_that_needs_the_broker_does_not_keep_it_from_closing(open_spool):
+    """What maintenance had no time to tell is told when the broker is closed: that handler is refused then."""
+    broker = open_spool()
+    lines = broker.declare_queue("lines")
+
+    class IntoAQueue(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.put(record.getMessage().encode())
+
+    handler, logger = IntoAQueue(), logging.getLogger("qflow.damage")
+    inside.still(broker)
+    broker.engine.spool.report("a file is damaged", 0)
+    logger.addHandler(handler)
+    try:
+        broker.close()
+    finally:
+        logger.removeHandler(handler)
+    assert broker.closed
