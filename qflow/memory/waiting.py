@@ -112,7 +112,7 @@ class _Shelter:
                 try:
                     threading.Thread(target=self.serve, name="qflow-sheltered", daemon=True).start()
                 except RuntimeError:  # there are as many as there may be, or the interpreter is about to end
-                    return work()
+                    return in_place(work)
             job.sent = True
             self._jobs.put(job)
             job.gate.acquire()
@@ -272,11 +272,12 @@ def refuse_finalizer() -> None:
         Reentered: a call of ours lies beneath code of somebody else that it would not call.
     """
     foreign = False
+    inside = is_inside()  # else a call that begins, or waits, with nothing held
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not foreign:
             foreign = _is_foreign(frame)
-        elif frame.f_code in _straight or _guards(frame) or frame.f_globals.get("__name__") == _WRITER:
+        elif frame.f_code in _straight or (inside and _guards(frame)) or frame.f_globals.get("__name__") == _WRITER:
             raise Reentered(_REENTERED)
         frame = frame.f_back
 

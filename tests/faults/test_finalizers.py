@@ -15,6 +15,8 @@ import pytest
 
 import qflow
 from faults.seams import in_thread
+from faults.strikes import Strike
+from qflow.memory import waiting
 
 Open = Callable[..., qflow.Broker]
 MOST = 60
@@ -120,6 +122,26 @@ def test_a_finalizer_that_puts_in_the_middle_of_a_call_is_done_or_refused(
     batch = queue.get_many(10_000, 0)
     assert len(set(batch.sequences)) == left
     batch.ack()
+
+
+def test_a_handler_may_use_a_broker_whose_caller_looks_for_finalizers(open_spool: Open) -> None:
+    """Another thread collects garbage as the call begins; that looks through its callers, and a handler strikes there.
+
+    What the handler asks for is in the middle of no call.
+    """
+    queue = open_spool().declare_queue("q", durable=False)
+    queue.stats()
+    found = []
+    for at in range(20):
+        strike = Strike(at, lambda: queue.put(b"x"))
+        waiting.collecting.add("a")
+        try:
+            strike.run(queue.stats)
+        finally:
+            waiting.collecting.clear()
+        found.append(strike.where)
+    assert any("refuse_finalizer" in where for where in found if where)
+    assert queue.stats().messages == 20
 
 
 @pytest.mark.parametrize("durable", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -285,6 +286,22 @@ def test_a_request_that_is_handed_over_while_the_log_closes_is_refused(spool, fa
             log._writer.hand_over(late)
         assert not late.joined
         assert not log.busy
+
+
+def test_what_was_looked_after_is_kept_no_longer_than_it_takes(spool, faults):
+    """Somebody looks for what stands while the writer is in a commit: nothing of it stays when it is done."""
+    with bare_log(spool, faults) as log:
+        line = declared(log, 1)
+        at_commit, go = threading.Event(), threading.Event()
+        faults.before["commit"] = lambda: (faults.before.clear(), at_commit.set(), go.wait(PATIENCE_S))
+        log.put(line.put(b"1"))
+        assert at_commit.wait(PATIENCE_S)
+        put = line.put(b"2")
+        log.put(put)
+        log._writer.look_after()
+        go.set()
+        log.drain()
+        until(lambda: sys.getrefcount(put) == 2)
 
 
 def test_what_was_handed_over_before_the_end_is_done(spool, faults):

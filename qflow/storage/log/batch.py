@@ -115,7 +115,7 @@ class Lane:
 class Request:
     """What one caller has handed over."""
 
-    __slots__ = ("batch", "done", "error", "future", "gate", "joined", "rung", "told")
+    __slots__ = ("batch", "done", "error", "future", "gate", "joined", "rung", "stood", "told")
 
     def __init__(self) -> None:
         self.batch: Batch | None = None
@@ -124,6 +124,8 @@ class Request:
         """It was handed over: who has reserved room for it need not give that back."""
         self.rung = False
         """The writer was told that its caller waits."""
+        self.stood = False
+        """It was the first that waits to join one when somebody looked after it."""
         self.done = False
         self.error: BaseException | None = None
         self.gate: Lock | None = None

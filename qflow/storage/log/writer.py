@@ -59,8 +59,6 @@ class Writer:
         self._writing = BatchWriting(env, clock, self.copying, reading, shares)
         self._committing = Committing(env, self._writing, self._note_failure)
         self.requests: deque[Request] = deque()
-        self._oldest: Request | None = None
-        """The first of them when `look_after` was called."""
         self._bell: SimpleQueue[bool] = SimpleQueue()
         self._told = False
         """The bell is about to ring, or has rung, for requests that nobody waits for."""
@@ -122,11 +120,10 @@ class Writer:
         try:
             first = self.requests[0]
         except IndexError:
-            self._oldest = None
             return
-        if first is self._oldest:
+        if first.stood:
             self.rouse()
-        self._oldest = first
+        first.stood = True
 
     def _check_ended(self, request: Request) -> None:
         """Take a request back that came too late."""
