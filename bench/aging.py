@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from time import perf_counter, sleep
+from typing import Any
 
 import qflow
 from bench.engines.qflow_queues import PATIENCE_S, open_broker
@@ -79,7 +80,9 @@ def _aged(setup: Setup, how: str, aging: Aging, count: int, durable: bool) -> It
         held = aging(old, count)
         begun = perf_counter()
         during = interleave(setup.rounds, setup.size(5, 1), through(old), through(fresh))
-        while any(lane.hollow_due for lane in old.lanes) and perf_counter() - begun < MAINTENANCE_S:
+        parts: Any = getattr(old, "parts", None)  # commits from before have none
+        lanes = old.lanes if parts is None else parts.logged_lanes  # type: ignore[attr-defined]
+        while any(lane.hollow_due for lane in lanes) and perf_counter() - begun < MAINTENANCE_S:
             sleep(0.1)
         looked = perf_counter() - begun
         measured = interleave(setup.rounds, setup.size(5, 1), through(old), through(fresh))

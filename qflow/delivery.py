@@ -45,12 +45,12 @@ class Delivery:
     Made by its queue, which sets the slots itself: that takes half the time of a call of `__init__`.
     """
 
-    __slots__ = ("_marks", "_settler", "record", "sequence")
+    __slots__ = ("marks", "record", "sequence", "settler")
 
     record: Record
     sequence: int
-    _settler: Settler
-    _marks: int
+    settler: Settler
+    marks: int
 
     @property
     def body(self) -> bytes:
@@ -79,17 +79,17 @@ class Delivery:
     @property
     def queue(self) -> str:
         """The queue's name."""
-        return self._settler.name
+        return self.settler.name
 
     @property
     def delivery_count(self) -> int:
         """1 at the first delivery, one more after each return."""
-        return (self._marks >> 1) + 1
+        return (self.marks >> 1) + 1
 
     @property
     def redelivered(self) -> bool:
         """It was, or before a crash may have been, delivered before."""
-        return self._marks != 0
+        return self.marks != 0
 
     def ack(self, wait: bool = False) -> None:
         """Settle the message.
@@ -102,7 +102,7 @@ class Delivery:
             BrokerClosed: the message went back to its queue when the broker was closed.
         Cost: 0.3 µs; with `wait`, a commit.
         """
-        self._settler.settle_one(self, wait)
+        self.settler.settle_one(self, wait)
 
     def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
         """Give the message back to its original place, to be delivered again.
@@ -116,7 +116,7 @@ class Delivery:
         Raises:
             AlreadySettled, BrokerClosed: as `ack`.
         """
-        self._settler.return_one(self, requeue, parse_span(delay_s, "delay_s"))
+        self.settler.return_one(self, requeue, parse_span(delay_s, "delay_s"))
 
     def extend(self, seconds: float) -> None:
         """Hold the message for so many seconds from now, if its queue's `ack_timeout_s` would take it back earlier.
@@ -124,7 +124,7 @@ class Delivery:
         Raises:
             AlreadySettled: it was settled, or went back, before.
         """
-        self._settler.extend_one(self, parse_span(seconds, "seconds"))
+        self.settler.extend_one(self, parse_span(seconds, "seconds"))
 
     def __enter__(self) -> Delivery:
         return self
@@ -159,10 +159,10 @@ class Deliveries(Sequence[Delivery]):
     Cost: 0.1 µs a delivery made; `.bodies` and `.ack()` 0.01 µs a message.
     """
 
-    __slots__ = ("_measured", "_settler", "segments", "settled", "settled_bytes", "total")
+    __slots__ = ("_measured", "segments", "settled", "settled_bytes", "settler", "total")
 
     def __init__(self, settler: BatchSettler, segments: list[Segment]) -> None:
-        self._settler = settler
+        self.settler = settler
         self.segments = segments
         self.total = sum(len(segment.records) for segment in segments)
         self.settled: set[int] | None = set()
@@ -172,7 +172,7 @@ class Deliveries(Sequence[Delivery]):
 
     @property
     def name(self) -> str:
-        return self._settler.name
+        return self.settler.name
 
     @property
     def bodies(self) -> list[bytes]:
@@ -197,24 +197,24 @@ class Deliveries(Sequence[Delivery]):
 
     def ack(self, wait: bool = False) -> None:
         """Settle what is left of the batch; see `Delivery.ack`."""
-        self._settler.settle_batch(self, wait)
+        self.settler.settle_batch(self, wait)
 
     def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
         """Give what is left of the batch back to its original place; see `Delivery.nack`."""
-        self._settler.return_batch(self, requeue, parse_span(delay_s, "delay_s"))
+        self.settler.return_batch(self, requeue, parse_span(delay_s, "delay_s"))
 
     def extend(self, seconds: float) -> None:
         """Hold what is left of the batch longer; see `Delivery.extend`."""
-        self._settler.extend_batch(self, parse_span(seconds, "seconds"))
+        self.settler.extend_batch(self, parse_span(seconds, "seconds"))
 
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
-        self._settler.settle_part(self, self._position(delivery.sequence), wait)
+        self.settler.settle_part(self, self.position(delivery.sequence), wait)
 
     def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None:
-        self._settler.return_part(self, self._position(delivery.sequence), requeue, delay_s)
+        self.settler.return_part(self, self.position(delivery.sequence), requeue, delay_s)
 
     def extend_one(self, delivery: Delivery, seconds: float) -> None:
-        self._settler.extend_batch(self, seconds)
+        self.settler.extend_batch(self, seconds)
 
     def check_unsettled(self, position: int) -> None:
         """Refuse a delivery of it that was settled on its own, or with all others."""
@@ -223,9 +223,9 @@ class Deliveries(Sequence[Delivery]):
 
     def unsettled_place(self, delivery: Delivery) -> tuple[Settler, int]:
         """Return who settles a delivery of it, and where in it that is. Raises as `check_unsettled`."""
-        position = self._position(delivery.sequence)
+        position = self.position(delivery.sequence)
         self.check_unsettled(position)
-        return self._settler, position
+        return self.settler, position
 
     def take_back(self, delivery: Delivery, position: int) -> None:
         """Have a delivery again that was on its own for a while; the others may have been settled meanwhile."""
@@ -234,7 +234,7 @@ class Deliveries(Sequence[Delivery]):
             self.settled_bytes = sum(sum(map(len, segment.records)) for segment in self.segments)
         self.settled.discard(position)
         self.settled_bytes -= len(delivery.record)
-        delivery._settler = self
+        delivery.settler = self
 
     def left(self) -> list[Segment]:
         """Return what is not settled yet, as segments."""
@@ -271,7 +271,7 @@ class Deliveries(Sequence[Delivery]):
             position -= len(records)
         raise IndexError("no such delivery in the batch")
 
-    def _position(self, sequence: int) -> int:
+    def position(self, sequence: int) -> int:
         position = 0
         for first, records, _ in self.segments:
             if first <= sequence < first + len(records):
@@ -290,8 +290,8 @@ class Deliveries(Sequence[Delivery]):
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(self.total))]
         delivery = Delivery()
-        delivery._settler = self
-        delivery.sequence, delivery.record, delivery._marks = self.at(index + self.total if index < 0 else index)
+        delivery.settler = self
+        delivery.sequence, delivery.record, delivery.marks = self.at(index + self.total if index < 0 else index)
         return delivery
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -300,8 +300,8 @@ class Deliveries(Sequence[Delivery]):
                 delivery = Delivery()
                 delivery.record = record
                 delivery.sequence = sequence
-                delivery._settler = self
-                delivery._marks = marks
+                delivery.settler = self
+                delivery.marks = marks
                 yield delivery
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from functools import partial
 
 from qflow.adoption import Adoption
 from qflow.config import parse_timeout
@@ -20,6 +21,7 @@ from qflow.publishing import Publisher
 from qflow.queues.desk import Desk
 from qflow.queues.ending import endings
 from qflow.queues.registry import Queues
+from qflow.queues.tending import let_go, refuse_calls
 from qflow.queues.transaction import Transaction
 from qflow.routing import Routing
 from qflow.spool import Forked, Spool
@@ -105,13 +107,16 @@ class Engine:
         try:
             queues = self.queues.all()
             for queue in queues:
-                queue.refuse_calls(BrokerClosed)
+                refuse_calls(queue.parts, BrokerClosed)
             self.streams.end(BrokerClosed)
             self.upkeep.end()
             self.adoption.close()
             with ExitStack() as ending:
                 ending.callback(_engines.discard, self)
-                spool.close(lambda: [*endings(queues), *self.streams.endings()], [queue.let_go for queue in queues])
+                spool.close(
+                    lambda: [*endings(queues), *self.streams.endings()],
+                    [partial(let_go, queue.parts) for queue in queues],
+                )
         finally:
             spool.end_closing()
             self.upkeep.attempt("telling of damage", spool.tell_damage)

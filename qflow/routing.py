@@ -19,7 +19,9 @@ from qflow.message import (
     topic_prefix,
     with_prefix,
 )
-from qflow.queues.intake import Form, put_into_all
+from qflow.queues.envelope import Envelope
+from qflow.queues.fan_out import put_into_all
+from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step
 from qflow.streams.partition import Partition, offset_of
@@ -77,7 +79,7 @@ class PublishResult(_Places):
 class Route(NamedTuple):
     """Where a topic leads, and what stands before a body in a queue."""
 
-    queues: tuple[Queue, ...]
+    queues: tuple[Puts, ...]
     """In the order of their numbers."""
     streams: tuple[Stream, ...]
     prefix: bytes
@@ -137,7 +139,7 @@ class Routing:
         known = routes.get(topic) if type(topic) is str else None
         if known is not None:
             return known
-        queues = tuple(sorted(self._trie.match(check_topic(topic)), key=_number))
+        queues = tuple(sorted((queue.parts.puts for queue in self._trie.match(check_topic(topic))), key=_number))
         route = Route(queues, self.streams.match(topic), topic_prefix(topic))
         if len(topic) <= CACHED_CHARACTERS:
             if len(routes) >= ROUTES_KEPT:
@@ -172,24 +174,24 @@ class Routing:
         body = body_bytes(body)
         if not queues and not streams:
             self.count_unrouted()
-        records: dict[Form, Record] = {}
+        records: dict[Envelope, Record] = {}
         steps: list[Step] = []
-        bare = Form(0, prefix)
+        bare = Envelope(0, prefix)
         for queue in queues:
-            form = bare
+            envelope = bare
             if headers is not None or key is not None or queue.settings.ttl_s is not None:
-                form = queue.form(headers, None, 0, None, None, None, topic, key)
-            if form not in records:
-                records[form] = form.record(body)
-            steps.append(Step(queue, form.number, [records[form]]))
+                envelope = queue.envelope(headers, None, 0, None, None, None, (topic, key))
+            if envelope not in records:
+                records[envelope] = envelope.record(body)
+            steps.append(Step(queue, envelope.number, [records[envelope]]))
         for stream in streams:
-            form = bare
+            envelope = bare
             if headers is not None or key is not None:
-                form = Form(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
-            if form not in records:
-                records[form] = form.record(body)
+                envelope = Envelope(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
+            if envelope not in records:
+                records[envelope] = envelope.record(body)
             place: Any = stream.partition_for(topic, key)
-            steps.append(Step(place, 0, [records[form]]))
+            steps.append(Step(place, 0, [records[envelope]]))
         return steps
 
     def lots(self, messages: list[Any], headers: Headers | None) -> Lots | None:
@@ -343,7 +345,7 @@ class PublishResults(Sequence[PublishResult]):
         return repr(list(self))
 
 
-def _number(queue: Queue) -> int:
+def _number(queue: Puts) -> int:
     return queue.owner
 
 

@@ -11,12 +11,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from qflow.adoption import Adoption
 from qflow.errors import QflowError
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
 from qflow.queues.registry import Queues
+from qflow.queues.tending import fit, tick
 from qflow.spool import Spool
 from qflow.streams.registry import Attempt, Streams, at_once
 
@@ -143,7 +145,7 @@ class Upkeep:
         now = self._spool.monotonic()
         if now - self._ticked < MAINTENANCE_S / 2:
             return False
-        more = [attempt(f"queue {queue.name!r}", queue.tick) for queue in self._queues.all()]
+        more = [attempt(f"queue {queue.name!r}", partial(tick, queue.parts)) for queue in self._queues.all()]
         more.append(self._streams.tick(attempt))
         self._ticked = -math.inf if any(more) else now
         return any(more)
@@ -152,13 +154,14 @@ class Upkeep:
         """Free spill files of purged messages, and spill what nobody else did."""
         more = False
         for queue in self._queues.all():
-            more |= queue.sweep(WIPED_AT_ONCE) | queue.fit() | queue.spill_left_over()
+            spiller = queue.parts.spiller
+            more |= spiller.sweep(WIPED_AT_ONCE) | fit(queue.parts) | spiller.spill_left_over()
         return more
 
     def remove_settled(self) -> bool:
         """Remove blocks below floors that one commit was not enough for."""
         log = self._spool.log
-        lanes = [lane for queue in self._queues.all() for lane in queue.lanes if lane.removing]
+        lanes = [lane for queue in self._queues.all() for lane in queue.parts.logged_lanes if lane.removing]
         lanes += [lane for lane in self._streams.lanes if lane.removing]
         lanes = [lane for lane in lanes if lane.broken is None]
         if log.failed:
@@ -176,7 +179,7 @@ class Upkeep:
     def hollow(self) -> bool:
         """Give back what is settled above floors; False also where there is no room."""
         log = self._spool.log
-        lanes = [lane for queue in self._queues.all() for lane in queue.lanes if lane.hollow_due]
+        lanes = [lane for queue in self._queues.all() for lane in queue.parts.logged_lanes if lane.hollow_due]
         if not lanes or log.failed:
             return False
         for lane in lanes[:HOLLOWED_AT_ONCE]:

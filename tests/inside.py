@@ -6,6 +6,7 @@ import math
 import threading
 
 import qflow
+from qflow.queues import tending
 from qflow.stats import Problems
 from qflow.upkeep import Upkeep
 
@@ -38,6 +39,30 @@ def is_due(broker: qflow.Broker) -> None:
 def troubles(broker: qflow.Broker) -> dict[str, str]:
     """Return the errors of parts of maintenance that were reported."""
     return upkeep(broker)._troubles
+
+
+def tick(queue: qflow.Queue) -> bool:
+    """Do to a queue what time does."""
+    return tending.tick(queue.parts)
+
+
+def fit(queue: qflow.Queue) -> bool:
+    """Take a step of what follows from an opening, or from other settings."""
+    return tending.fit(queue.parts)
+
+
+def left_behind(queue: qflow.Queue) -> dict[str, object]:
+    """Return what is still on its way or waits in a queue, by name: nothing, where no call is."""
+    parts = queue.parts
+    gate, admission = parts.gate, parts.admission
+    found = {
+        "pending": (admission.pending, admission.pending_messages, admission.pending_bytes),
+        "charged": (gate.incoming, gate.restoring),
+        "waiting": (gate.getters, gate.putters, gate.starved, *gate.arrived.watchers, *gate.room.watchers),
+        "line": tuple(admission.line),
+        "leaving": tuple(parts.held.leaving),
+    }
+    return {name: values for name, values in found.items() if any(values)}
 
 
 def problems(broker: qflow.Broker) -> Problems:

@@ -23,7 +23,7 @@ class AsyncConsumed(Settling, Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def queue(self) -> Consumed: ...
+    def consumed(self) -> Consumed: ...
     async def collect(self, most: int, timeout_s: float | None) -> Deliveries: ...
 
 
@@ -46,9 +46,9 @@ class AsyncConsumer:
         self._batch: Deliveries | None = None
         self._index = 0
         self._turn = asyncio.Lock()
-        self._troubles = Troubles(queue.queue)
+        self._troubles = Troubles(queue.consumed)
         self._current: dict[asyncio.Task[None], Delivery] = {}
-        queue.queue.list_consumer(self)
+        queue.consumed.list_consumer(self)
         self._tasks = [home.loop.create_task(self._run()) for _ in range(concurrency)]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
@@ -67,7 +67,7 @@ class AsyncConsumer:
         """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
         self.stop()
         if self._batch is not None:
-            in_place(partial(self._queue.queue.give_up_batch, self._batch))
+            in_place(partial(self._queue.consumed.give_up_batch, self._batch))
 
     async def close(self) -> None:
         """Stop, and wait for the callbacks that are running; called by one of them, it waits for none.
@@ -111,8 +111,8 @@ class AsyncConsumer:
         if all(task.done() for task in self._tasks):
             self._stopped = True
             if self._batch is not None:
-                in_place(partial(self._queue.queue.give_up_batch, self._batch))
-            self._queue.queue.forget_consumer(self)
+                in_place(partial(self._queue.consumed.give_up_batch, self._batch))
+            self._queue.consumed.forget_consumer(self)
 
     async def _next(self) -> Delivery | None:
         """Take the next message of the batch that all tasks share; None if it is gone."""
@@ -132,7 +132,7 @@ class AsyncConsumer:
                 self._index = 0
             index, self._index = self._index, self._index + 1
             try:
-                return self._queue.queue.leave_batch(self._batch, index)
+                return self._queue.consumed.leave_batch(self._batch, index)
             except AlreadySettled:
                 self._batch = None  # it was held for too long: all of it went back
                 return None
@@ -144,12 +144,12 @@ class AsyncConsumer:
         except (BrokerClosed, QueueDeleted):
             raise
         except Exception as error:
-            self._queue.queue.tell_failure(delivery.sequence, error)
+            self._queue.consumed.tell_failure(delivery.sequence, error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            self._queue.queue.tell_failure(delivery.sequence, error)  # it cancelled something of its own
+            self._queue.consumed.tell_failure(delivery.sequence, error)  # it cancelled something of its own
 
     async def __aenter__(self) -> AsyncConsumer:
         return self

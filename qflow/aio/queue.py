@@ -17,9 +17,10 @@ from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
-from qflow.queues.admission import TurnedAway
-from qflow.queues.intake import Form, Moment
+from qflow.queues.consumers import Consumers
+from qflow.queues.envelope import Envelope, Moment
 from qflow.queues.overflow import Decision
+from qflow.queues.putting import TurnedAway
 from qflow.queues.queue import Queue
 from qflow.stats import QueueStats
 
@@ -36,6 +37,9 @@ class AsyncQueue:
     def __init__(self, queue: Queue, log: Log, homes: Homes, worker: Worker) -> None:
         self.queue = queue
         """The same queue for threads; its methods block."""
+        self._puts = queue.parts.puts
+        self._gets = queue.parts.gets
+        self._claims = queue.parts.claims
         self._log = log
         self._homes = homes
         self._worker = worker
@@ -49,6 +53,11 @@ class AsyncQueue:
     def settings(self) -> QueueSettings:
         """How it was declared, or altered since."""
         return self.queue.settings
+
+    @property
+    def consumed(self) -> Consumers:
+        """What consumers take from."""
+        return self.queue.parts.consumers
 
     # Put ---------------------------------------------------------------------------------------------------------
 
@@ -70,7 +79,8 @@ class AsyncQueue:
         same, or refused with its batch.
         Cost: transient 0.8 µs, without suspending; durable 6 µs and a share of a commit for all that put meanwhile.
         """
-        queue = self.queue
+        puts = self._puts
+        settings = puts.settings
         if (
             type(body) is bytes
             and headers is None
@@ -79,20 +89,20 @@ class AsyncQueue:
             and delay_s is None
             and not_before is None
             and not priority
-            and queue.settings.ttl_s is None
+            and settings.ttl_s is None
         ):
-            if not queue.settings.durable:
-                sequence = queue.put_at_once(body)
+            if not settings.durable:
+                sequence = puts.put_at_once(body)
                 if sequence is not None:
                     return sequence
-            put = queue.draft([body], True, 0)
-            if queue.enter_at_once(put):
+            put = puts.draft([body], True, 0)
+            if puts.enter_at_once(put):
                 if put.lane.is_logged:
                     await self._homes.here().confirmed(put)
                 return put.first
-        form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        record = form.record(body)
-        return await self._put([record], type(record) is bytes, form, timeout_s)
+        envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
+        record = envelope.record(body)
+        return await self._put([record], type(record) is bytes, envelope, timeout_s)
 
     async def put_nowait(self, body: Body, **options: Any) -> int | None:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
@@ -111,11 +121,11 @@ class AsyncQueue:
         timeout_s: float | None = None,
     ) -> range:
         """Append messages together, all or none; see `Queue.put_many`. Cancelled as `put`."""
-        form = self.queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        records, plain = form.records(bodies)
+        envelope = self._puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
+        records, plain = envelope.records(bodies)
         if not records:
             return range(0)
-        first = await self._put(records, plain, form, timeout_s)
+        first = await self._put(records, plain, envelope, timeout_s)
         return range(0) if first is None else range(first, first + len(records))
 
     def submit(
@@ -135,31 +145,28 @@ class AsyncQueue:
         Where there is room, the message is on its way when this returns, without a task of its own; else the future is
         a task that waits for room. To cancel it is to cancel a `put`.
         """
-        form = self.queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        record = form.record(body)
-        queue, home, plain = self.queue, self._homes.here(), type(record) is bytes
-        if is_logged(record) or not queue.settings.durable:
-            put = queue.draft([record], plain, form.number)
-            if queue.enter_at_once(put):
+        puts, home = self._puts, self._homes.here()
+        envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
+        record = envelope.record(body)
+        plain = type(record) is bytes
+        if is_logged(record) or not puts.settings.durable:
+            put = puts.draft([record], plain, envelope.number)
+            if puts.enter_at_once(put):
                 return home.confirmed(put) if put.lane.is_logged else _resolved(home, put.first)
-        return home.loop.create_task(self._put([record], plain, form, timeout_s))
+        return home.loop.create_task(self._put([record], plain, envelope, timeout_s))
 
-    async def _put(self, records: list[Record], plain: bool, form: Form, timeout_s: float | None) -> int | None:
-        queue = self.queue
+    async def _put(self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: float | None) -> int | None:
+        queue = self._puts
         home = self._homes.here()
         if queue.settings.durable and not is_logged(records[0]):
-            first = queue.put_unlogged(records, form.number)
+            first = queue.put_unlogged(records, envelope.number)
             if first is not None:
                 return first
-        put = queue.draft(records, plain, form.number)
-        entered = queue.enter_at_once(put)
-        if not entered:
-            puts = [put]
-            asking = queue.begin_put(puts, timeout_s)
+        put = queue.draft(records, plain, envelope.number)
+        if not queue.enter_at_once(put):
+            putting = queue.begin([put], timeout_s)
             try:
-                await attend(
-                    home, self._worker, partial(queue.try_put, puts, asking), partial(queue.give_up_put, puts, asking)
-                )
+                await attend(home, self._worker, putting.step, putting.give_up)
             except TurnedAway as turned:
                 if turned.decision is Decision.DROP:
                     queue.turn_away(records, turned.decision)
@@ -170,12 +177,12 @@ class AsyncQueue:
         if put.lane.is_logged:
             await home.confirmed(put)
         if queue.exceeds:
-            self._worker.spill(queue)
+            self._worker.spill(queue.spiller)
         return put.first
 
     def _enter(self, put: Any) -> None:
         """Hand over a put that has its room, or make it visible where it is not logged."""
-        queue = self.queue
+        queue = self._puts
         if not put.lane.is_logged:
             queue.publish_transient(put)
             return
@@ -195,13 +202,13 @@ class AsyncQueue:
         Who waits longest is served first; before threads that wait.
         Cost: 0.8 µs in memory, without suspending; 15 µs to wait for a task that puts.
         """
-        delivery = self.queue.get_at_once()
+        delivery = self._gets.get_at_once()
         if delivery is not None:
             return AsyncDelivery(delivery, self)
         batch = await self.collect(1, timeout_s)
         if not batch:
             raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
-        return AsyncDelivery(self.queue.leave_batch(batch, 0) or batch[0], self)
+        return AsyncDelivery(self._claims.leave_batch(batch, 0) or batch[0], self)
 
     async def get_nowait(self) -> AsyncDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""
@@ -217,17 +224,15 @@ class AsyncQueue:
 
     async def collect(self, most: int, timeout_s: float | None) -> Deliveries:
         """`get_many` with the batch as threads have it."""
-        queue = self.queue
         home = self._homes.here()
-        getting = queue.begin_get(most, timeout_s)
-        give_up = partial(queue.give_up_get, getting)
-        await attend(home, self._worker, partial(queue.try_get, getting), give_up)
+        getting = self._gets.begin(most, timeout_s)
+        await attend(home, self._worker, getting.step, getting.give_up)
         try:
-            joined = queue.join_attempts(getting.batch)
+            joined = self._gets.join_attempts(getting.batch)
             if joined is not None:
                 await home.confirmed(joined)
         except BaseException:
-            in_place(give_up)
+            in_place(getting.give_up)
             raise
         return getting.batch
 
@@ -246,7 +251,7 @@ class AsyncQueue:
         Cost: 2 µs a message.
         """
         config.parse_count(prefetch, "prefetch")
-        queue = self.queue
+        claims = self._claims
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
@@ -254,13 +259,13 @@ class AsyncQueue:
             try:
                 for index in range(len(batch)):
                     try:
-                        delivery = queue.leave_batch(batch, index)
+                        delivery = claims.leave_batch(batch, index)
                     except AlreadySettled:
                         break  # it was held for too long: all of it went back
                     if delivery is not None:
                         yield AsyncDelivery(delivery, self)
             finally:
-                in_place(partial(queue.give_up_batch, batch))
+                in_place(partial(claims.give_up, batch))
 
     def consume(
         self, callback: Callable[[AsyncDelivery], Awaitable[object]], *, prefetch: int = PREFETCH, concurrency: int = 1
@@ -295,13 +300,13 @@ class AsyncQueue:
 
     async def settled(self) -> None:
         """Return when everything that was settled so far is synced."""
-        joined = self.queue.join_settles()
+        joined = self._claims.join_settles()
         if joined is not None:
             await self._homes.here().confirmed(joined)
 
     async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
         """Nack; by a thread if that takes the disk."""
-        if self.queue.returns_by_disk(requeue):
+        if self._claims.returns_by_disk(requeue):
             await self._worker.run(self._homes.here(), partial(held.nack, requeue, delay_s))
         else:
             in_place(partial(held.nack, requeue, delay_s))

@@ -15,10 +15,10 @@ from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue, Body
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
-from qflow.queues.admission import TurnedAway
-from qflow.queues.holding import Leaving
-from qflow.queues.intake import Moment
+from qflow.queues.envelope import Moment
+from qflow.queues.leaving import Leaving
 from qflow.queues.overflow import Decision
+from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue
 from qflow.queues.together import Parts, Place, Step, Together, by_lane, draft_together, party_of
 from qflow.queues.transaction import Transaction
@@ -62,14 +62,17 @@ class AsyncTogether:
         for put in parts.puts:
             queue: Any = put.lane.publisher
             if queue.exceeds:
-                self._worker.spill(queue)
+                self._worker.spill(queue.spiller)
         return places
 
     async def _prepare_together(self, places: list[Place], parts: Parts) -> None:
         """Reserve room for all partitions of streams at once, and add their puts."""
         first: Any = places[0].step.queue
         drafts = draft_together(places)
-        await self._reserve(first, drafts, first.begin_puts(drafts), parts)
+        asking = first.begin_puts(drafts)
+        step, give_up = partial(first.try_put, drafts, asking), partial(first.give_up_put, drafts, asking)
+        await attend(self._homes.here(), self._worker, step, give_up)
+        parts.puts += drafts
 
     async def _prepare(self, places: list[Place], timeout: float | None, parts: Parts) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
@@ -77,7 +80,7 @@ class AsyncTogether:
         lots = [(place.step.number, place.step.records) for place in places]
         puts = queue.draft_all(lots)
         try:
-            await self._reserve(queue, puts, queue.begin_put(puts, timeout, leaving=parts.leaving(queue)), parts)
+            await self._reserve(queue.begin(puts, timeout, leaving=parts.leaving(queue)), parts)
         except TurnedAway as error:
             whole = Step(queue, 0, [record for _, records in lots for record in records])
             now = await self._redirect(whole, error.decision, parts, False)
@@ -88,17 +91,16 @@ class AsyncTogether:
         while now is not None:
             puts = now.queue.draft_all([(0, now.records)], dead=True)
             try:
-                await self._reserve(now.queue, puts, now.queue.begin_put(puts, timeout, dead=True), parts)
+                await self._reserve(now.queue.begin(puts, timeout, dead=True), parts)
             except TurnedAway as error:
                 now = await self._redirect(now, error.decision, parts, True)
             else:
                 return
 
-    async def _reserve(self, place: Any, puts: list[Any], asking: Any, parts: Parts) -> None:
+    async def _reserve(self, putting: Putting, parts: Parts) -> None:
         """Reserve room for puts, all at once, and add them."""
-        step, give_up = partial(place.try_put, puts, asking), partial(place.give_up_put, puts, asking)
-        await attend(self._homes.here(), self._worker, step, give_up)
-        parts.puts += puts
+        await attend(self._homes.here(), self._worker, putting.step, putting.give_up)
+        parts.puts += putting.puts
 
     async def _redirect(self, step: Step, decision: Decision, parts: Parts, dead: bool) -> Step | None:
         """`Together.redirect`; by a thread where a queue may have to be declared."""

@@ -18,9 +18,20 @@ from typing import Any, NamedTuple
 from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, Group
 from qflow.message import OVERHEAD_BYTES, Message, Record, is_logged, is_plain
 
+CHUNK_BYTES = 1024
+"""Charged for each spilled chunk on top of its sequences: 790 where its slots are one range, 110 for each one more."""
+SEQUENCE_BYTES = 8
+"""Charged for each spilled message."""
+CHUNK_MESSAGES = 65_536
+"""Chunks are not joined to more: what is left of a chunk's sequences is copied with each piece restored."""
 WRAPPING_BYTES = 13
 _KIND = WRAPPING_BYTES - 1
 _MESSAGE = b"\x01"
+
+
+def index_charge(count: int) -> int:
+    """Return what is charged for a spilled chunk of so many messages."""
+    return CHUNK_BYTES + SEQUENCE_BYTES * count
 
 
 class Unpacked(NamedTuple):
@@ -91,6 +102,15 @@ class Chunk:
     def groups_bytes(self) -> int:
         """What is charged for the groups of a moving chunk."""
         return GROUP_BYTES * (len(self.groups) - self.cut)
+
+    def goes_on_with(self, chunk: Chunk) -> bool:
+        """Tell whether another chunk goes on where this one ends, in the spill store and in time."""
+        return (
+            self.claim is None
+            and self.first + self.count == chunk.first
+            and self.count + chunk.count <= CHUNK_MESSAGES
+            and (self.last_due_ms, self.sequences[-1]) < chunk.bound
+        )
 
     def packed(self) -> list[bytes]:
         """Return the wrapped records of a moving chunk, in order. Needs no lock. Cost: 0.2 to 0.6 µs a message."""

@@ -208,10 +208,6 @@ class RunList:
         run.claim = claim
         return run
 
-    def spilled(self, run: Run) -> None:
-        """Join a run that has just become SPILLED with its neighbours."""
-        self._join(self._index(run))
-
     def drop_front(self, run: Run, first: int, count: int, charged: int) -> None:
         """Take restored or lost messages off the left of a run that is not resident; an empty one leaves the list."""
         run.first = first

@@ -27,25 +27,13 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
-from qflow.memory.chunk import Chunk, Unpacked
+from qflow.memory.chunk import CHUNK_BYTES, SEQUENCE_BYTES, Chunk, Unpacked
 from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, cut, joined, weight
 from qflow.memory.shelves import Shelf, Shelves
 from qflow.message import OVERHEAD_BYTES
 
-CHUNK_BYTES = 1024
-"""Charged for each spilled chunk on top of its sequences: 790 where its slots are one range, 110 for each one more."""
-SEQUENCE_BYTES = 8
-"""Charged for each spilled message."""
-CHUNK_MESSAGES = 65_536
-"""Chunks are not joined to more: what is left of a chunk's sequences is copied with each piece restored."""
-
 _FREED_BYTES = OVERHEAD_BYTES - SEQUENCE_BYTES
 _bound = attrgetter("bound")
-
-
-def index_charge(count: int) -> int:
-    """Return what is charged for a spilled chunk of so many messages."""
-    return CHUNK_BYTES + SEQUENCE_BYTES * count
 
 
 class Tally(NamedTuple):
@@ -172,7 +160,7 @@ class Schedule(Shelves):
         grouped = chunk.groups_bytes
         chunk_bytes = SEQUENCE_BYTES * count
         before = self._youngest
-        if before is not None and self._continues(before, chunk):
+        if before is not None and before.goes_on_with(chunk):
             sequences = before.sequences + chunk.sequences
             slots = before.slots + slots
             largest, smallest = max(before.largest, chunk.largest), min(before.smallest, chunk.smallest)
@@ -312,6 +300,12 @@ class Schedule(Shelves):
             self._settle()
         return self._overhead
 
+    @property
+    def charged(self) -> int:
+        """What it is charged: its messages in memory, and what it needs for all of them. Cost: O(1)."""
+        overhead = self.overhead_bytes
+        return self._bytes + OVERHEAD_BYTES * self._messages + overhead
+
     def tally(self) -> Tally:
         """Count messages and their bytes. Cost: O(1)."""
         if self.incoming:
@@ -443,16 +437,6 @@ class Schedule(Shelves):
         yield from self._shelved()
         for chunk in self._moving():
             yield from chunk.groups
-
-    @staticmethod
-    def _continues(before: Chunk, chunk: Chunk) -> bool:
-        """Tell whether one chunk goes on where another ends, in the spill store and in time."""
-        return (
-            before.claim is None
-            and before.first + before.count == chunk.first
-            and before.count + chunk.count <= CHUNK_MESSAGES
-            and (before.last_due_ms, before.sequences[-1]) < chunk.bound
-        )
 
 
 def _count_back(group: Group, wanted_bytes: int) -> tuple[int, int]:

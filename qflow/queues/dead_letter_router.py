@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
+from qflow.config import QueueSettings
 from qflow.delivery import Segment
 from qflow.errors import NotFound, QflowError
 from qflow.memory.waiting import sheltered
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.holding import Leaving
+from qflow.queues.leaving import Leaving
+from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue
 from qflow.queues.together import Step, Together
 from qflow.spool import Spool
 
 _logger = logging.getLogger("qflow")
+
+
+class Source(Protocol):
+    """The queue that dead letters come from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> QueueSettings: ...
 
 
 class DeadLetterRouter:
@@ -28,14 +40,14 @@ class DeadLetterRouter:
         """What commits several queues in one: dead letters, publishes, transactions."""
 
     @sheltered
-    def queue_for(self, source: Queue) -> Queue:
+    def queue_for(self, source: Source) -> Puts:
         """Return where a queue's dead letters go, declaring it if it is missing."""
         name = source.settings.dead_letter
         if name is None:
             raise NotFound(f"queue {source.name!r} has no dead-letter queue any more")
-        return self._find(name)
+        return self._find(name).parts.puts
 
-    def carry(self, source: Queue, segments: list[Segment], reason: str, leaving: Leaving | None) -> bool:
+    def carry(self, source: Source, segments: list[Segment], reason: str, leaving: Leaving | None) -> bool:
         """Carry messages to their dead-letter queue in one commit with what settles them; False if that failed.
 
         Without `leaving` they come from a put, which waits for it and gets the error.

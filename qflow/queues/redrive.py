@@ -78,7 +78,7 @@ class Redrive:
             if self._tx.state == "open":
                 self._tx.rollback()
             for batch in looked_at:
-                self._dead.give_up_batch(batch)
+                self._dead.parts.claims.give_up(batch)
         return sum(self.moved.values()) - before
 
     def _move(self, delivery: Delivery) -> None:
@@ -114,7 +114,7 @@ class Redrive:
         if len(record) > queue.settings.max_message_bytes:
             return f"queue {target!r} does not take messages of its size any more"
         going = self._going.get(target, [])
-        if not queue.would_admit(len(going) + 1, sum(going) + len(record)):
+        if not queue.parts.puts.would_admit(len(going) + 1, sum(going) + len(record)):
             return f"queue {target!r} is at its limit"
         return None
 

@@ -25,10 +25,15 @@ from qflow.errors import (
     StorageError,
 )
 from qflow.events import Teller
+from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
+from qflow.queues.context import Context, Shared
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_no_cycle
-from qflow.queues.queue import Queue
+from qflow.queues.looking import problems
+from qflow.queues.parts import Parts
+from qflow.queues.queue import Queue, disown
+from qflow.queues.tending import alter, let_go, refuse_calls, settle_down
 from qflow.spool import Spool
 from qflow.storage.log import recovery
 from qflow.storage.log.recovery import BINDINGS, QueueRecord
@@ -58,7 +63,6 @@ class Queues:
         self._spool = spool
         self._ledger = ledger
         self._bindings = bindings
-        self._tell = tell
         self._lock = threading.Lock()  # held to change `_queues`, beside `Spool.changing`, and to copy it
         self._queues: dict[str, Queue] = {}
         self._broken: dict[str, QueueRecord] = {}
@@ -68,6 +72,15 @@ class Queues:
         self.deleted: list[int] = []
         """Numbers of what was deleted, for maintenance to clear away."""
         self.router = DeadLetterRouter(spool, self._for_dead_letters)
+        self._shared = Shared(
+            ledger=ledger,
+            report=spool.report,
+            tell=tell,
+            bury=self.router.carry,
+            max_transaction_bytes=spool.settings.max_transaction_bytes,
+            clock=spool.clock,
+            monotonic=spool.monotonic,
+        )
 
     # Found again -------------------------------------------------------------------------------------------------
 
@@ -108,7 +121,7 @@ class Queues:
         self._spool.check_open()
         self._spool.records.make_sure()
         queue = self._queues.get(name)
-        if queue is not None and queue.was_deleted:
+        if queue is not None and queue.parts.context.was_deleted:
             self._clear_away(queue)  # that was begun, and interrupted
             queue = None
         if queue is not None:
@@ -152,23 +165,11 @@ class Queues:
     ) -> Queue:
         spool = self._spool
         self._incarnations[owner] = incarnation
-        queue = Queue(
-            name,
-            settings,
-            account=self._ledger.open(owner, name, settings.capacity_bytes),
-            ledger=self._ledger,
-            area=spool.store.area(name, owner, incarnation),
-            log=spool.log if rows is not None else None,
-            rows=rows,
-            owner=owner,
-            report=spool.report,
-            tell=self._tell,
-            undertaker=self.router.carry,
-            max_transaction_bytes=spool.settings.max_transaction_bytes,
-            clock=spool.clock,
-            monotonic=spool.monotonic,
-        )
-        queue.account.give_way = queue.give_way
+        account = self._ledger.open(owner, name, settings.capacity_bytes)
+        context = Context(name, owner, settings, self._shared, spool.log if rows is not None else None)
+        gate = Gate(account, self._ledger, context.lock)
+        queue = Queue(Parts(context, gate, spool.store.area(name, owner, incarnation), rows))
+        account.give_way = queue.parts.spiller.give_way
         with self._lock:
             self._queues[name] = queue
         return queue
@@ -227,14 +228,14 @@ class Queues:
         """Write and apply other settings. Holding `changing`."""
         if settings.durable:
             value = self._record_of(queue, settings)
-            self._spool.records.replace(queue.owner, value, partial(queue.alter, settings))
+            self._spool.records.replace(_owner(queue), value, partial(alter, queue.parts, settings))
         else:
-            queue.alter(settings)
+            alter(queue.parts, settings)
 
     def _record_of(self, queue: Queue, settings: QueueSettings) -> bytes:
         filters = self._bindings.filters_of(queue)
         values = settings.to_dict() | ({BINDINGS: filters} if filters else {})
-        return recovery.queue_value(queue.name, self._incarnations[queue.owner], values)
+        return recovery.queue_value(queue.name, self._incarnations[_owner(queue)], values)
 
     def bind(self, queue: Queue | str, topic_filter: str) -> None:
         """Send what is published to matching topics to a queue, too; see `Broker.bind`."""
@@ -252,7 +253,7 @@ class Queues:
             before = self._bindings.filters_of(found)
             if change(found, topic_filter) and found.settings.durable:
                 undo = partial(self._bindings.replace, found, before)
-                self._spool.records.replace(found.owner, self._record_of(found, found.settings), undo=undo)
+                self._spool.records.replace(_owner(found), self._record_of(found, found.settings), undo=undo)
 
     # Deleting ----------------------------------------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class Queues:
             queue = self.get(name)
             end, clear_away = partial(self._end, queue), partial(self._clear_away, queue)
             if queue.settings.durable:
-                records.delete([queue.owner], clear_away, at_once=end)
+                records.delete([_owner(queue)], clear_away, at_once=end)
             else:
                 end()
                 clear_away()
@@ -281,24 +282,24 @@ class Queues:
     def _end(self, queue: Queue) -> None:
         """Let nobody use a queue that is deleted; twice is fine. By whoever commits, or holding `changing`."""
         self._bindings.replace(queue, [])  # first, so that who is refused finds it no more
-        queue.refuse_calls(QueueDeleted)
+        refuse_calls(queue.parts, QueueDeleted)
 
     def _clear_away(self, queue: Queue) -> None:
         """Let go of a queue that has ended. Holding `changing`."""
         with self._lock:
             if self._queues.pop(queue.name, None) is None:
                 return  # the second time
-        queue.account.give_way = None
+        queue.parts.gate.account.give_way = None
         log = self._spool.log
         try:
-            queue.settle_down(log.drain, QUIET_S)
+            settle_down(queue.parts, log.drain, QUIET_S)
         finally:
-            queue.let_go()
-            queue.remove_spill()
-            self._incarnations.pop(queue.owner, None)
+            let_go(queue.parts)
+            queue.parts.spiller.area.remove()
+            self._incarnations.pop(_owner(queue), None)
             if queue.settings.durable:
-                log.forget(queue.lanes)
-                self.deleted.append(queue.owner)
+                log.forget(queue.parts.logged_lanes)
+                self.deleted.append(_owner(queue))
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -314,7 +315,7 @@ class Queues:
         found = self._queues.get(queue.name)
         if found is queue:
             return queue
-        queue.check_open()
+        queue.parts.context.check_open()
         raise InvalidArgument(f"{queue!r} is a queue of another broker: use the one it came from")
 
     def get(self, name: str) -> Queue:
@@ -352,7 +353,7 @@ class Queues:
         """Return what does not agree, in words."""
         found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
         for queue in self.all():
-            found += queue.problems()
+            found += problems(queue.parts)
         return found
 
     # Ending ------------------------------------------------------------------------------------------------------
@@ -361,4 +362,8 @@ class Queues:
         """In a forked child: refuse everything."""
         self._lock = stub
         for queue in self._queues.values():
-            queue.die(stub)
+            disown(queue, stub)
+
+
+def _owner(queue: Queue) -> int:
+    return queue.parts.context.owner

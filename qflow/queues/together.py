@@ -17,18 +17,18 @@ from qflow.delivery import Segment
 from qflow.errors import again
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Record
-from qflow.queues.admission import NOTHING, TurnedAway
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.holding import Holding, Leaving
+from qflow.queues.leaving import Leaving
 from qflow.queues.overflow import Decision, Depth
-from qflow.queues.queue import Queue
+from qflow.queues.puts import NOTHING, Puts
+from qflow.queues.putting import TurnedAway
 from qflow.storage.log.transaction_log import Put, TransactionLog, Unit
 
 
 class Step(NamedTuple):
     """Messages for one lane of one queue."""
 
-    queue: Queue
+    queue: Puts
     number: int
     records: list[Record]
 
@@ -60,7 +60,7 @@ class Together:
     def __init__(
         self,
         log: TransactionLog,
-        dead_letter_queue: Callable[[Queue], Queue],
+        dead_letter_queue: Callable[[Puts], Puts],
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -219,15 +219,15 @@ class Parts:
         self.puts: list[Put] = []
         """They have their room."""
         self.leavings = list(leavings)
-        self.turned: list[tuple[Queue, int, bool]] = []
+        self.turned: list[tuple[Puts, int, bool]] = []
         """(queue, messages, they are dropped) of what limits turned away."""
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
-        self._leave: dict[Holding, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+        self._leave: dict[object, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
 
-    def leaving(self, queue: Queue) -> Depth:
+    def leaving(self, queue: Puts) -> Depth:
         """Return what leaves a queue, the first time."""
-        return self._leave.pop(queue, NOTHING)
+        return self._leave.pop(queue.context, NOTHING)
 
     def withdraw(self) -> None:
         """Give back what was reserved, if it did not join a batch; what was leaving stays."""
@@ -246,7 +246,7 @@ class Parts:
 def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
     """Join steps for the same lane; return the place of each step, and of each lane, in the order to reserve in."""
     places: list[Place] = []
-    lanes: dict[tuple[Queue, int], Place] = {}
+    lanes: dict[tuple[Puts, int], Place] = {}
     for step in steps:
         lane = lanes.get(step[:2])
         if lane is None:
@@ -265,7 +265,7 @@ def _rank(place: Place) -> tuple[bool, int]:
     return party_of(place) is None, place.step.queue.owner
 
 
-def party_of(place: Place) -> Queue | None:
+def party_of(place: Place) -> Puts | None:
     """Return who reserves room for a place: its queue; None for partitions of streams, which do so together."""
     return None if place.step.queue.reserves_together else place.step.queue
 

@@ -22,8 +22,9 @@ from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.desk import Desk, Tab, Waiting
-from qflow.queues.holding import Held, Leaving
-from qflow.queues.intake import Moment
+from qflow.queues.envelope import Moment
+from qflow.queues.held import HeldOne
+from qflow.queues.leaving import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 
@@ -68,7 +69,7 @@ class Transaction:
         self._state = "open"
         self._calls: list[_Call] = []
         self._bytes = 0
-        self._held: list[tuple[Any, Held]] = []
+        self._held: list[tuple[Any, HeldOne]] = []
         self._seen: set[tuple[int, int]] = set()
         self._leavings: list[Leaving] = []
         """What leaves its queue in the commit that has begun."""
@@ -114,11 +115,11 @@ class Transaction:
                 self._run.append(body)
                 return
         self._check_open()
-        found = self._router.own(queue)
-        form = found.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        record = form.record(body)
-        plain = type(record) is bytes and not form.number
-        self._add("puts", [Step(found, form.number, [record])], queue if plain else None)
+        puts = self._router.own(queue).parts.puts
+        envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
+        record = envelope.record(body)
+        plain = type(record) is bytes and not envelope.number
+        self._add("puts", [Step(puts, envelope.number, [record])], queue if plain else None)
 
     def put_many(
         self,
@@ -134,10 +135,10 @@ class Transaction:
     ) -> None:
         """Put messages when the transaction commits; options as `Queue.put_many`. Raises as `put`."""
         self._check_open()
-        queue = self._router.own(queue)
-        form = queue.form(headers, durable, priority, ttl_s, delay_s, not_before)
-        records = form.records(bodies)[0]
-        self._add("put_many", [Step(queue, form.number, records)] if records else [])
+        puts = self._router.own(queue).parts.puts
+        envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
+        records = envelope.records(bodies)[0]
+        self._add("put_many", [Step(puts, envelope.number, records)] if records else [])
 
     def publish(
         self,
@@ -165,9 +166,9 @@ class Transaction:
     def put_published(self, queue: Queue, topic: str, body: bytes, headers: Headers | None) -> None:
         """Put a message with the topic it was published under, into one queue; the rest as `put`."""
         self._check_open()
-        found = self._router.own(queue)
-        form = found.form(headers, None, 0, None, None, None, topic)
-        self._add("puts", [Step(found, form.number, [form.record(body)])])
+        puts = self._router.own(queue).parts.puts
+        envelope = puts.envelope(headers, None, 0, None, None, None, (topic, None))
+        self._add("puts", [Step(puts, envelope.number, [envelope.record(body)])])
 
     def ack(self, delivery: Delivery) -> None:
         """Settle a delivery when the transaction commits.
@@ -181,27 +182,29 @@ class Transaction:
         """Settle deliveries when the transaction commits, all or none; a batch as a whole. Raises as `ack`."""
         self._check_open()
         seen: set[tuple[int, int]] = set()
-        held: list[tuple[Any, Held]] = []
+        held: list[tuple[Any, HeldOne]] = []
         if isinstance(deliveries, Deliveries):
             if deliveries.total:
-                held.append(self._checked(deliveries._settler, deliveries, (id(deliveries), -1), seen))
+                held.append(self._checked(deliveries.settler, deliveries, (id(deliveries), -1), seen))
         else:
             held += [self._checked_one(delivery, seen) for delivery in deliveries]
         # Nothing is called from here on, so that an interrupt finds all of it in the transaction, or nothing.
         self._seen |= seen
         self._held += held
 
-    def _checked_one(self, delivery: Delivery, seen: set[tuple[int, int]]) -> tuple[Any, Held]:
+    def _checked_one(self, delivery: Delivery, seen: set[tuple[int, int]]) -> tuple[Any, HeldOne]:
         """Return a delivery that can be acked, and where it is from."""
         if not isinstance(delivery, Delivery):
             raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
-        batch = delivery._settler
+        batch = delivery.settler
         if isinstance(batch, Deliveries):
             settler, position = batch.unsettled_place(delivery)
             return self._checked(settler, delivery, (id(batch), position), seen)
         return self._checked(batch, delivery, (id(delivery), -1), seen)
 
-    def _checked(self, queue: Any, one: Held, key: tuple[int, int], seen: set[tuple[int, int]]) -> tuple[Any, Held]:
+    def _checked(
+        self, queue: Any, one: HeldOne, key: tuple[int, int], seen: set[tuple[int, int]]
+    ) -> tuple[Any, HeldOne]:
         if key in self._seen or key in seen or not hasattr(queue, "begin_leaving"):
             raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
         if not queue.shares(self._desk.ledger):
@@ -327,7 +330,7 @@ class Transaction:
     def _begin_commit(self) -> tuple[list[Step], list[Leaving]]:
         self._end_run()
         steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._tab.waiting]
-        by_queue: dict[Any, list[Held]] = {}
+        by_queue: dict[Any, list[HeldOne]] = {}
         for queue, one in self._held:
             by_queue.setdefault(queue, []).append(one)
         for queue, held in sorted(by_queue.items(), key=lambda item: item[0].owner):

@@ -63,8 +63,8 @@ class StreamDelivery(Delivery):
 
     def __init__(self, batch: StreamDeliveries, piece: Piece, index: int, marks: int) -> None:
         """A message of one of the pieces of a batch."""
-        self._settler = batch
-        self._marks = marks
+        self.settler = batch
+        self.marks = marks
         self.record = piece.records[index]
         self.sequence = piece.sequences[index]
         self._topic = piece.topics[index]
@@ -78,7 +78,7 @@ class StreamDelivery(Delivery):
     @property
     def stream(self) -> str:
         """The stream's name."""
-        return self._settler.name
+        return self.settler.name
 
     @property
     def partition(self) -> int:
@@ -234,7 +234,7 @@ class StreamDeliveries(Deliveries):
             position -= count
         raise IndexError("no such delivery in the batch")
 
-    def _position(self, sequence: int) -> int:
+    def position(self, sequence: int) -> int:
         position = 0
         for _, piece, _ in self.shares:
             if piece.sequences[0] <= sequence <= piece.sequences[-1]:
@@ -260,5 +260,5 @@ def place_of(held: Any) -> tuple[StreamDeliveries, int | None]:
     """Return the batch that a delivery is of, and where; of a batch itself, None."""
     if isinstance(held, StreamDeliveries):
         return held, None
-    batch: StreamDeliveries = held._settler
-    return batch, batch._position(held.sequence)
+    batch: StreamDeliveries = held.settler
+    return batch, batch.position(held.sequence)

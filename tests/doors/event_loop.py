@@ -7,6 +7,7 @@ import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
+import inside
 import qflow.aio
 
 PATIENCE_S = 60
@@ -76,12 +77,8 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
     for name in broker.queues():
         queue = broker.queue(name)
         inner: Any = queue.queue
-        assert (inner._getters, inner._putters, inner._starved) == (0, 0, 0), name
-        assert not inner._arrived.watchers, name
-        assert not inner._room.watchers, name
-        assert not inner._line, name
-        assert not inner._consumers, name
-        assert inner._pending == inner._incoming == inner._pending_messages == 0, name
+        assert inside.left_behind(inner) == {}, name
+        assert not inner.parts.consumers.listed, name
         while len(queue):
             async with await queue.get(timeout_s=0) as delivery:
                 found.append((name, delivery.body, delivery.delivery_count))

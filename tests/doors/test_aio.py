@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 import qflow.aio
 from doors.event_loop import leave_nothing_behind, run, turns, until
@@ -452,10 +453,10 @@ def test_a_consumer_that_rests_ends_with_its_queue(spool: Path, monkeypatch: pyt
             inner: Any = queue.queue
             await until(lambda: len(events) == 2)
             await first.close()
-            assert list(inner._consumers) == [second]
+            assert list(inner.parts.consumers.listed) == [second]
             faults.heal()
             await broker.delete_queue("q")
-            await until(lambda: not inner._consumers)
+            await until(lambda: not inner.parts.consumers.listed)
 
     run(scenario())
 
@@ -476,7 +477,7 @@ def test_a_callback_that_cancels_something_of_its_own_has_failed(spool: Path) ->
         consumer = queue.consume(callback)
         await until(lambda: counts == [1, 2])
         await asyncio.to_thread(consumer.stop)
-        await until(lambda: not queue.queue._consumers)
+        await until(lambda: not queue.queue.parts.consumers.listed)
 
     on(spool, scenario)
 
@@ -531,7 +532,7 @@ def test_putters_at_a_limit_pass_in_the_order_they_came_tasks_and_threads_alike(
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=1, resume_ratio=0)
         await queue.put(b"0")
-        line: Any = queue.queue._line
+        line: Any = queue.queue.parts.admission.line
         putters: list[Any] = []
         for number in range(1, 7):
             body = b"%d" % number
@@ -675,7 +676,7 @@ def test_a_full_disk_is_waited_for_or_told(spool: Path) -> None:
                 for _ in range(3):
                     await queue.put(bytes(1000), timeout_s=0)
             waiting = asyncio.create_task(queue.put(bytes(3000)))
-            await until(lambda: queue.queue._putters)
+            await until(lambda: queue.queue.parts.gate.putters)
             await (await queue.get_many(6)).ack()
             await waiting
             faults.heal()
@@ -718,13 +719,13 @@ def test_an_ack_timeout_reaches_a_task_that_waits(spool: Path) -> None:
                 held = await queue.get()
                 await held.extend(20)
                 waiting = asyncio.create_task(queue.get())
-                await until(lambda queue=queue: queue.queue._getters)
+                await until(lambda queue=queue: queue.queue.parts.gate.getters)
                 clock.now += 15
-                queue.queue.tick()
+                inside.tick(queue.queue)
                 await turns()
                 assert not waiting.done()
                 clock.now += 15
-                queue.queue.tick()
+                inside.tick(queue.queue)
                 again = await waiting
                 assert again.delivery_count == 2
                 with pytest.raises(qflow.AlreadySettled):
@@ -820,7 +821,7 @@ def test_a_loop_that_ended_with_tasks_in_the_middle_holds_nobody_up(spool: Path)
         run(leave())
         plain.log.drain()
         assert len(queue) == 3
-        assert not queue._line
+        assert not queue.parts.admission.line
         queue.purge()
         assert queue.put(b"z", timeout_s=0) is not None
         assert run(broker.queue("q").get()).body == b"z"

@@ -95,7 +95,7 @@ def test_a_spilled_transaction_that_is_cancelled_holds_no_delivery(spool: Path, 
             await broker.check()  # what threads have begun is done
             broker.broker.log.drain()
             inner: Any = queue.queue
-            assert not inner._leaving
+            assert not inner.parts.held.leaving
             committed = len(broker.queue("to")) == 3
             if committed:
                 with pytest.raises(qflow.AlreadySettled):

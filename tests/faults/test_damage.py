@@ -244,7 +244,7 @@ def test_a_damaged_record_of_a_queue_is_reported_and_its_number_is_not_given_aga
         assert broker.queues() == ["other"]
         assert any("queue 1" in problem for problem in broker.recovery.problems)
         new = broker.declare_queue("new")
-        assert new.owner not in (OWNER, broker.queue("other").owner)
+        assert new.parts.context.owner not in (OWNER, broker.queue("other").parts.context.owner)
         new.put(b"x")
     assert len(block_keys(written)) == 10
 
@@ -253,7 +253,7 @@ def test_the_highest_numbered_queue_with_a_damaged_record_keeps_its_number(writt
     """I10: nobody is given the number, and so the blocks, of a queue whose record cannot be read."""
     flip(written, queue_key(2), 3)
     with qflow.open(written) as broker:
-        assert broker.declare_queue("new").owner > 2
+        assert broker.declare_queue("new").parts.context.owner > 2
 
 
 def test_a_damaged_mark_brings_messages_again_and_never_loses_any(written):
@@ -291,7 +291,11 @@ def test_a_queue_with_a_damaged_mark_is_not_taken_for_empty(held, written):
             first.ack(wait=True)
         assert any("more messages" in problem for problem in broker.recovery.problems)
         assert len(queue) == 0
-        assert (queue.lanes[0].row.messages, queue.lanes[0].row.bytes, queue.lanes[0].row.marks) == (0, 0, 0)
+        assert (
+            queue.parts.logged_lanes[0].row.messages,
+            queue.parts.logged_lanes[0].row.bytes,
+            queue.parts.logged_lanes[0].row.marks,
+        ) == (0, 0, 0)
         assert broker.check() == []
 
 

@@ -264,7 +264,7 @@ def test_an_ack_that_found_no_room_is_tried_again_by_itself(spool, faults, monke
 
         def row() -> Row:
             with broker.log.read() as txn:
-                return read_row(txn, queue.owner, 0)
+                return read_row(txn, queue.parts.context.owner, 0)
 
         until(lambda: row().messages == 1)
         assert row().floor == 2

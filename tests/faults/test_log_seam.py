@@ -107,7 +107,7 @@ def test_a_lone_unwaited_ack_reaches_the_log_with_nobody_after_it(spool):
         until(lambda: not broker.log.busy)
         txn = broker.log._env.begin()
         try:
-            assert read_row(txn, queue.owner, 0).messages == 0
+            assert read_row(txn, queue.parts.context.owner, 0).messages == 0
         finally:
             txn.abort()
 

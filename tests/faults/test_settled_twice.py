@@ -38,10 +38,10 @@ def test_an_ack_that_was_interrupted_and_repeated_settles_one_message(acked, spo
             held[acked].ack()
         with pytest.raises(qflow.AlreadySettled):  # it is done, though its caller does not know
             held[acked].ack(wait=True)
-        (lane,) = queue.lanes
+        (lane,) = queue.parts.logged_lanes
         broker.log.commit(broker.log.settle(lane, [Settled(acked, acked + 1, 1, acked + 1)]))  # all the same
         with broker.log.read() as txn:
-            row = read_row(txn, queue.owner, 0)
+            row = read_row(txn, queue.parts.context.owner, 0)
         assert (row.messages, row.bytes) == (2, 5 - acked)
     assert inspect.check_spool(spool) == []
     left = [body for at, body in enumerate([b"0", b"11", b"222"]) if at != acked]

@@ -42,10 +42,10 @@ def spill_files(spool: Path) -> list[Path]:
 
 def files_in_use(queue: qflow.Queue) -> list[Path]:
     """Return the spill files that hold a message, in the order of the messages."""
-    slots = [slot for run in queue._runs if run.slots is not None for slot in run.slots]
-    if isinstance(queue._area, FilesArea):
-        return [Path(queue._area._path(slot)) for slot in slots]
-    return list(dict.fromkeys(Path(queue._area._pool.index.find(slot)[0].path) for slot in slots))
+    slots = [slot for run in queue.parts.lanes.runs if run.slots is not None for slot in run.slots]
+    if isinstance(queue.parts.spiller.area, FilesArea):
+        return [Path(queue.parts.spiller.area._path(slot)) for slot in slots]
+    return list(dict.fromkeys(Path(queue.parts.spiller.area._pool.index.find(slot)[0].path) for slot in slots))
 
 
 @pytest.mark.parametrize("durable", [True, False])

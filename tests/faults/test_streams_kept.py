@@ -226,7 +226,7 @@ def test_the_number_of_what_was_deleted_does_not_come_back(spool: Path) -> None:
             numbers.append(broker.declare_stream("s", topics=["t"]).owner)
             with broker.subscribe("s", name="panel") as panel:
                 numbers.append(panel.cursor.owner)
-            numbers.append(broker.declare_queue("q").owner)
+            numbers.append(broker.declare_queue("q").parts.context.owner)
             broker.delete_queue("q")
             broker.delete_stream("s")
             with inside.paused(broker):

@@ -209,14 +209,14 @@ def test_a_job_that_fails_stops_no_other_and_is_reported_once(
 ) -> None:
     """Neither that of another stream nor the one behind it; a new error is a new line, a bug one with its place."""
     broker = reopen()
-    queue = broker.declare_queue("q")
+    broker.declare_queue("q")
     errors: list[Exception] = [qflow.CorruptionError("broken"), ValueError("a bug")]
 
     def fail(*_: object) -> bool:
         raise errors[0]
 
     monkeypatch.setattr(broker.stream("a"), "retain", fail)
-    monkeypatch.setattr(queue, "tick", fail)
+    monkeypatch.setattr("qflow.upkeep.tick", fail)
     upkeep = inside.upkeep(broker)
     monkeypatch.setattr(upkeep, "sweep", fail)
     done: list[str] = []

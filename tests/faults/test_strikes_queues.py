@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import PATIENCE_S, in_thread
 from faults.strikes import TORTURE, Strike, places, reach
@@ -36,8 +37,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "ranked": {"durable": True, "max_deliveries": 5, "priorities": 2, "dead_letter": "dead"},
     "timed": {"durable": False, "ttl_s": 1000, "ack_timeout_s": 100},
 }
-WAITING = ("_pending", "_pending_messages", "_pending_bytes", "_incoming", "_restoring")
-WAITING += ("_getters", "_putters", "_starved", "_line", "_leaving")
 
 
 class Round:
@@ -154,7 +153,7 @@ class World:
         broker: Any = self.broker
         broker.log.drain()
         for queue in (self.queue, self.other, self.dead):
-            assert {name: found for name in WAITING if (found := getattr(queue, name))} == {}
+            assert inside.left_behind(queue) == {}
             stats = queue.stats()
             assert (stats.messages, stats.acquired_messages, stats.resident_bytes) == (0, 0, 0)
         assert broker.engine.desk.borrowed == 0
@@ -412,7 +411,7 @@ def _look(here: Round) -> None:
 
 def no_consumer(here: Round, struck: bool) -> None:
     """One that nobody was given takes nothing; what the others acked is done."""
-    for consumer in list(here.queue._consumers):  # type: ignore[attr-defined]
+    for consumer in list(here.queue.parts.consumers.listed):  # type: ignore[attr-defined]
         assert consumer is here.batch or not consumer.running
         consumer.close()
 

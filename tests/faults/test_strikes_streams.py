@@ -136,8 +136,8 @@ class World:
             assert not cursor.members, cursor
             assert (cursor.claims.unsettled, cursor.claims._done, list(cursor._line.watchers)) == (0, [], []), cursor
         assert self.queue.stats().acquired_messages == 0
-        assert not self.queue._leaving  # type: ignore[attr-defined]
-        assert not self.queue._pending  # type: ignore[attr-defined]
+        assert not self.queue.parts.held.leaving  # type: ignore[attr-defined]
+        assert not self.queue.parts.admission.pending  # type: ignore[attr-defined]
         assert broker.check() == []
 
     def verify(self, here: Round, struck: bool) -> None:

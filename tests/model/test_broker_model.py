@@ -103,14 +103,14 @@ class BrokerMachine(SpoolMachine):
 
     def never_stuck(self) -> None:
         """There is one thread here that could make room: who waits for more than a commit is stuck."""
-        patience = Admission._patience_s
+        patience = Admission.patience_s
 
         def checked(queue: Admission, *arguments: Any) -> float:
             self.waits += 1
             assert self.waits < 4, f"a put waits for ever: {vars(queue)}"
             return patience(queue, *arguments)
 
-        self.patch.setattr(Admission, "_patience_s", checked)
+        self.patch.setattr(Admission, "patience_s", checked)
         self.patch.setattr(admission, "RETRY_S", 0.005)
 
     def open(self) -> None:

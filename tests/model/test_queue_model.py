@@ -219,7 +219,7 @@ class QueueMachine(SpoolMachine):
         """All that the maintenance thread would do, and a look at every block, by steps of any size."""
         self.patch.setattr(hollowing, "HOLLOWING_STEPS", limit)
         broker = self.broker
-        for lane in self.queue.lanes:
+        for lane in self.queue.parts.logged_lanes:
             lane.passes.at = 0
         with inside.paused(broker):
             while (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from qflow import Overflow
 from qflow.message import OVERHEAD_BYTES
@@ -63,7 +64,7 @@ def test_a_capacity_of_nothing_and_back_again(open_spool: Open, durable: bool) -
     assert broker.check() == []
     queue.put(body(40))
     broker.alter_queue("q", capacity_bytes=60 * COST)
-    while queue.fit():
+    while inside.fit(queue):
         pass
     states = [entry.state for entry in queue.browse()]
     assert states == sorted(states, key=("resident", "spilled").index)
@@ -113,7 +114,7 @@ def test_a_higher_limit_lets_blocked_puts_pass(open_spool: Open, durable: bool, 
     producers = [threading.Thread(target=queue.put, args=(body(number),)) for number in (2, 3)]
     for waiting, producer in enumerate(producers, 1):
         producer.start()
-        until(lambda waiting=waiting: len(queue._line) == waiting)
+        until(lambda waiting=waiting: len(queue.parts.admission.line) == waiting)
     broker.alter_queue("q", **changes)
     for producer in producers:
         producer.join(LONG_S)
@@ -129,7 +130,7 @@ def test_a_ring_drops_down_to_a_lower_limit(open_spool: Open, durable: bool, cha
     queue.put_many([body(number) for number in range(20)])
     held = queue.get()
     broker.alter_queue("q", **changes)
-    while queue.fit():
+    while inside.fit(queue):
         pass
     assert len(queue) == 4
     assert queue.stats().dropped_total == 16
@@ -190,7 +191,7 @@ def test_a_ring_of_the_log_drops_down_to_a_lower_limit(open_spool: Open) -> None
     broker.close()
     broker = open_spool()
     queue = broker.alter_queue("q", limit_messages=5)
-    while queue.fit():
+    while inside.fit(queue):
         pass
     assert len(queue) == 5
     assert broker.check() == []
@@ -223,7 +224,7 @@ def test_who_waits_is_treated_by_the_new_policy(
 
     producer = threading.Thread(target=put)
     producer.start()
-    until(lambda: queue._line)
+    until(lambda: queue.parts.admission.line)
     broker.alter_queue("q", on_overflow=policy, dead_letter="dead")
     producer.join(LONG_S)
     assert outcome == [returned]

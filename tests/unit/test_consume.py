@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import Faults, faulty_broker
 from qflow.config import SlowConsumer
@@ -260,7 +261,7 @@ def test_a_slow_consumer_is_closed(open_at: Open, clock: Clock) -> None:
     consumer = queue.consume(work)
     assert entered.wait(LONG_S)
     clock.advance(11)
-    queue.tick()
+    inside.tick(queue)
     assert not consumer.running
     go_on.set()
     assert consumer.close(LONG_S)
@@ -277,4 +278,4 @@ def test_a_bad_consumer_is_refused(queue: qflow.Queue, arguments: Any, options: 
     with pytest.raises(qflow.InvalidArgument):
         queue.consume(*arguments, **options)
     assert len(queue) == 10
-    assert not queue._consumers
+    assert not queue.parts.consumers.listed

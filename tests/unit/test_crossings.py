@@ -33,7 +33,7 @@ def test_a_purge_takes_nothing_that_comes_with_its_commit(open_spool: Open) -> N
     waiting = threading.Thread(target=broker.log.wait, args=(held,))
     waiting.start()
     assert began.wait(LONG_S)
-    purged = broker.log.purge(queue.lanes)  # joins the next batch
+    purged = broker.log.purge(queue.parts.logged_lanes)  # joins the next batch
     later = queue.submit(b"new", delay_s=1)
     go_on.set()
     broker.log.wait(purged)
@@ -49,7 +49,7 @@ def test_two_first_delayed_messages_open_one_lane(open_spool: Open, monkeypatch:
     """Who finds the lane missing looks again once he has the lock."""
     queue = open_spool().declare_queue("q")
     lanes: list[int] = []
-    opened = queue._open_delayed
+    opened = queue.parts.lanes.open_delayed
 
     def counted(number: int) -> None:
         lanes.append(number)
@@ -64,8 +64,8 @@ def test_two_first_delayed_messages_open_one_lane(open_spool: Open, monkeypatch:
                 return False
             return super().__contains__(number)
 
-    monkeypatch.setattr(queue, "_open_delayed", counted)
-    queue._schedules = Racing(queue._schedules)  # for good: it is the queue's from now on
+    monkeypatch.setattr(queue.parts.lanes, "open_delayed", counted)
+    queue.parts.lanes.schedules = Racing(queue.parts.lanes.schedules)  # for good: it is the queue's from now on
     queue.put(b"a", delay_s=5)
     assert len(lanes) == 1
 
@@ -91,9 +91,9 @@ def test_a_priority_put_is_not_passed_by_what_a_get_met_on_its_way(open_spool: O
     """A get between the reservation and the commit leaves lower messages for later."""
     queue = open_spool().declare_queue("q", durable=durable, priorities=2)
     queue.put_many([b"low"] * 3)
-    form = queue.form(None, None, 1, None, None, None)
+    form = queue.parts.puts.envelope(None, None, 1, None, None, None)
     queue.get(0).ack()
-    queue._put([form.record(b"high")], True, form.number, None)
+    queue.parts.puts.put([form.record(b"high")], True, form.number, None)
     assert queue.get(0).body == b"high"
 
 
@@ -114,11 +114,11 @@ def test_who_waits_for_a_message_holds_none(spool: Path) -> None:
         queue = broker.declare_queue("q", durable=False)
         getter = threading.Thread(target=queue.get)
         getter.start()
-        while not queue._getters:
+        while not queue.parts.gate.getters:
             getter.join(0.001)
-        queue.tick()
+        inside.tick(queue)
         clock.monotonic_s += 60
-        queue.tick()
+        inside.tick(queue)
         assert queue.stats().oldest_unacked_s == 0
         queue.put(b"x")
         getter.join(LONG_S)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import Faults, faulty_broker, in_thread
 from qflow import Overflow, inspect
@@ -164,7 +165,7 @@ def test_a_lease_that_ends_too_often_makes_a_dead_letter(open_at: Open, clock: C
     for _ in range(2):
         delivery = queue.get(0)
         clock.advance(11)
-        queue.tick()
+        inside.tick(queue)
     with pytest.raises(qflow.AlreadySettled):
         delivery.ack()
     broker.log.drain()
@@ -471,13 +472,13 @@ def test_an_end_while_a_letter_is_carried_away_is_no_trouble(
     broker.declare_queue("dead", durable=durable)
     queue.put_many([b"1", b"2"])
     held = queue.get_many(2)
-    real = queue._undertaker
+    real = queue.parts.exit.bury
 
     def end_first(*arguments: Any) -> bool:
         in_thread(broker.close if end == "close" else lambda: broker.delete_queue("q"))
         return real(*arguments)
 
-    queue._undertaker = end_first
+    queue.parts.exit.bury = end_first
     held.nack(requeue=False)
     if end == "delete":
         broker.log.drain()
@@ -493,15 +494,15 @@ def test_an_interrupt_on_the_way_leaves_the_message_in_its_place(open_spool: Ope
     broker = open_spool()
     queue = broker.declare_queue("q", durable=durable, dead_letter="dead")
     queue.put_many([b"1", b"2"])
-    real = queue._undertaker
+    real = queue.parts.exit.bury
 
     def interrupt(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    queue._undertaker = interrupt
+    queue.parts.exit.bury = interrupt
     with pytest.raises(KeyboardInterrupt):
         queue.get().nack(requeue=False)
-    queue._undertaker = real
+    queue.parts.exit.bury = real
     assert broker.check() == []
     assert bodies_of(queue) == [b"1", b"2"]
 

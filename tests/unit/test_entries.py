@@ -219,15 +219,15 @@ def test_a_message_taken_while_it_is_written_is_not_spilled(open_spool: Open, du
     queue = broker.declare_queue("q", durable=durable)
     queue.put_many([b"1", b"2"])
     entry = entries_of(queue)[0]
-    real = queue._area.write
+    real = queue.parts.spiller.area.write
     held = []
 
     def write(*arguments: object) -> object:
-        queue._area.write = real  # type: ignore[method-assign]
+        queue.parts.spiller.area.write = real  # type: ignore[method-assign]
         held.append(queue.get(0))
         return real(*arguments)  # type: ignore[arg-type]
 
-    queue._area.write = write  # type: ignore[assignment, method-assign]
+    queue.parts.spiller.area.write = write  # type: ignore[assignment, method-assign]
     with pytest.raises(qflow.NotFound):
         entry.spill()
     assert held[0].body == b"1"

@@ -53,10 +53,10 @@ def test_limits_that_are_reached_and_left(open_at: Open, clock: Clock) -> None:
     ]
     events.clear()
     queue.get_many(4).ack()
-    queue.tick()
+    inside.tick(queue)
     assert told(broker, events) == []
     queue.get_many(1).ack()
-    queue.tick()
+    inside.tick(queue)
     assert told(broker, events) == ["limit_left"]
 
 
@@ -70,10 +70,10 @@ def test_spilling_that_starts_and_stops(open_at: Open) -> None:
     for _ in range(10):
         queue.put(b"x" * 1000)
     assert told(broker, events) == ["spill_started"]
-    queue.tick()
+    inside.tick(queue)
     assert told(broker, events) == []
     queue.purge()
-    queue.tick()
+    inside.tick(queue)
     assert told(broker, events) == ["spill_stopped"]
 
 
@@ -124,11 +124,11 @@ def test_slow_consumers_are_told_and_treated(open_at: Open, clock: Clock, policy
     held = queue.get(0)
     held.extend(1000)
     clock.advance(9)
-    queue.tick()
+    inside.tick(queue)
     assert told(broker, events) == []
     fresh = queue.get(0)
     clock.advance(2)
-    queue.tick()
+    inside.tick(queue)
     broker.engine.listeners.tell_all()
     assert events[0].kind is EventKind.SLOW_CONSUMER
     assert "11.0 s" in events[0].detail
@@ -142,7 +142,7 @@ def test_slow_consumers_are_told_and_treated(open_at: Open, clock: Clock, policy
     queue.on_slow_consumer(None)
     events.clear()
     clock.advance(100)
-    queue.tick()
+    inside.tick(queue)
     assert told(broker, events) == []
 
 
@@ -264,7 +264,7 @@ def test_the_age_of_the_oldest_is_in_the_statistics(open_at: Open, clock: Clock)
         one.put_many([b"1", b"2"])
         assert one.stats().oldest_unacked_s == 0
     held = [one.get(0) for one in (queue, plain)]
-    plain.tick()
+    inside.tick(plain)
     clock.advance(7)
     queue.get_many(1, timeout_s=0)
     assert (queue.stats().oldest_unacked_s, plain.stats().oldest_unacked_s) == (7, 7)

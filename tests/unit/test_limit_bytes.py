@@ -17,7 +17,7 @@ def spilled(broker: qflow.Broker) -> qflow.Queue:
         "q", durable=False, capacity_bytes=1000 + OVERHEAD_BYTES, limit_bytes=5_050, on_overflow=qflow.Overflow.REJECT
     )
     queue.put_many([b"0" * 10, b"1" * 1000] * 5)
-    queue.spill_excess()
+    queue.parts.spiller.spill_excess()
     for entry in queue.browse():
         entry.spill()
     return queue

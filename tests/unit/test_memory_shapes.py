@@ -16,6 +16,7 @@ import pytest
 import qflow
 from qflow.memory import run_list
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
+from qflow.queues.looking import hides_attempts
 
 Open = Callable[..., qflow.Broker]
 MIB = 2**20
@@ -151,7 +152,7 @@ def test_scattered_messages_are_found_again_with_their_counts(
         if not int(delivery.body) % 2:
             delivery.ack()
     found: list[tuple[int, int]] = []
-    assert queue.hides_attempts
+    assert hides_attempts(queue.parts)
     broker.close()
     queue = open_spool(capacity_bytes="64KiB").declare_queue("q")
     while batch := queue.get_many(100, timeout_s=0):
@@ -197,7 +198,7 @@ def test_one_of_a_batch_is_charged_as_a_single_one_only_while_it_is_one(open_spo
     assert queue.stats().resident_bytes == 8 * OVERHEAD_BYTES + SINGLE_BYTES
     batch[0].ack()
     batch[1].nack()
-    leaving = queue.begin_leaving([batch[2], single])
+    leaving = queue.parts.claims.begin_leaving([batch[2], single])
     assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES
     leaving.give_up()
     assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES + SINGLE_BYTES

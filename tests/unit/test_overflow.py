@@ -298,7 +298,7 @@ def test_blocked_puts_are_admitted_first_come_first_served(
         producer = threading.Thread(target=queue.put, args=(b"%03d" % number * 100,))
         producer.start()
         producers.append(producer)
-        until(lambda number=number: len(queue._line) == number)
+        until(lambda number=number: len(queue.parts.admission.line) == number)
     received = []
     for _ in range(34):
         with queue.get(LONG_S) as delivery:
@@ -319,7 +319,7 @@ def test_a_newcomer_does_not_pass_those_who_wait(open_spool: Open, durable: bool
     queue.put_many([b"x"] * 10)
     producer = threading.Thread(target=queue.put_many, args=([b"y"] * 5,))
     producer.start()
-    until(lambda: queue._line)
+    until(lambda: queue.parts.admission.line)
     for _ in range(4):
         queue.get(0).ack()
     with pytest.raises(qflow.QueueFull):
@@ -338,10 +338,10 @@ def test_blocked_puts_go_on_at_the_resume_mark_and_not_before(open_spool: Open, 
     done = threading.Event()
     producer = threading.Thread(target=lambda: (queue.put(b"y"), done.set()))
     producer.start()
-    until(lambda: queue._line)
+    until(lambda: queue.parts.admission.line)
     for _ in range(4):
         queue.get(0).ack()
-        assert queue._line
+        assert queue.parts.admission.line
     assert not done.is_set()
     queue.get(0).ack()
     assert done.wait(LONG_S)
@@ -363,7 +363,7 @@ def test_a_put_that_timed_out_leaves_the_line_to_those_behind(open_spool: Open, 
 
     first = threading.Thread(target=give_up)
     first.start()
-    until(lambda: queue._line or refused)
+    until(lambda: queue.parts.admission.line or refused)
     second = threading.Thread(target=queue.put, args=(b"z",))
     second.start()
     first.join(LONG_S)
@@ -371,7 +371,7 @@ def test_a_put_that_timed_out_leaves_the_line_to_those_behind(open_spool: Open, 
     assert len(refused) == 1
     assert not second.is_alive()
     assert len(queue) == 10
-    assert not queue._line
+    assert not queue.parts.admission.line
 
 
 @pytest.mark.parametrize("policy", Overflow)
@@ -430,7 +430,7 @@ def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open) -> No
     """I15: whoever is interrupted at a limit holds nothing back afterwards."""
     queue = open_spool().declare_queue("q", limit_messages=1)
     queue.put(b"1")
-    real = queue._room.watch
+    real = queue.parts.gate.room.watch
     struck = threading.Event()
 
     def watch(*arguments: Any) -> Any:
@@ -439,13 +439,13 @@ def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open) -> No
         signal.raise_signal(signal.SIGINT)  # its handler runs in the main thread, which waits
         return watcher
 
-    queue._room.watch = watch  # type: ignore[method-assign]
+    queue.parts.gate.room.watch = watch  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         queue.put(b"2")
-    queue._room.watch = real  # type: ignore[method-assign]
+    queue.parts.gate.room.watch = real  # type: ignore[method-assign]
     assert struck.is_set()
-    assert not queue._line
-    assert queue._putters == 0
+    assert not queue.parts.admission.line
+    assert queue.parts.gate.putters == 0
     queue.get().ack()
     assert queue.put(b"3", timeout_s=0) == 1
 
@@ -470,7 +470,7 @@ def test_who_waits_at_a_limit_sees_purge_delete_and_close(
 
     producer = threading.Thread(target=put)
     producer.start()
-    until(lambda: queue._line)
+    until(lambda: queue.parts.admission.line)
     {"purge": queue.purge, "delete": lambda: broker.delete_queue("q"), "close": broker.close}[operation]()
     producer.join(LONG_S)
     assert outcome == [{"purge": 2, "delete": qflow.QueueDeleted, "close": qflow.BrokerClosed}[operation]]

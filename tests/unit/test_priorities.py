@@ -128,7 +128,7 @@ def test_a_deleted_queue_leaves_nothing_of_any_priority_in_the_log(open_spool: O
     """Every lane is removed in the background."""
     broker = open_spool()
     queue = broker.declare_queue("q", priorities=3)
-    owner = queue.owner
+    owner = queue.parts.context.owner
     for number in range(9):
         queue.put(b"%d" % number, priority=number % 3)
     queue.put(b"later", delay_s=60)
@@ -188,7 +188,7 @@ def test_what_comes_back_from_disk_begins_with_the_highest_priority(open_at: Ope
     for priority in (0, 2, 1):
         queue.put_many([b"%d" % priority * 1000] * 4, priority=priority)
     broker.alter_queue("q", capacity_bytes=13 * COST)  # as much comes back as half of it holds
-    while queue.fit():
+    while inside.fit(queue):
         pass
     states = [entry.state for entry in queue.browse()]
     back = states.count("resident")

@@ -19,9 +19,9 @@ from qflow.memory import chunk as chunk_module
 from qflow.memory import group as group_module
 from qflow.memory import schedule as schedule_module
 from qflow.memory import shelves as shelves_module
-from qflow.memory.chunk import WRAPPING_BYTES, Chunk
+from qflow.memory.chunk import CHUNK_BYTES, WRAPPING_BYTES, Chunk
 from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, groups_charge, groups_of
-from qflow.memory.schedule import CHUNK_BYTES, Schedule
+from qflow.memory.schedule import Schedule
 from qflow.message import OVERHEAD_BYTES, Message, Record, charge, is_logged
 
 ALL = 10**6
@@ -384,7 +384,7 @@ def test_a_chunk_is_not_joined_beyond_a_bound(
     schedule: Schedule, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So restoring a piece of it copies no more than that many sequences."""
-    monkeypatch.setattr(schedule_module, "CHUNK_MESSAGES", 5)
+    monkeypatch.setattr(chunk_module, "CHUNK_MESSAGES", 5)
     for sequence in range(20):
         schedule.add(sequence, 2 * sequence, [bytes(2000), bytes(2000)], 0)
         spill(schedule, store, 3_000)
@@ -787,8 +787,9 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.patch.setattr(group_module, "GROUP_MESSAGES", group)
         self.patch.setattr(chunk_module, "GROUP_MESSAGES", group)
         self.patch.setattr(shelves_module, "GROUP_MESSAGES", group)
-        self.patch.setattr(schedule_module, "CHUNK_MESSAGES", chunk)
-        self.patch.setattr(schedule_module, "CHUNK_BYTES", cost)
+        self.patch.setattr(chunk_module, "CHUNK_MESSAGES", chunk)
+        for module in (chunk_module, schedule_module):
+            self.patch.setattr(module, "CHUNK_BYTES", cost)
         self.cost = cost
 
     def teardown(self) -> None:

@@ -85,9 +85,9 @@ def test_maintenance_lets_expired_messages_go(open_at: Open, clock: Clock, durab
     queue.put_many([body(0), body(1), body(2)])
     producer = threading.Thread(target=queue.put, args=(body(3),))
     producer.start()
-    until(lambda: queue._line)
+    until(lambda: queue.parts.admission.line)
     clock.advance(1)
-    queue.tick()
+    inside.tick(queue)
     producer.join(LONG_S)
     assert not producer.is_alive()
     assert (len(queue), queue.stats().expired_total) == (1, 3)
@@ -102,7 +102,7 @@ def test_expired_spilled_runs_go_without_their_bodies_being_read(open_at: Open, 
     assert spilled > 90
     before = queue.stats().spill_files_read_total
     clock.advance(10)
-    queue.tick()
+    inside.tick(queue)
     stats = queue.stats()
     assert (stats.messages, stats.expired_total, stats.spilled_messages) == (0, 100, 0)
     assert stats.spill_files_read_total == before
@@ -120,7 +120,7 @@ def test_part_of_a_spilled_run_is_read_and_the_rest_expires(open_at: Open, clock
         with queue.get(0) as delivery:
             assert delivery.body == body(number)
     clock.advance(10)
-    queue.tick()
+    inside.tick(queue)
     stats = queue.stats()
     assert (stats.messages, stats.expired_total, stats.acked_total) == (0, 70, 30)
     broker.log.drain()
@@ -134,11 +134,11 @@ def test_what_is_not_logged_expires_on_disk_with_the_rest(open_at: Open, clock: 
     for number in range(10):
         queue.put(body(number), durable=number % 3 == 0)
     clock.advance(10)
-    queue.tick()
+    inside.tick(queue)
     broker.log.drain()
     assert queue.stats().expired_total == 10
-    assert [lane.row.messages for lane in queue.lanes] == [0]
-    assert [lane.row.bytes for lane in queue.lanes] == [0]
+    assert [lane.row.messages for lane in queue.parts.logged_lanes] == [0]
+    assert [lane.row.bytes for lane in queue.parts.logged_lanes] == [0]
 
 
 def test_expiry_of_what_is_acquired_waits_for_its_return(open_at: Open, clock: Clock, durable: bool) -> None:
@@ -148,12 +148,12 @@ def test_expiry_of_what_is_acquired_waits_for_its_return(open_at: Open, clock: C
     first, second = queue.get(0), queue.get(0)
     batch = queue.get_many(5, timeout_s=0)
     clock.advance(60)
-    queue.tick()
+    inside.tick(queue)
     assert queue.stats().expired_total == 0
     first.ack()
     second.nack()
     batch.nack()
-    queue.tick()
+    inside.tick(queue)
     assert (len(queue), queue.stats().expired_total, queue.stats().acked_total) == (0, 2, 1)
 
 
@@ -171,7 +171,7 @@ def test_the_wall_clock_jumps(open_at: Open, clock: Clock, durable: bool, jump_s
     clock.monotonic_s += 9
     held.ack()
     clock.monotonic_s += 2
-    queue.tick()
+    inside.tick(queue)
     with pytest.raises(qflow.AlreadySettled):
         other.ack()
     clock.wall_s -= jump_s
@@ -208,7 +208,7 @@ def test_expired_messages_become_dead_letters(open_at: Open, clock: Clock, durab
     with pytest.raises(qflow.QueueEmpty):
         queue.get(0)
     for _ in range(20):
-        queue.tick()
+        inside.tick(queue)
         broker.log.drain()
     assert (len(queue), queue.stats().expired_total, queue.stats().dead_lettered_total) == (0, 20, 20)
     dead = broker.queue("dead")
@@ -232,7 +232,7 @@ def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Ope
     broker.alter_queue("q", max_deliveries=1)
     queue.put(body(3))
     clock.advance(10)
-    real = queue._undertaker
+    real = queue.parts.exit.bury
     purged = []
 
     def purge_first(*arguments: Any) -> bool:
@@ -240,7 +240,7 @@ def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Ope
             purged.append(in_thread(queue.purge))
         return real(*arguments)
 
-    queue._undertaker = purge_first
+    queue.parts.exit.bury = purge_first
     with pytest.raises(qflow.QueueEmpty):
         queue.get(0)
     assert purged == [4]
@@ -279,16 +279,16 @@ def test_a_lease_is_extended(open_at: Open, clock: Clock, durable: bool) -> None
     batch[0].extend(30)
     lost.extend(0)
     clock.advance(5)
-    queue.tick()
+    inside.tick(queue)
     assert [int(text[:4]) for text in queue.get_many(10, timeout_s=0).bodies] == [1, 5]
     with pytest.raises(qflow.AlreadySettled):
         lost.ack()
     clock.advance(20)
     kept.ack()
     batch.ack()
-    queue.tick()
+    inside.tick(queue)
     clock.advance(30)
-    queue.tick()
+    inside.tick(queue)
     assert numbers_of(queue) == [1, 5]
 
 
@@ -304,10 +304,10 @@ def test_settled_leases_leave_nothing_to_look_after(open_at: Open, clock: Clock,
     for part in parts:
         part.ack()
     clock.advance(100)
-    with queue._lock:
-        assert queue.next_moment_s() is None
-    queue.tick()
-    assert not queue._extended
+    with queue.parts.context.lock:
+        assert queue.parts.gets.next_moment_s() is None
+    inside.tick(queue)
+    assert not queue.parts.held.extended
 
 
 def test_a_getter_sleeps_until_the_end_of_an_extended_lease(open_at: Open, clock: Clock) -> None:
@@ -317,11 +317,11 @@ def test_a_getter_sleeps_until_the_end_of_an_extended_lease(open_at: Open, clock
     first = queue.get(0)
     first.extend(0.7)
     clock.advance(0.3)
-    with queue._lock:
-        assert queue.next_moment_s() == pytest.approx(0.4)
+    with queue.parts.context.lock:
+        assert queue.parts.gets.next_moment_s() == pytest.approx(0.4)
     second = queue.get(0)
-    with queue._lock:
-        assert queue.next_moment_s() == pytest.approx(0.2)
+    with queue.parts.context.lock:
+        assert queue.parts.gets.next_moment_s() == pytest.approx(0.2)
     second.ack()
     first.ack()
 
@@ -337,7 +337,7 @@ def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, cl
     early = queue.get(0)
     clock.advance(5)
     later = queue.get(0)
-    queue.leave_batch(batch, 0)  # as a consumer does before it hands a message out
+    queue.parts.claims.leave_batch(batch, 0)  # as a consumer does before it hands a message out
     tx = broker.transaction(timeout_s=0)
     tx.ack(early)
     tx.put(full, b"x")
@@ -463,7 +463,7 @@ def test_a_get_waits_for_maintenance_that_reads_what_may_be_due(
     """It reads the delayed messages right after opening, too; a get meanwhile does not take what comes after them."""
     queue = reopened.queue("q")
     entered, go_on = threading.Event(), threading.Event()
-    read_head = queue._read_head
+    read_head = queue.parts.restorer._read_head
 
     def slowly(run: Any, *arguments: Any) -> Any:
         if threading.current_thread() is maintenance and lane_of(run.first) == DELAYED + 1:
@@ -472,17 +472,17 @@ def test_a_get_waits_for_maintenance_that_reads_what_may_be_due(
         return read_head(run, *arguments)
 
     def maintain() -> None:
-        while queue.fit():
+        while inside.fit(queue):
             pass
 
-    monkeypatch.setattr(queue, "_read_head", slowly)
+    monkeypatch.setattr(queue.parts.restorer, "_read_head", slowly)
     maintenance = threading.Thread(target=maintain)
     maintenance.start()
     assert entered.wait(LONG_S)
     found: list[bytes] = []
     getter = threading.Thread(target=lambda: found.append(queue.get(LONG_S).body))
     getter.start()
-    until(lambda: queue._starved)
+    until(lambda: queue.parts.gate.starved)
     go_on.set()
     getter.join(LONG_S)
     maintenance.join(LONG_S)
@@ -522,7 +522,9 @@ def test_many_delayed_messages_are_replayed_and_spilled(open_at: Open, clock: Cl
         while batch := queue.get_many(5, timeout_s=0):
             received += [int(text[:4]) for text in batch.bodies]
             batch.ack()
-            known = sum(schedule.overhead_bytes for schedule in queue._schedules.values())  # of what lies on disk
+            known = sum(
+                schedule.overhead_bytes for schedule in queue.parts.lanes.schedules.values()
+            )  # of what lies on disk
             assert queue.stats().resident_bytes - known <= 31 * COST
     assert received == [number for _, number in sorted(zip(delays, itertools.count()))]
     assert broker.check() == []
@@ -551,7 +553,7 @@ def test_a_time_to_live_counts_from_when_it_is_due(open_at: Open, clock: Clock, 
     assert len(batch) == 2
     batch.nack()
     clock.advance(2)
-    queue.tick()
+    inside.tick(queue)
     assert numbers_of(queue) == [0]
     assert queue.stats().expired_total == 1
 
@@ -561,7 +563,7 @@ def test_expired_delayed_messages_go_without_being_asked_for(open_at: Open, cloc
     queue = open_at().declare_queue("q", durable=durable)
     queue.put_many([body(0), body(1)], delay_s=10, ttl_s=5)
     clock.advance(20)
-    queue.tick()
+    inside.tick(queue)
     assert (len(queue), queue.stats().expired_total) == (0, 2)
 
 
@@ -627,7 +629,7 @@ def test_a_purge_takes_what_is_delayed(open_at: Open, clock: Clock, durable: boo
     queue.put(body(41), delay_s=3)
     clock.advance(10)
     assert numbers_of(queue) == [41]
-    while queue.sweep(1000):
+    while queue.parts.spiller.sweep(1000):
         pass
     assert broker.check() == []
 
@@ -763,7 +765,7 @@ def test_nothing_of_time_lies_in_the_spool_of_who_does_not_use_it(open_spool: Op
     """A queue without times has one lane in the log."""
     queue = open_spool().declare_queue("q")
     queue.put_many([b"x"] * 3)
-    assert len(queue.lanes) == 1
+    assert len(queue.parts.logged_lanes) == 1
 
 
 def test_maintenance_spills_only_what_nobody_spilled_for_a_round(open_at: Open) -> None:

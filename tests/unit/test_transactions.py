@@ -215,7 +215,7 @@ def test_a_commit_waits_for_room_as_long_as_it_may(open_spool: Open, durable: bo
 
     waiter = threading.Thread(target=commit)
     waiter.start()
-    until(lambda: queue._line)
+    until(lambda: queue.parts.admission.line)
     queue.get().ack()
     assert done.wait(LONG_S)
     waiter.join(LONG_S)
@@ -740,13 +740,13 @@ def test_bodies_are_charged_while_a_commit_waits_for_room(
     queue = broker.declare_queue("q", durable=False, limit_messages=20)
     queue.put(b"")
     charged: list[int] = []
-    watch = queue._room.watch
+    watch = queue.parts.gate.room.watch
 
     def watched(*arguments: Any) -> Any:
         charged.append(broker.engine.desk._account.borrowed)
         return watch(*arguments)
 
-    monkeypatch.setattr(queue._room, "watch", watched)
+    monkeypatch.setattr(queue.parts.gate.room, "watch", watched)
     other = broker.declare_queue("other", durable=False)
     with pytest.raises(qflow.QueueFull), broker.transaction(timeout_s=0.01) as tx:
         for _ in range(2):

@@ -1,0 +1,163 @@
+"""The gate of a queue: what it is charged, against what the ledger lent, and why a put may not pass at once.
+
+    used ≤ borrowed + slack        charged bytes: waiting in memory, acquired, on the way in, being restored
+    borrowed ≤ capacity            what the ledger lent; the broker's queues together never more than its capacity
+
+What a schedule keeps of delayed messages it has spilled, 8 bytes each, is charged and cannot be spilled in its turn:
+where that alone is more than the capacity, it is on slack.
+
+*Slack* is the documented exception, so that nothing is ever stuck: one put at a time may pass when nothing can be
+spilled, to be spilled as soon as it is visible, and a queue with no delivery in flight may hand out one message.
+
+The hot path is one comparison with a number that is `NEVER` while there is a reason to look closer: `refresh` computes
+those numbers after each change of what they depend on. All of it under the queue's lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qflow.memory.ledger import Account, Ledger
+from qflow.memory.line import Line
+
+NEVER = -1
+ALWAYS = 2**62
+SPARED_CHUNKS = 8
+"""What a queue keeps of what it has borrowed and does not use, until others need it: its next batch borrows nothing."""
+
+ENDED = "it was deleted, or its broker closed"
+LIMITED = "it has a limit, so its depth is looked at"
+LINE = "others wait in line at the limit"
+LOGGED = "messages take their way through the log"
+EXPIRES = "messages carry when they expire"
+FOR_PLAIN = frozenset({LOGGED, EXPIRES})
+"""Reasons that hold back only what is put as a body and nothing else."""
+
+
+class Gate:
+    """See the module."""
+
+    __slots__ = (
+        "account", "arrived", "at_limit", "ceiling", "get_slack", "getters", "give_back_below", "incoming", "largest",
+        "ledger", "passing", "put_slack", "putters", "restoring", "room", "shut", "starved", "used",
+    )  # fmt: skip
+
+    def __init__(self, account: Account, ledger: Ledger, lock: Any) -> None:
+        self.account = account
+        self.ledger = ledger
+        self.shut: set[str] = set()
+        """Why a put that finds memory may not pass at once."""
+        self.largest = 0
+        """What one message may be charged."""
+        self.used = 0
+        self.incoming = 0
+        """Of it, for puts that are not visible yet."""
+        self.restoring = 0
+        """Of it, for messages that are being read."""
+        self.put_slack = 0
+        self.get_slack = 0
+        self.ceiling = NEVER
+        """A plain put is admitted at once while `used` stays at or below."""
+        self.passing = NEVER
+        """The same for a put that takes its way through the log, or has a priority or headers."""
+        self.give_back_below = NEVER
+        """A settle that leaves less than this used looks for something to do."""
+        self.at_limit = False
+        """A put was not admitted at once, and the depth has not come down to the mark since."""
+        self.arrived = Line(lock)
+        """Getters wait here: for a message, for a restore that another thread does, for room to restore."""
+        self.getters = 0
+        self.starved = 0
+        """Those of them that wait for room, not for a message."""
+        self.room = Line(lock)
+        """Putters wait here: for room in memory, or for depth below a limit."""
+        self.putters = 0
+
+    @property
+    def slack(self) -> int:
+        """What may be charged above what is borrowed."""
+        return self.put_slack + self.get_slack
+
+    @property
+    def over(self) -> int:
+        """What is charged above what is borrowed; below 0 where some of that is not used."""
+        return self.used - self.account.borrowed
+
+    @property
+    def visible(self) -> int:
+        """What is charged for messages that wait in memory or are acquired."""
+        return self.used - self.incoming - self.restoring
+
+    def bar(self, reason: str, bars: bool) -> None:
+        """Have a reason why puts may not pass at once, or have it no more."""
+        (self.shut.add if bars else self.shut.discard)(reason)
+
+    def refresh(self) -> None:
+        """Compute what the hot path compares with."""
+        account = self.account
+        borrowed = account.borrowed
+        self.ceiling = NEVER if self.shut or self.putters else borrowed
+        self.passing = NEVER if self.shut - FOR_PLAIN or self.putters else borrowed
+        if self.slack or self.putters or self.starved or self.at_limit or borrowed > account.capacity:
+            self.give_back_below = ALWAYS
+        else:
+            self.give_back_below = borrowed - SPARED_CHUNKS * self.ledger.chunk
+
+    def borrow(self, missing: int) -> bool:
+        """Borrow so much more, or nothing."""
+        if not self.ledger.borrow(self.account, missing):
+            return False
+        self.refresh()
+        return True
+
+    def charge(self, amount: int) -> bool:
+        """Charge bytes if there is room, borrowing where that helps."""
+        missing = self.over + amount
+        if missing > 0 and not self.borrow(missing):
+            return False
+        self.used += amount
+        return True
+
+    def could_charge(self, amount: int) -> bool:
+        """Tell whether there is room, or memory to borrow."""
+        account = self.account
+        return self.over + amount <= min(account.capacity - account.borrowed, self.ledger.free())
+
+    def find(self, need: int, want: int) -> int:
+        """Borrow for `want` bytes, or at least for `need`; return how many there is room for."""
+        for amount in (want, need):
+            missing = self.over + amount
+            if missing > 0 and self.borrow(missing):
+                break
+        return -self.over
+
+    def pass_alone(self, amount: int) -> None:
+        """Charge bytes of a put, whatever room there is: what is above goes on slack."""
+        self.ledger.borrow_most(self.account, self.over + amount)
+        self.used += amount
+        self.put_slack = max(0, self.over - self.get_slack)
+
+    def trim(self) -> int:
+        """Give up slack that is not needed any more; return what is above the bounds."""
+        over = max(0, self.over)
+        self.get_slack = min(self.get_slack, over)
+        self.put_slack = min(self.put_slack, over - self.get_slack)
+        return over
+
+    def give_back_spare(self) -> None:
+        """Return to the ledger what is borrowed beyond what the next batches may need."""
+        account, used = self.account, self.used
+        spared = SPARED_CHUNKS * self.ledger.chunk
+        if account.borrowed - used > spared or account.borrowed > account.capacity:
+            keep = max(used, min(used + spared // 2, account.capacity))
+            if keep < account.borrowed:
+                self.ledger.give_back(account, account.borrowed - keep)
+
+    def give_back_all(self) -> bool:
+        """Return to the ledger all that is not used; False if that is nothing."""
+        spare = self.account.borrowed - max(self.used, 0)
+        if spare <= 0:
+            return False
+        self.ledger.give_back(self.account, spare)
+        self.refresh()
+        return True

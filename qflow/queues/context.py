@@ -1,0 +1,148 @@
+"""What the parts of a queue have in common: who it is, how it was declared, whether it has ended; and its lock.
+
+A queue is composed of parts. Each owns its state, and knows those below it only:
+
+    Puts, Gets                   the ways in and out; one call on its way is a `Putting` or `Getting`
+    Claims, Leases               what was delivered: settled, given back, held for too long
+    Exits                        all else that leaves: expired, dropped, dead letters, purged
+    Spiller, Restorer            messages move between memory and disk
+    Source                       messages are taken from the lanes, and put back in their place
+    Held                         the table of what was delivered, or is leaving
+    Admission                    limits, the line at a limit, what is on its way in
+    Lanes                        where messages wait, and their number
+    Gate                         memory
+
+One lock guards all of it. Order of locks: queue, ledger, log. No I/O happens under it: a part that must read or write
+lets go of it meanwhile (`Unlocked`), and says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from qflow.config import QueueSettings
+from qflow.delivery import Segment
+from qflow.errors import BrokerClosed, QflowError, QueueDeleted
+from qflow.events import EventKind, Teller
+from qflow.memory.ledger import Ledger
+from qflow.storage.log.transaction_log import TransactionLog
+
+
+class Bury(Protocol):
+    """Carry messages to their dead-letter queue in one commit with what is leaving; False if that failed."""
+
+    def __call__(self, source: Any, segments: list[Segment], reason: str, leaving: Any) -> bool: ...
+
+
+class Shared(NamedTuple):
+    """What all queues of a broker have in common."""
+
+    ledger: Ledger
+    report: Callable[[str, int], None]
+    tell: Teller
+    bury: Bury
+    max_transaction_bytes: int
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+
+
+class Context:
+    """See the module. `settings` and `ended` change under the lock."""
+
+    def __init__(
+        self, name: str, owner: int, settings: QueueSettings, shared: Shared, log: TransactionLog | None
+    ) -> None:
+        self.name = name
+        self.owner = owner
+        """Its number."""
+        self.settings = settings
+        self.shared = shared
+        self.log = log
+        """None if it is not durable."""
+        self.clock = shared.clock
+        self.monotonic = shared.monotonic
+        self.lock: Any = threading.RLock()
+        self.ended: type[QflowError] | None = None
+        """Why nothing works any more: BrokerClosed or QueueDeleted."""
+
+    @property
+    def has_limit(self) -> bool:
+        return self.settings.limit_bytes is not None or self.settings.limit_messages is not None
+
+    @property
+    def usable_log(self) -> TransactionLog | None:
+        """The log, unless it has failed."""
+        return None if self.log is None or self.log.failed else self.log
+
+    @property
+    def was_deleted(self) -> bool:
+        """It takes no calls any more, and its name is free, or about to be."""
+        return self.ended is QueueDeleted
+
+    def now_ms(self) -> int:
+        return int(self.clock() * 1000)
+
+    def deadline(self, timeout: float | None) -> float | None:
+        """Return when so many seconds are over, on the monotonic clock."""
+        return None if timeout is None else self.monotonic() + timeout
+
+    def is_past(self, deadline: float | None) -> bool:
+        return deadline is not None and self.monotonic() >= deadline
+
+    def check_open(self) -> None:
+        """Raise BrokerClosed or QueueDeleted if that is what happened."""
+        if self.ended is not None:
+            raise self.gone_error()
+
+    def check_not_closed(self) -> None:
+        """Refuse a settle that comes after the broker was closed."""
+        if self.ended is BrokerClosed:
+            raise self.gone_error()
+
+    def check_not_deleted(self) -> None:
+        """Refuse to go on if the queue was deleted since room in it was reserved, perhaps long ago."""
+        if self.was_deleted:
+            raise self.gone_error()
+
+    def gone_error(self) -> QflowError:
+        if self.ended is BrokerClosed:
+            return BrokerClosed(f"the broker of queue {self.name!r} is closed: open the spool again")
+        return QueueDeleted(f"queue {self.name!r} was deleted: declare it again")
+
+    def tell(self, kind: EventKind, text: str = "") -> None:
+        """Have listeners told of an event."""
+        self.shared.tell(kind, self.name, text)
+
+    def note_damage(self, problem: str, damaged_blocks: int = 0) -> None:
+        """Report stored messages that were found damaged, and tell of them."""
+        problem = f"queue {self.name!r}: {problem}"
+        self.shared.report(problem, damaged_blocks)
+        self.tell(EventKind.MESSAGES_LOST, problem)
+
+
+class Unlocked:
+    """Lets go of a queue's lock for the length of a block; has it again afterwards, whatever interrupts.
+
+    An interrupt can strike before or after the lock was taken again, so the lock must know whose it is: an RLock. (It
+    costs the hot path nothing measurable.)
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, context: Context) -> None:
+        self._lock = context.lock
+
+    def __enter__(self) -> None:
+        self._lock.release()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._lock.acquire()
+        except BaseException:
+            with suppress(RuntimeError):  # it was not taken yet
+                self._lock.release()
+            self._lock.acquire()
+            raise

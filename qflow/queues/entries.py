@@ -1,0 +1,169 @@
+"""Entries by hand: every message that waits, and the moving of one of them between memory and the spill store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from qflow.delivery import Entry
+from qflow.errors import NotFound, QueueFull
+from qflow.memory.run import Place, Run
+from qflow.memory.waiting import shelter, sheltered
+from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
+from qflow.queues.parts import Parts
+from qflow.queues.restorer import READ_AHEAD_BYTES
+from qflow.storage.log import reading, rows
+
+
+class Entries:
+    """See the module."""
+
+    def __init__(self, queue: Parts) -> None:
+        self._queue = queue
+        self._context = queue.context
+        self._lanes = queue.lanes
+
+    def browse(self) -> Iterator[Entry]:
+        """Yield every waiting entry; see `Queue.browse`."""
+        return self._entries(self._browsed())
+
+    @sheltered
+    def _browsed(self) -> list[Any]:
+        """Return what `browse` shows, in parts."""
+        lists, schedules = self._lanes.lists, self._lanes.schedules
+        with self._context.lock:
+            self._context.check_open()
+            parts: list[Any] = []
+            for runs in self._lanes.ranked:
+                number = runs.number
+                for line in (runs, lists.get(number + DELAYED, ())):
+                    places = [
+                        (run.first, run.stop, run.place, [len(record) for record in run.records])
+                        for run in line
+                        if run.waiting
+                    ]
+                    if line is runs and number in schedules:
+                        places += (
+                            (sequence, sequence + 1, Place(state), [] if size is None else [size])
+                            for sequence, size, state, _ in schedules[number].entries()
+                        )
+                        places.sort()
+                    parts += places
+                if number + DELAYED in schedules:
+                    parts.append(list(schedules[number + DELAYED].entries()))
+        return parts
+
+    def _entries(self, parts: list[Any]) -> Iterator[Entry]:
+        for part in parts:
+            if isinstance(part, list):
+                yield from (Entry(sequence, size, state, self, due_ms) for sequence, size, state, due_ms in part)
+                continue
+            first, stop, place, sizes = part
+            if place is Place.LOGGED:
+                yield from self._logged_entries(first, stop)
+            else:
+                known: Iterable[int | None] = sizes or repeat(None, stop - first)
+                yield from (Entry(sequence, size, place.value, self) for sequence, size in enumerate(known, first))
+
+    def _logged_entries(self, position: int, stop: int) -> Iterator[Entry]:
+        while position < stop:
+            found = shelter(partial(self._read_logged_entries, position, stop))
+            if found is None:
+                return
+            for first, records in found.pieces:
+                for sequence, record in enumerate(records, first):
+                    yield Entry(sequence, len(record), Place.LOGGED.value, self)
+            position = found.position
+
+    def _read_logged_entries(self, position: int, stop: int) -> reading.Replayed | None:
+        context = self._context
+        assert context.log is not None
+        owner, number = context.owner, lane_of(position)
+        with context.log.read() as txn:
+            if context.ended is not None:
+                return None
+            row = rows.read_row(txn, owner, number)
+            return reading.read_unsettled(txn, owner, number, row, position, stop, READ_AHEAD_BYTES)
+
+    @sheltered
+    def spill_entry(self, sequence: int) -> str:
+        """Spill one message; see `Entry.spill`."""
+        claim = object()
+        spiller = self._queue.spiller
+        with self._context.lock:
+            run = self._waiting_run(sequence)
+            if run is None or run.place is not Place.RESIDENT or run.claim is not None:
+                return self._state_of(run, sequence)
+            runs = self._lanes.list_of(sequence)
+            run = runs.cut_out(run, sequence)
+            run.claim = claim
+            records = list(run.records)
+        slots = None
+        try:
+            slots = spiller.area.write(sequence, records)
+        finally:
+            with self._context.lock:
+                installed = spiller.install(lane_of(sequence), run, claim, slots)
+                if not installed and run.claim is None and run.records:
+                    runs.join(run)
+            if slots is not None and not installed:
+                spiller.area.free(slots)
+        return self._state(sequence)
+
+    @sheltered
+    def restore_entry(self, sequence: int) -> str:
+        """Restore one message; see `Entry.restore`."""
+        claim = object()
+        queue = self._queue
+        with self._context.lock:
+            run = self._waiting_run(sequence)
+            if run is None or run.place is not Place.SPILLED or run.claim is not None:
+                return self._state_of(run, sequence)
+            runs = self._lanes.list_of(sequence)
+            run = runs.cut_out(run, sequence)
+            run.claim = claim
+            try:
+                need = run.largest + OVERHEAD_BYTES
+                while queue.gate.find(need, need) < need:
+                    if run.claim is claim and not queue.spiller.find_room_for(need):
+                        raise QueueFull(
+                            f"message {sequence} of queue {self._context.name!r} finds no room in memory: what is "
+                            "acquired, or on its way, takes it; settle some of it first"
+                        )
+                    if run.claim is not claim:
+                        return self._state(sequence)
+                queue.restorer.read_in(runs, run, claim, need, False)
+            finally:
+                if run.claim is claim:
+                    run.claim = None
+                    runs.join(run)
+                queue.admission.rebalance()
+            return self._state(sequence)
+
+    def _waiting_run(self, sequence: int) -> Run | None:
+        """Return the run of a waiting message; None if it is in a schedule. Under the lock.
+
+        Raises:
+            NotFound: it does not wait.
+        """
+        self._context.check_open()
+        runs = self._lanes.lists.get(lane_of(sequence))
+        run = runs.find(sequence) if runs is not None else None
+        if run is None and not any(
+            entry[0] == sequence for schedule in self._lanes.schedules.values() for entry in schedule.entries()
+        ):
+            raise NotFound(f"message {sequence} does not wait in queue {self._context.name!r} any more")
+        return run
+
+    def _state(self, sequence: int) -> str:
+        with self._context.lock:
+            return self._state_of(self._waiting_run(sequence), sequence)
+
+    def _state_of(self, run: Run | None, sequence: int) -> str:
+        if run is not None:
+            return run.place.value
+        scattered = self._lanes.schedules.get(lane_of(sequence))
+        entries = iter(()) if scattered is None else scattered.entries()
+        return next((state for number, _, state, _ in entries if number == sequence), "delayed")

@@ -1,0 +1,178 @@
+"""The table of what was delivered and is not settled, or is on its way out with a commit. Under the queue's lock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.memory.gate import Gate
+from qflow.message import SINGLE_BYTES, charge
+
+HeldOne = Delivery | Deliveries
+SOME = 1000
+"""What was held for too long is taken back so many at a time."""
+
+
+class Held:
+    """See the module."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.singles: dict[Delivery, float | None] = {}
+        self.batches: dict[Deliveries, float | None] = {}
+        """What is delivered and not settled, in order, since when (monotonic) where somebody wants to know that."""
+        self.extended: dict[HeldOne, float] = {}
+        """Ends of ack timeouts that were extended; of what was settled since, until maintenance looks."""
+        self.leaving: dict[Any, None] = {}
+        """On its way out with a commit: see `Leaving`."""
+        self._kept: list[Segment] = []  # what was held when the broker was closed: it is counted as delivered
+        self._in_order = True  # of when it was delivered
+
+    def __contains__(self, one: HeldOne) -> bool:
+        return one in (self.batches if isinstance(one, Deliveries) else self.singles)
+
+    def is_any(self) -> bool:
+        """Tell whether something is in flight."""
+        return bool(self.singles) or bool(self.leaving) or any(batch.total for batch in self.batches)
+
+    def first(self) -> HeldOne | None:
+        """Return what is held, the first of it; batches without messages belong to getters that wait."""
+        return next(iter(self.singles), None) or next((batch for batch in self.batches if batch.total), None)
+
+    def add_single(self, delivery: Delivery, since: float | None) -> None:
+        """Hold one delivery by itself; it is charged for that."""
+        self.singles[delivery] = since
+        self._gate.used += SINGLE_BYTES
+
+    def leave_batch(self, delivery: Delivery, batch: Deliveries) -> None:
+        """Hold one delivery of a batch by itself, as long as the batch."""
+        since = self.batches[batch]
+        if since is not None and self.singles:
+            last = self.singles[next(reversed(self.singles))]
+            self._in_order = self._in_order and last is not None and last <= since
+        self.add_single(delivery, since)
+        if batch in self.extended:
+            self.extended[delivery] = self.extended[batch]
+
+    def rejoin(self, one: Delivery, batch: Deliveries, position: int) -> None:
+        """Put a single delivery back into the batch it came in."""
+        self.batches[batch] = self.singles.pop(one)
+        self._gate.used -= SINGLE_BYTES
+        batch.take_back(one, position)
+
+    def hold_again(self, held: Mapping[HeldOne, float | None]) -> None:
+        """Hold what was leaving."""
+        self._in_order = False
+        for one, since in held.items():
+            if isinstance(one, Deliveries):
+                self.batches[one] = since
+            else:
+                self.add_single(one, since)
+
+    def drop(self, held: Iterable[HeldOne]) -> None:
+        """Take deliveries and batches off the table."""
+        for one in held:
+            self.extended.pop(one, None)
+            if isinstance(one, Deliveries):
+                self.batches.pop(one, None)
+            elif one in self.singles:
+                del self.singles[one]
+                self._gate.used -= SINGLE_BYTES
+
+    def drop_all(self) -> None:
+        """Forget everything: it was purged, and its charge is given back by who did that."""
+        self.singles.clear()
+        self.batches.clear()
+        self.extended.clear()
+        self.leaving.clear()
+        self._kept.clear()
+
+    def keep_all(self) -> None:
+        """Let nobody settle what is held any more: the broker is being closed."""
+        self._kept += segments_of([*self.singles, *self.batches])
+        self.singles.clear()
+        self.batches.clear()
+
+    def segments(self) -> list[Segment]:
+        """Return everything that is acquired or on its way out."""
+        found = [*segments_of([*self.singles, *self.batches]), *self._kept]
+        for leaving in self.leaving:
+            found += leaving.segments
+        return found
+
+    def charged(self) -> int:
+        """Return what all of it is charged."""
+        return sum(charge(records) for _, records, _ in self.segments()) + self.singles_bytes
+
+    @property
+    def singles_bytes(self) -> int:
+        """What single deliveries are charged on top of their messages."""
+        return SINGLE_BYTES * len(self.singles)
+
+    # Since when ------------------------------------------------------------------------------------------------------
+
+    def longer_than(self, seconds: float, now: float, *, respect_extensions: bool) -> dict[HeldOne, float | None]:
+        """Return some of what has been held for so long, and since when."""
+        tables: list[dict[Any, float | None]] = [self.singles, self.batches]
+        if not self._in_order:
+            for table in tables:
+                ordered = sorted(table.items(), key=_since)
+                table.clear()
+                table.update(ordered)
+            self._in_order = True
+        late: dict[HeldOne, float | None] = {}
+        for table in tables:
+            for one, since in table.items():
+                if since is None:
+                    continue  # being collected, or delivered before anybody wanted to know
+                if since + seconds > now:
+                    break
+                if respect_extensions and self.extended.get(one, now) > now:
+                    continue
+                late[one] = since
+                if len(late) >= SOME:
+                    break
+        return late
+
+    def first_end(self, timeout: float) -> float:
+        """Return when the first lease ends."""
+        return min(self._first_end(self.singles, timeout), self._first_end(self.batches, timeout))
+
+    def _first_end(self, held: Mapping[Any, float | None], timeout: float) -> float:
+        """Return when the first lease ends. Cost: O(1), and a step for each that was extended."""
+        first = math.inf
+        for one, since in held.items():
+            if since is not None:
+                extended = self.extended.get(one)
+                first = min(first, since + timeout if extended is None else extended)
+                if extended is None:
+                    break
+        return first
+
+    def oldest_since(self) -> float | None:
+        """Return since when the first of it is held; None if nobody wanted to know."""
+        firsts = [next(iter(self.singles.values()), None), next(iter(self.batches.values()), None)]
+        return min((since for since in firsts if since is not None), default=None)
+
+    def forget_extensions(self) -> None:
+        """Forget ends of what was settled since."""
+        for one in [one for one in self.extended if one not in self]:
+            del self.extended[one]
+
+
+def segments_of(held: Iterable[HeldOne]) -> list[Segment]:
+    """Return the messages of deliveries, and what is left of batches."""
+    found: list[Segment] = []
+    for one in held:
+        if isinstance(one, Deliveries):
+            found += one.left()
+        else:
+            found.append(Segment(one.sequence, [one.record], one.marks))
+    return found
+
+
+def _since(item: tuple[Any, float | None]) -> float:
+    """Return since when something is held; what nobody wanted to know that of comes last."""
+    return math.inf if item[1] is None else item[1]

@@ -1,0 +1,317 @@
+"""The lanes of a queue: where its messages wait, in memory as far as there is room, else in the spill store or the log.
+
+A lane is a priority, or what is delayed in one. Its messages are in a list of runs, in order of sequence; what waits
+for its time is in a schedule. By the number of a priority, a schedule holds what of it came back scattered: single
+messages, too many to be runs. Those are due at once, and come in order of sequence with what the lane's list holds.
+
+All of it under the queue's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qflow.delivery import ONE_ATTEMPT, Segment
+from qflow.memory.chunk import Chunk, index_charge
+from qflow.memory.gate import Gate
+from qflow.memory.group import Group
+from qflow.memory.run import Place, Run
+from qflow.memory.run_list import RunList
+from qflow.memory.schedule import Schedule
+from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Message, Record, by_due, is_logged, is_plain, lane_of
+from qflow.queues.context import Context
+from qflow.storage.log.batch import Publisher
+from qflow.storage.log.rows import Row, Settled, new_row, purged_row
+from qflow.storage.log.transaction_log import Lane
+
+NOWHERE = RunList(-1)
+"""Where a fast get finds nothing, and goes the long way."""
+
+TIMED = "some message may expire"
+LEASED = "somebody wants to know since when messages are held"
+COUNTED = "messages may have been delivered too often"
+
+
+class Lanes:
+    """See the module."""
+
+    def __init__(self, context: Context, gate: Gate) -> None:
+        self.context = context
+        self.gate = gate
+        self.lists: dict[int, RunList] = {}
+        """Each lane's messages, by number; of a delayed lane, what the log holds and the schedule does not know yet."""
+        self.schedules: dict[int, Schedule] = {}
+        """What waits for its time, by the number of its lane."""
+        self.logged: dict[int, Lane] = {}
+        """The same lanes as the log knows them."""
+        self._unlogged: dict[int, Lane] = {}  # how commits know the lanes of a queue that is not logged
+        self.skipped = 0
+        """Sequences below the `next` of all lanes that never waited here."""
+        self.gone = 0
+        """Messages that left without an ack."""
+        self.acked = 0
+        self.message_bytes = 0
+        """Of all of them; kept where there is a limit in bytes."""
+        self.purged_below: dict[int, int] = {}
+        self.closed: set[str] = set()
+        """Why a message may not be handed out before it was looked at: it may be late, or early."""
+        self.front = NOWHERE
+        """The lane a fast get takes from."""
+        self.front_number = 0
+
+    def open_all(self, rows: dict[int, Row] | None, publisher: Publisher) -> None:
+        """Begin with what the log holds; None if the queue is not logged."""
+        self._publisher = publisher
+        priorities = self.context.settings.priorities
+        for number in {**dict.fromkeys(range(priorities)), **(rows or {})}:
+            self.open(number, rows)
+        self.runs = self.lists[0]
+        self.ranked = [self.lists[number] for number in reversed(range(priorities))]
+        """Lanes to take from, the highest priority first."""
+
+    def open(self, number: int, rows: dict[int, Row] | None) -> None:
+        """Begin a lane, with what the log holds of it."""
+        row = new_row(number)
+        if rows is not None:
+            row = rows.get(number, row)
+            if not row.messages:
+                row = purged_row(row, row.next)  # numbers that were reserved, and nothing else
+            self.logged[number] = Lane(self.context.owner, number, row, self._publisher)
+        runs = self.lists[number] = RunList(row.next)
+        self.skipped += row.next - row.messages
+        self.message_bytes += row.bytes
+        if row.messages:
+            runs.add(Run.logged(row.floor, row.next, row.messages, row.bytes, 0))
+        if number >= DELAYED:
+            self.schedules[number] = Schedule()
+
+    def open_delayed(self, number: int) -> None:
+        """Begin a lane for delayed messages."""
+        self.open(number, None if self.context.log is None else {})
+
+    def list_of(self, sequence: int) -> RunList:
+        """Return the messages of a sequence's lane."""
+        return self.lists[sequence >> LANE_SHIFT]
+
+    def commit_lane(self, number: int) -> Lane:
+        """Return a lane as commits know it."""
+        if self.context.log is not None:
+            return self.logged[number]
+        lane = self._unlogged.get(number)
+        if lane is None:
+            lane = self._unlogged[number] = Lane(self.context.owner, number, None, self._publisher)
+        return lane
+
+    # How many there are ----------------------------------------------------------------------------------------------
+
+    def messages(self) -> int:
+        """Return how many are not settled: waiting and acquired."""
+        lists = self.lists
+        following = self.runs.next if len(lists) == 1 else sum(runs.next for runs in lists.values())
+        return following - self.skipped - self.gone - self.acked
+
+    def spilled_messages(self) -> int:
+        """Return how many lie in the spill store."""
+        return sum(runs.tally(Place.SPILLED)[0] for runs in self.lists.values()) + sum(
+            schedule.tally().spilled_messages for schedule in self.schedules.values()
+        )
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next delayed message may be due."""
+        return min(
+            (due for schedule in self.schedules.values() if (due := schedule.next_due_ms()) is not None), default=None
+        )
+
+    def count_bytes(self, singles_bytes: int) -> int:
+        """Return the bytes of all messages, given what is charged for single deliveries. Cost: O(runs)."""
+        elsewhere = size = overhead = 0
+        for runs in self.lists.values():
+            for place in (Place.SPILLED, Place.LOGGED):
+                count, charged = runs.tally(place)
+                elsewhere += count
+                size += charged - OVERHEAD_BYTES * count
+        for schedule in self.schedules.values():
+            part = schedule.tally()
+            elsewhere += part.spilled_messages
+            size += part.spilled_bytes
+            overhead += schedule.overhead_bytes
+        overhead += singles_bytes + OVERHEAD_BYTES * (self.messages() - elsewhere)
+        return self.gate.visible - overhead + size
+
+    # The front -------------------------------------------------------------------------------------------------------
+
+    def close_front(self, reason: str, closes: bool) -> None:
+        """Have a reason why messages are looked at before they go out, or have it no more."""
+        (self.closed.add if closes else self.closed.discard)(reason)
+
+    def must_look(self) -> bool:
+        """Tell whether a message may not be handed out before it was looked at."""
+        return (
+            bool(self.closed)
+            or any(schedule.messages for schedule in self.schedules.values())
+            or any(not self.lists[number].settle_head().spent for number in self.schedules if number >= DELAYED)
+        )
+
+    def refresh(self) -> None:
+        """After a change of what may pass at once: compute the gate's numbers and the front."""
+        self.gate.refresh()
+        if self.gate.slack or self.must_look():
+            self.front, self.front_number = NOWHERE, 0  # getters go the long way
+        elif self.front is NOWHERE:
+            self._choose_front()
+
+    def renew_front(self) -> None:
+        """After messages came or went that are not the last of the lowest priority: take from where they are."""
+        if self.front is not NOWHERE:
+            self._choose_front()
+
+    def _choose_front(self) -> None:
+        """Let fast gets take from the highest priority that has something in memory, or nothing above it."""
+        for runs in self.ranked:
+            head = runs.head
+            if head.records or runs is self.runs or (head is not runs.open and runs.settle_head().waiting):
+                self.front = runs
+                self.front_number = runs.number
+                return
+
+    def note_times(self, records: list[Record]) -> None:
+        """Remember that messages may expire, if one of these does."""
+        if TIMED not in self.closed and any(type(record) is Message and record.expires_ms for record in records):
+            self.closed.add(TIMED)
+            self.refresh()
+
+    # Coming back -----------------------------------------------------------------------------------------------------
+
+    def add(self, first: int, records: list[Record], marks: int, due_ms: int = 0) -> bool:
+        """Put messages into a schedule that are delayed, or scattered; False if they belong into a list of runs."""
+        if due_ms or lane_of(first) >= DELAYED:
+            self._add_delayed(first, records, marks, due_ms)
+        elif self.list_of(first).scatters(len(records)):
+            schedule = self.schedules.setdefault(lane_of(first), Schedule())
+            before = schedule.overhead_bytes
+            schedule.add(0, first, records, marks)
+            self.cover(schedule.overhead_bytes - before)
+        else:
+            return False
+        return True
+
+    def _add_delayed(self, first: int, records: list[Record], marks: int, due_ms: int) -> None:
+        """Put messages into the schedule of their lane, by their own due times, or by another one."""
+        number = lane_of(first)
+        number = number if number >= DELAYED else number + DELAYED
+        if number not in self.schedules:
+            self.open_delayed(number)
+        schedule = self.schedules[number]
+        before = schedule.overhead_bytes
+        if due_ms:
+            schedule.add(due_ms, first, records, marks)
+        else:
+            for due, start, stop in by_due(records):
+                schedule.add(due, first + start, records[start:stop], marks)
+        self.cover(schedule.overhead_bytes - before)
+
+    def cover(self, charged: int = 0) -> None:
+        """Charge what a schedule takes beyond its messages: it may be on slack, so what is due goes first."""
+        gate = self.gate
+        gate.used += charged
+        gate.get_slack = max(gate.get_slack, gate.over - gate.put_slack)
+        self.refresh()
+
+    def cover_singles(self) -> None:
+        """After deliveries became single ones: borrow for what that takes, or have it on slack."""
+        missing = self.gate.over
+        if missing > 0 and not self.gate.borrow(missing):
+            self.cover()
+
+    # Going to disk ---------------------------------------------------------------------------------------------------
+
+    def claim_victim(self, claim: object, wanted: int) -> tuple[int, Run | Chunk | None]:
+        """Claim what is needed last: what is delayed, then the tail of the lowest priority."""
+        for number in self.schedules:
+            if number >= DELAYED and (chunk := self._claim_far(number, claim, wanted)) is not None:
+                return number, chunk
+        for runs in reversed(self.ranked):
+            number = runs.number
+            if runs.ends_small and (chunk := self._claim_far(number, claim, wanted)) is not None:
+                return number, chunk
+            run = runs.claim_tail(claim, wanted)
+            if run is not None:
+                return number, run
+            if (chunk := self._claim_far(number, claim, wanted)) is not None:
+                return number, chunk
+        return 0, None
+
+    def _claim_far(self, number: int, claim: object, wanted: int) -> Chunk | None:
+        """Claim the far end of a schedule, if there is one and that frees something."""
+        schedule = self.schedules.get(number)
+        chunk = None if schedule is None else schedule.claim_far(claim, wanted)
+        if schedule is None or chunk is None:
+            return None
+        if chunk.charged + chunk.groups_bytes > index_charge(chunk.count):
+            return chunk
+        schedule.unclaim(claim)  # so little that its place in the index would take more
+        return None
+
+    def install_spilled(self, number: int, moving: Run | Chunk, claim: object, slots: object | None) -> int | None:
+        """Make what was written leave memory; return what it was charged, None if it stays there."""
+        if isinstance(moving, Chunk):
+            schedule = self.schedules[number]
+            if slots is None:
+                schedule.unclaim(claim)
+                return None
+            groups = moving.groups
+            freed = schedule.chunk_spilled(claim, slots)
+            if freed is not None and number < DELAYED:
+                self._log_hidden_attempts(number, groups)
+            return freed
+        if moving.claim is not claim:
+            return None
+        if slots is None:
+            moving.claim = None
+            return None
+        freed = moving.become_spilled(slots)
+        self.lists[number].join(moving)
+        return freed
+
+    def _log_hidden_attempts(self, number: int, groups: list[Group]) -> None:
+        """Have it in the log how often spilled messages were delivered: memory does not know it any more."""
+        ranges = [(first, first + len(records), marks // ONE_ATTEMPT) for _, first, marks, *records in groups]
+        counted = [part for part in ranges if part[2]]
+        log = self.context.usable_log
+        if log is not None and counted:
+            log.attempts(self.logged[number], counted)
+
+    # In the log ------------------------------------------------------------------------------------------------------
+
+    def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane; nothing of a queue that is not logged, or was deleted."""
+        if self.context.log is None or self.context.was_deleted:
+            return []
+        parts: dict[int, list[Settled]] = {}
+        for first, records, _ in segments:
+            parts.setdefault(lane_of(first), []).append(settled(first, records, sum(map(len, records))))
+        return [(self.logged[number], part) for number, part in parts.items()]
+
+
+def settled(first: int, records: list[Record], size: int) -> Settled:
+    """Return the range of `size` bytes as the log counts it: messages that were not logged count nothing."""
+    end = first + len(records)
+    if not is_plain(records):
+        records = [record for record in records if is_logged(record)]
+        size = sum(map(len, records))
+    return Settled(first, end, len(records), size)
+
+
+def by_expiry(segment: Segment, now_ms: int) -> Iterator[tuple[Segment, bool]]:
+    """Cut a segment where messages that have expired and others meet; yield each part and whether it has."""
+    first, records, marks = segment
+    start = 0
+    before: bool | None = None
+    for index, record in enumerate(records):
+        late = type(record) is Message and 0 < record.expires_ms <= now_ms
+        if before is not None and late is not before:
+            yield Segment(first + start, records[start:index], marks), before
+            start = index
+        before = late
+    if before is not None:
+        yield Segment(first + start, records[start:], marks), before

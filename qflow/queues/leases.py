@@ -1,0 +1,114 @@
+"""Deliveries that are held for too long: ack timeouts, and slow consumers. Under the queue's lock."""
+
+from __future__ import annotations
+
+from qflow.config import SlowConsumer
+from qflow.errors import AlreadySettled
+from qflow.events import EventKind
+from qflow.queues.claims import Claims
+from qflow.queues.held import Held, HeldOne
+from qflow.queues.lanes import LEASED, Lanes
+
+
+class _Late:
+    """Who answers for deliveries that were held for too long."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self._text = text
+
+    def _refuse(self, *_: object) -> None:
+        raise AlreadySettled(self._text)
+
+    settle_one = return_one = extend_one = settle_batch = return_batch = extend_batch = _refuse
+    settle_part = return_part = leave_batch = _refuse
+
+
+class Leases:
+    """See the module."""
+
+    def __init__(self, lanes: Lanes, held: Held, claims: Claims) -> None:
+        self._context = lanes.context
+        self._lanes = lanes
+        self._held = held
+        self.claims = claims
+        self._slow_after_s: float | None = None
+        self._slow_policy = SlowConsumer.NOTIFY
+        self._oldest: tuple[HeldOne | None, float] = (None, 0.0)  # what was held first when maintenance looked
+
+    def watch(self, after_s: float | None, policy: SlowConsumer) -> None:
+        """Look for what is held for longer than that; None stops that."""
+        self._slow_after_s, self._slow_policy = after_s, policy
+        self.refresh()
+
+    def refresh(self) -> None:
+        """After a change of what is watched for."""
+        self._lanes.close_front(LEASED, self.since() is not None)
+        self._lanes.refresh()
+
+    def since(self) -> float | None:
+        """Return the time to note for what is delivered now; None if nobody wants to know."""
+        is_watched = self._context.settings.ack_timeout_s is not None or self._slow_after_s is not None
+        return self._context.monotonic() if is_watched else None
+
+    def next_end_s(self, timeout: float) -> float:
+        """Return in how many seconds the first ack timeout ends."""
+        return self._held.first_end(timeout) - self._context.monotonic()
+
+    def release_late(self, may_work: bool = True) -> bool:
+        """Take back what is held for longer than the ack timeout; it may let go of the lock.
+
+        Returns:
+            False if that takes work on the disk, which may not be done: some of it may become dead letters.
+        """
+        settings = self._context.settings
+        timeout = settings.ack_timeout_s
+        if timeout is None:
+            return True
+        late = self._held.longer_than(timeout, self._context.monotonic(), respect_extensions=True)
+        if late and not may_work and settings.dead_letter is not None:
+            return False
+        self._release(late, f"ack_timeout_s={timeout}")
+        return True
+
+    def _release(self, late: dict[HeldOne, float | None], why: str) -> None:
+        """Take back what has been held for so long; it may let go of the lock."""
+        name = self._context.name
+        text = f"a message of queue {name!r} was held for longer than {why}: it went back to the queue"
+        for one in late:
+            one.settler = _Late(name, text)
+        if late:
+            self.claims.take_back(late)
+
+    def note_oldest(self) -> None:
+        """Note what is held first, and since when at the latest."""
+        first = self._held.first()
+        if first is not self._oldest[0]:
+            self._oldest = (first, self._context.monotonic())
+
+    def oldest_s(self) -> float:
+        """Return for how long the oldest delivery has been held."""
+        since = self._held.oldest_since()
+        if since is None:
+            one, since = self._oldest
+            if one is None or one not in self._held:
+                return 0.0
+        return max(0.0, self._context.monotonic() - since)
+
+    def release_slow(self) -> dict[HeldOne, float | None]:
+        """Tell of messages that are held for too long, apply the policy; return what is held by those that are to stop.
+
+        It may let go of the lock.
+        """
+        after_s = self._slow_after_s
+        age = self.oldest_s()
+        if after_s is None or age <= after_s or not self._held.is_any():
+            return {}
+        depth = self._lanes.messages()
+        text = f"a message is held for {age:.1f} s; {depth} messages are not settled"
+        self._context.tell(EventKind.SLOW_CONSUMER, text)
+        if self._slow_policy is SlowConsumer.NOTIFY:
+            return {}
+        late = self._held.longer_than(after_s, self._context.monotonic(), respect_extensions=False)
+        self._release(late, f"on_slow_consumer allows, {after_s} s")
+        return late if self._slow_policy is SlowConsumer.CLOSE else {}

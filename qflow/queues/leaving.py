@@ -1,0 +1,214 @@
+"""What leaves a queue otherwise than by an ack: with a commit of something else, expired, dropped, as a dead letter.
+
+The life of a message:
+
+    state      event                                     next
+    -          put confirmed                             AVAILABLE   in a lane, or in a schedule until it is due
+    AVAILABLE  get                                       ACQUIRED    in `Held`, by itself or in a batch
+    AVAILABLE  expired, dropped                          SETTLED, or LEAVING where it becomes a dead letter
+    ACQUIRED   ack                                       SETTLED     logged by value
+    ACQUIRED   ack in a transaction                      LEAVING
+    ACQUIRED   nack(requeue=False), too many deliveries  LEAVING, or SETTLED without a dead-letter queue
+    ACQUIRED   nack, ack timeout, close                  AVAILABLE   in its original place, one more delivery counted
+    LEAVING    the commit holds                          SETTLED
+    LEAVING    the commit is refused                     what it was before
+    any        purge, delete                             SETTLED     late acks do nothing
+
+Under the queue's lock where a description says nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.message import OVERHEAD_BYTES
+from qflow.queues.admission import RETRY_S, Admission
+from qflow.queues.context import Unlocked
+from qflow.queues.held import Held, HeldOne
+from qflow.queues.lanes import Lanes
+from qflow.queues.overflow import Depth
+from qflow.queues.source import Source
+from qflow.storage.log.rows import Settled
+from qflow.storage.log.transaction_log import Lane, Unit
+
+
+class Fate(enum.Enum):
+    """What a message is counted as, once it is gone."""
+
+    ACKED = "acked"
+    EXPIRED = "expired"
+    DROPPED = "dropped"
+    DEAD_LETTERED = "dead-lettered"
+
+
+class Leaving:
+    """Messages on their way out of a queue, in a commit with something else. They are charged until that holds."""
+
+    writes: tuple[Any, ...] = ()
+
+    __slots__ = ("_exit", "fate", "held", "parts", "queue", "segments", "unit")
+
+    def __init__(self, way_out: Exit, segments: list[Segment], fate: Fate, held: dict[HeldOne, float | None]) -> None:
+        self._exit = way_out
+        self.queue = way_out.context
+        self.segments = segments
+        self.fate = fate
+        self.held = held
+        """Who held them: if the commit is refused, he does again."""
+        self.parts: list[tuple[Delivery, Deliveries, int]] = []
+        """Which of them were in a batch, and where: they go back there."""
+        self.unit: Unit | None = None
+        """What takes them away, once they are to join a batch."""
+
+    @property
+    def depth(self) -> Depth:
+        """How much of the queue's depth it takes with it."""
+        return Depth(*weigh(self.segments))
+
+    def settles(self) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane."""
+        return self._exit.settled_parts(self.segments)
+
+    def committed(self, unit: Unit | None) -> None:
+        """Called by the writer, or by the caller where nothing is logged."""
+        self._exit.left(self)
+
+    def refused(self, unit: Unit | None) -> None:
+        """Called by the writer, or by the caller where nothing is logged."""
+        self._exit.stays(self)
+
+    def give_up(self) -> None:
+        """Called by who was stopped on the way: nothing leaves, unless it was handed over: the writer knows then."""
+        if self.unit is None or not self.unit.joined:
+            self._exit.stays(self)
+
+
+class Exit:
+    """Lets messages go, and counts them."""
+
+    def __init__(self, lanes: Lanes, admission: Admission, held: Held, source: Source) -> None:
+        self.context = lanes.context
+        self._lanes = lanes
+        self._admission = admission
+        self._held = held
+        self._source = source
+        self.bury = lanes.context.shared.bury
+        self.counts = dict.fromkeys(Fate, 0)
+        self._bury_again_at = 0.0
+
+    def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane."""
+        return self._lanes.settled_parts(segments)
+
+    def forget(self, segments: list[Segment], fate: Fate) -> None:
+        """Uncharge and count messages that are gone."""
+        count, size = weigh(segments)
+        self.count_off(count, size, fate, size + OVERHEAD_BYTES * count)
+
+    def count_off(self, count: int, size: int, fate: Fate, discharged: int = 0) -> None:
+        """Count messages of `size` bytes as gone, and give back what they were charged."""
+        if fate is Fate.ACKED:
+            self._lanes.acked += count
+        else:
+            self._lanes.gone += count
+            self.counts[fate] += count
+        self._lanes.message_bytes -= size
+        self._admission.rebalance(discharged)
+
+    def settle_away(self, segments: list[Segment], fate: Fate) -> None:
+        """Have the log settle messages that nobody gets, and forget them."""
+        log = self.context.usable_log
+        if log is not None:
+            log.settle_all(self.settled_parts(segments))
+        self.forget(segments, fate)
+
+    def count_turned_away(self, messages: int, *, dropped: bool) -> None:
+        """Count what was not admitted at a limit. Takes the lock."""
+        with self.context.lock:
+            self.counts[Fate.DROPPED if dropped else Fate.DEAD_LETTERED] += messages
+
+    # With a commit ---------------------------------------------------------------------------------------------------
+
+    def begin(self, segments: list[Segment], fate: Fate, held: dict[HeldOne, float | None]) -> Leaving:
+        """Have messages leave that their holders have no more."""
+        leaving = Leaving(self, segments, fate, held)
+        self._held.leaving[leaving] = None
+        self._held.drop(held)
+        return leaving
+
+    def left(self, leaving: Leaving) -> None:
+        """Forget messages whose leaving is committed. Takes the lock."""
+        with self.context.lock:
+            if leaving not in self._held.leaving:
+                return
+            del self._held.leaving[leaving]
+            for one in leaving.held:
+                if isinstance(one, Deliveries):
+                    one.settled = None
+            self.forget(leaving.segments, leaving.fate)
+            if leaving.fate is Fate.EXPIRED:
+                self.counts[Fate.DEAD_LETTERED] += sum(len(records) for _, records, _ in leaving.segments)
+
+    def stays(self, leaving: Leaving) -> None:
+        """Undo `begin`: whoever held the messages has them again; the others are in their place. Takes the lock."""
+        with self.context.lock:
+            if leaving not in self._held.leaving:
+                return
+            del self._held.leaving[leaving]
+            if not leaving.held:
+                self._source.give_back(leaving.segments)
+                self._bury_again_at = self.context.monotonic() + RETRY_S
+            self._held.hold_again(leaving.held)
+            for one, batch, index in leaving.parts:
+                self._held.rejoin(one, batch, index)
+            self._lanes.cover_singles()
+
+    # Dead letters ----------------------------------------------------------------------------------------------------
+
+    def let_go_of(self, *parties: tuple[list[Segment], str, Fate]) -> bool:
+        """Make messages that neither wait nor are acquired dead letters, or settle them without such a queue.
+
+        Lets go of the lock to carry them away.
+
+        Args:
+            parties: (messages, reason, what they are counted as if they are dropped) of those with one fate.
+
+        Returns:
+            False if some could not leave now and are in their place again.
+        """
+        wanted = [party for party in parties if party[0]]
+        if self.context.settings.dead_letter is None:
+            for segments, _, fate in wanted:
+                self.settle_away(segments, fate)
+            return True
+        leavings = {
+            self.begin(segments, Fate.EXPIRED if fate is Fate.EXPIRED else Fate.DEAD_LETTERED, {}): reason
+            for segments, reason, fate in wanted
+        }
+        too_early = self.context.monotonic() < self._bury_again_at
+        done = True
+        try:
+            for leaving, reason in leavings.items():
+                if leaving in self._held.leaving and (too_early or not self._carry_away(leaving, reason)):
+                    self.stays(leaving)
+                    done = False
+        except BaseException:
+            for leaving in leavings:
+                leaving.give_up()
+            raise
+        return done
+
+    def _carry_away(self, leaving: Leaving, reason: str) -> bool:
+        """Have messages buried; False if that failed. Lets go of the lock."""
+        with Unlocked(self.context):
+            return self.bury(self.context, leaving.segments, reason, leaving)
+
+
+def weigh(segments: list[Segment]) -> tuple[int, int]:
+    """Return how many messages there are, and their bytes."""
+    return (
+        sum(len(records) for _, records, _ in segments),
+        sum(sum(map(len, records)) for _, records, _ in segments),
+    )

@@ -1,0 +1,70 @@
+"""The parts of a queue, put together: what the broker, streams, tasks and transactions use of it. See `context`."""
+
+from __future__ import annotations
+
+from qflow.config import QueueSettings
+from qflow.memory.gate import ENDED, EXPIRES, LIMITED, LOGGED, Gate
+from qflow.message import OVERHEAD_BYTES
+from qflow.queues.admission import Admission
+from qflow.queues.claims import Claims
+from qflow.queues.consumers import Consumers
+from qflow.queues.context import Context
+from qflow.queues.exits import Exits, Purging
+from qflow.queues.gets import Gets
+from qflow.queues.held import Held
+from qflow.queues.lanes import COUNTED, Lanes
+from qflow.queues.leases import Leases
+from qflow.queues.leaving import Exit
+from qflow.queues.puts import Puts
+from qflow.queues.putting import Entrance
+from qflow.queues.restorer import Restorer
+from qflow.queues.source import Source
+from qflow.queues.spiller import Spiller
+from qflow.storage.log.rows import Row
+from qflow.storage.log.transaction_log import Lane
+from qflow.storage.spill.store import SpillArea
+
+
+class Parts:
+    """See the module."""
+
+    def __init__(self, context: Context, gate: Gate, area: SpillArea, rows: dict[int, Row] | None) -> None:
+        self.context = context
+        self.gate = gate
+        self.lanes = lanes = Lanes(context, gate)
+        self.admission = admission = Admission(lanes)
+        self.held = held = Held(gate)
+        self.source = source = Source(lanes, admission)
+        self.spiller = spiller = Spiller(lanes, admission, area)
+        self.restorer = restorer = Restorer(lanes, admission, held, spiller)
+        self.exit = way_out = Exit(lanes, admission, held, source)
+        self.purging = Purging(lanes, admission, held, spiller)
+        self.exits = Exits(lanes, held, source, spiller, restorer, way_out)
+        self.claims = Claims(lanes, admission, held, source, spiller, way_out)
+        self.leases = Leases(lanes, held, self.claims)
+        self.puts = Puts(Entrance(lanes, admission, spiller, self.exits), way_out, self.purging)
+        self.gets = Gets(lanes, admission, held, source, self.leases, restorer, way_out)
+        self.consumers = Consumers(self.gets, self.claims)
+        lanes.open_all(rows, self.puts)
+        self.found = lanes.messages()
+        """How many there were at open."""
+        with context.lock:
+            self.apply(context.settings)
+
+    @property
+    def logged_lanes(self) -> list[Lane]:
+        """Its lanes in the log; none if it is not durable."""
+        return list(self.lanes.logged.values())
+
+    def apply(self, settings: QueueSettings) -> None:
+        """Take over settings: why puts and gets go the long way, and how large a message may be. Under the lock."""
+        context, gate, lanes = self.context, self.gate, self.lanes
+        context.settings = settings
+        gate.largest = settings.max_message_bytes + OVERHEAD_BYTES
+        gate.bar(LIMITED, context.has_limit)
+        gate.bar(LOGGED, context.log is not None)
+        gate.bar(EXPIRES, settings.ttl_s is not None)
+        lanes.close_front(COUNTED, settings.max_deliveries is not None)
+        for bar in (gate.bar, lanes.close_front):
+            bar(ENDED, context.ended is not None)
+        self.leases.refresh()

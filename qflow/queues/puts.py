@@ -1,0 +1,441 @@
+"""The way into a queue: what is put is checked, reserves room and depth, joins the log's open batch, and is published.
+
+For the log a `Puts` is the publisher of the queue's lanes, for `Together` a place to put messages.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+
+from qflow import config
+from qflow.config import QueueSettings
+from qflow.delivery import Segment
+from qflow.errors import MessageTooLarge, TransactionTooLarge, again
+from qflow.memory.group import GROUP_BYTES, Group, groups_of
+from qflow.memory.line import Wake
+from qflow.memory.run_list import OWN_RUN
+from qflow.memory.waiting import attend, collecting, refuse_finalizer, shelter, sheltered, straight
+from qflow.message import (
+    DELAYED,
+    OVERHEAD_BYTES,
+    Headers,
+    Message,
+    Record,
+    by_due,
+    charge,
+    encode_headers,
+    is_plain,
+    lane_of,
+)
+from qflow.queues.envelope import PLAIN, Envelope, Moment, check_durable, check_priority, times
+from qflow.queues.exits import Purging
+from qflow.queues.lanes import NOWHERE, TIMED
+from qflow.queues.leaving import Exit
+from qflow.queues.overflow import Decision, Depth, check_can_ever_fit
+from qflow.queues.putting import Entrance, Putting, TurnedAway, depth_of
+from qflow.storage.log.transaction_log import Put
+
+NOTHING = Depth(0, 0)
+
+
+class Puts:
+    """See the module."""
+
+    reserves_together = False
+    """It has limits of its own; see `Together`."""
+
+    def __init__(self, entrance: Entrance, way_out: Exit, purging: Purging) -> None:
+        self.context = entrance.context
+        self.admission = entrance.admission
+        self.spiller = entrance.spiller
+        self.gate = entrance.gate
+        self.lanes = entrance.lanes
+        self._entrance = entrance
+        self._exit = way_out
+        self._purging = purging
+
+    @property
+    def name(self) -> str:
+        return self.context.name
+
+    @property
+    def owner(self) -> int:
+        return self.context.owner
+
+    @property
+    def settings(self) -> QueueSettings:
+        return self.context.settings
+
+    # Checked ---------------------------------------------------------------------------------------------------------
+
+    def envelope(
+        self,
+        headers: Headers | None,
+        durable: bool | None,
+        priority: int,
+        ttl_s: float | None,
+        delay_s: float | None,
+        not_before: Moment | None,
+        published: tuple[str, bytes | None] = ("", None),
+    ) -> Envelope:
+        """Return what the messages of one call have in common, after checking it; `published`: topic and key."""
+        settings, lanes = self.context.settings, self.lanes
+        logged = check_durable(durable, settings, self.name) or not settings.durable
+        if priority:
+            check_priority(priority, settings, self.name)
+        number = priority or 0
+        expires_ms = due_ms = 0
+        if not (ttl_s is delay_s is not_before is settings.ttl_s is None):
+            expires_ms, due_ms = times(settings, self.context.clock(), ttl_s, delay_s, not_before)
+        if expires_ms and TIMED not in lanes.closed:
+            self._begin_times()
+        if due_ms:
+            number += DELAYED
+            if number not in lanes.schedules:
+                self._begin_delayed(number)
+        topic, key = published
+        if not (headers or expires_ms or due_ms or topic or key) and logged:
+            return Envelope(number, b"") if number else PLAIN
+        prefix = Message(
+            b"", encode_headers(headers), logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic, key=key or b""
+        )
+        return Envelope(number, bytes(prefix))
+
+    @sheltered
+    def _begin_times(self) -> None:
+        """From now on messages may expire."""
+        with self.context.lock:
+            self.lanes.close_front(TIMED, True)
+            self.lanes.refresh()
+
+    @sheltered
+    def _begin_delayed(self, number: int) -> None:
+        """Have a lane for delayed messages."""
+        with self.context.lock:
+            if number not in self.lanes.schedules:  # nobody opened it meanwhile
+                self.lanes.open_delayed(number)
+
+    def draft_all(self, lots: list[tuple[int, list[Record]]], *, dead: bool = False) -> list[Put]:
+        """Return puts that have reserved nothing yet, after checking that they may pass together; see `prepare`."""
+        puts = [self.draft(records, is_plain(records), number, dead=dead) for number, records in lots]
+        if len(puts) > 1 and self.context.has_limit and not dead:
+            check_can_ever_fit(self.name, self.settings, depth_of(puts))
+        return puts
+
+    def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
+        """Return a put that has reserved nothing yet, after checking that it may pass."""
+        sizes = list(map(len, records))
+        size = sum(sizes)
+        charged = self._charge_for(records, size, number, dead=dead)
+        return Put(self.lanes.commit_lane(number), records, sizes, plain, size, charged)
+
+    def _charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
+        """Return what records of `size` bytes together are charged, after checking that they may pass."""
+        settings = self.context.settings
+        if not dead:
+            if size > settings.max_message_bytes:
+                largest = max(map(len, records))
+                if largest > settings.max_message_bytes:
+                    raise MessageTooLarge(
+                        f"a message of {largest} bytes is more than max_message_bytes={settings.max_message_bytes} of "
+                        f"queue {self.name!r}: split it, or declare the queue with a larger one"
+                    )
+            most = self.context.shared.max_transaction_bytes
+            if size > most and len(records) > 1:
+                raise TransactionTooLarge(
+                    f"{len(records)} messages of {size} bytes together are more than max_transaction_bytes="
+                    f"{most}: put them in smaller batches"
+                )
+            if self.context.has_limit:
+                check_can_ever_fit(self.name, settings, Depth(len(records), size))
+        return size + OVERHEAD_BYTES * len(records) + (_for_groups(1, len(records)) if number >= DELAYED else 0)
+
+    # Reserved --------------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, puts: list[Put], timeout_s: float | None, *, leaving: Depth = NOTHING, dead: bool = False
+    ) -> Putting:
+        """Begin to reserve for puts: all lanes at once, for one after the other might wait for each other.
+
+        What is leaving the queue in the same commit makes room for them at its limits. Dead letters pass the limits:
+        they were confirmed before, and have nowhere else to go.
+        """
+        messages, size = depth_of(puts)
+        depth = Depth(messages - leaving.messages, size - leaving.bytes)
+        return Putting(self._entrance, puts, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead)
+
+    def prepare(
+        self,
+        lots: list[tuple[int, list[Record]]],
+        timeout: float | None,
+        *,
+        leaving: Depth = NOTHING,
+        dead: bool = False,
+    ) -> list[Put]:
+        """Reserve room for messages that join a batch: until they are published or `refused`, they are on their way.
+
+        Args:
+            lots: (number of a lane, records). The others: as `begin`.
+        """
+        puts = self.draft_all(lots, dead=dead)
+        putting = self.begin(puts, timeout, leaving=leaving, dead=dead)
+        attend(partial(putting.step, may_work=True), putting.give_up)
+        return puts
+
+    def would_admit(self, messages: int, size: int) -> bool:
+        """Tell whether so many messages, of so many bytes together, pass the limits as things are."""
+        with self.context.lock:
+            return self.admission.admits(Depth(messages, size))
+
+    def check_not_deleted(self) -> None:
+        """Refuse to go on if the queue was deleted since room in it was reserved, perhaps long ago."""
+        self.context.check_not_deleted()
+
+    # Put -------------------------------------------------------------------------------------------------------------
+
+    @straight
+    def put_at_once(self, body: bytes) -> int | None:
+        """`Queue.put` of a plain message where that takes no commit, no waiting and no work on the disk; else None."""
+        cost = len(body) + OVERHEAD_BYTES
+        one = (body,)
+        with self.context.lock:
+            gate = self.gate
+            used = gate.used + cost
+            if used > gate.ceiling or cost > gate.largest or "a" in collecting:
+                return None
+            runs = self.lanes.runs
+            tail = runs.open.records
+            sequence = runs.next
+            gate.used = used
+            runs.next = sequence + 1
+            tail += one
+            if gate.getters:
+                gate.arrived.notify()
+            return sequence
+
+    def put(self, records: list[Record], plain: bool, number: int, timeout_s: float | None) -> int | None:
+        """Put messages; return the first sequence, None if a limit turned them away."""
+        log = self.context.log
+        if log is not None and type(records[0]) is Message and not records[0].logged:
+            direct = shelter(partial(self.put_unlogged, records, number))
+            if direct is not None:
+                return direct
+        put = self.enter(records, plain, number, timeout_s)
+        if put is None:
+            return None
+        if log is not None:
+            log.wait(put)
+            if put.error is not None:
+                raise again(put.error)
+        self.spiller.keep_within_bounds()
+        return put.first
+
+    def put_unlogged(self, records: list[Record], number: int) -> int | None:
+        """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
+        size = sum(map(len, records))
+        charged = self._charge_for(records, size, number)
+        admission = self.admission
+        with self.context.lock:
+            lane = self.lanes.logged[number]
+            lane.leaves_gaps = True
+            beyond = lane.next + len(records) > lane.row.next
+            if admission.pending or beyond or not admission.admits(Depth(len(records), size)):
+                return None
+            self.context.check_open()
+            if not self.gate.charge(charged):
+                return None
+            admission.count_in(0, len(records), size, charged)
+            first = lane.next
+            lane.next = first + len(records)
+            self._publish(first, records, size, charged, 0)
+            return first
+
+    def enter(
+        self,
+        records: list[Record],
+        plain: bool,
+        number: int,
+        timeout_s: float | None,
+        future: Future[int | None] | None = None,
+    ) -> Put | None:
+        """Hand messages over, or make them visible where they are not logged; None if a limit turned them away."""
+        put = self.draft(records, plain, number)
+        put.future = future
+        if self.enter_at_once(put, urgent=future is None):
+            return put
+        putting = self.begin([put], timeout_s)
+        try:
+            attend(partial(self._try_enter, put, putting), putting.give_up)
+        except TurnedAway as turned:
+            shelter(partial(self.turn_away, records, turned.decision))
+            return None
+        return put
+
+    def _try_enter(self, put: Put, putting: Putting, wake: Wake) -> float | None:
+        """A step of `enter`: reserve room, then enter."""
+        wait_s = putting.step(wake, may_work=True)
+        if wait_s is None and not putting.is_given_up:
+            if put.lane.is_logged:
+                assert self.context.log is not None
+                self.context.log.put(put)  # refused by `give_up`, if that fails
+            else:
+                self.publish_transient(put)
+        return wait_s
+
+    def turn_away(self, records: list[Record], decision: Decision) -> None:
+        """Do with what was not admitted what the policy says."""
+        if decision is Decision.DEAD_LETTER:
+            self._exit.bury(self.context, [Segment(-1, records, 0)], "limit", None)
+        self.count_turned_away(len(records), dropped=decision is Decision.DROP)
+
+    @sheltered
+    def count_turned_away(self, messages: int, *, dropped: bool) -> None:
+        """Count what was not admitted at a limit."""
+        self._exit.count_turned_away(messages, dropped=dropped)
+
+    @straight
+    def enter_at_once(self, put: Put, *, urgent: bool | None = None) -> bool:
+        """Have a put handed over, or visible where it is not logged, if nothing stands in its way. Cost: 1 µs.
+
+        A straight line: an interrupt finds all of it done, or nothing.
+
+        Args:
+            urgent: somebody waits for it; None if the log is called by itself, `now`.
+        """
+        if "a" in collecting:
+            refuse_finalizer()
+        records, size, charged, lane = put.records, put.size, put.charged, put.lane
+        messages = len(records)
+        number = lane.lane
+        context, gate, lanes, admission = self.context, self.gate, self.lanes, self.admission
+        if lane.is_logged:
+            log = context.log
+            assert log is not None
+            log.check_usable()
+            requests, one = log.requests, (put,)
+            entered = False
+            try:
+                with context.lock:  # a straight line; see `waiting`
+                    used = gate.used + charged
+                    if used > gate.passing:
+                        return False
+                    gate.used = used
+                    gate.incoming += charged
+                    admission.pending_messages += messages
+                    admission.pending_bytes += size
+                    admission.pending += 1
+                    entered = put.joined = True
+                    requests += one
+                log.handed_over(put, urgent=urgent)
+            except BaseException:
+                log.rouse()
+                if entered and not put.joined:  # it came too late
+                    shelter(partial(self.refused, put))
+                raise
+            return True
+        if number >= DELAYED:
+            return False
+        joins = messages < OWN_RUN
+        with context.lock:  # a straight line; see `waiting`
+            runs = lanes.lists[number]
+            used = gate.used + charged
+            if used > gate.passing or gate.getters:
+                return False
+            tail = runs.open.records
+            if not joins and tail:  # it would be a run of its own
+                return False
+            first = runs.next
+            if lanes.front_number < number and lanes.front is not NOWHERE:
+                lanes.front, lanes.front_number = runs, number
+            gate.used = used
+            lanes.message_bytes += size
+            runs.next = first + messages
+            tail += records
+            put.first = first
+        return True
+
+    # Published -------------------------------------------------------------------------------------------------------
+
+    def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
+        """Make confirmed messages of `size` bytes together visible. Called by the writer of the log."""
+        charged = size + OVERHEAD_BYTES * len(records)
+        if lane_of(first) >= DELAYED:
+            charged += _for_groups(puts, len(records))
+        with self.context.lock:
+            self._publish(first, records, size, charged, puts)
+
+    def publish_transient(self, put: Put) -> None:
+        """Make the messages of a queue that is not logged visible, with their batch if they have one."""
+        with self.context.lock:
+            first = self.lanes.lists[put.lane.lane].next
+            self._publish(first, put.records, put.size, put.charged, 1)
+            put.first = first
+
+    def purged(self, ends: dict[int, int]) -> None:
+        """Drop everything below these ends, by lane: their settling is committed, and nothing after that visible."""
+        self._purging.purged(ends)
+
+    def refused(self, put: Put) -> None:
+        """Give back the room of a put that was not confirmed; callers who are interrupted at that may do it again."""
+        self._entrance.refused(put)
+
+    @property
+    def exceeds(self) -> bool:
+        """Something passed on slack, and is to be spilled."""
+        return self.spiller.exceeds
+
+    def keep_within_bounds(self) -> None:
+        """Spill what is above the bounds, if anything is."""
+        self.spiller.keep_within_bounds()
+
+    def _publish(self, first: int, records: list[Record], size: int, charged: int, puts: int) -> None:
+        """Append what was reserved. Under the lock."""
+        gate, lanes, admission = self.gate, self.lanes, self.admission
+        runs = lanes.list_of(first)
+        count = len(records)
+        gap = first - runs.next
+        gone = self.context.ended is not None
+        number = runs.number
+        schedule = lanes.schedules[number] if number >= DELAYED and not gone else None
+        groups: list[Group] = []
+        overhead = 0
+        if schedule is not None:
+            groups = [
+                group
+                for due_ms, start, stop in by_due(records)
+                for group in groups_of(due_ms, first + start, records[start:stop], 0)
+            ]
+            overhead = schedule.overhead_bytes
+            runs.renew_open(first + count)
+        else:
+            tail = runs.tail_for(first, count)
+        # No call from here on, so that an interrupt finds all of it done or nothing.
+        runs.next = first + count
+        if gone:
+            runs.open.first = runs.next
+            gate.used -= charged
+            lanes.gone += count
+        elif schedule is not None:
+            schedule.incoming += groups
+        else:
+            tail += records
+        if lanes.front_number < number < DELAYED and lanes.front is not NOWHERE:
+            lanes.front, lanes.front_number = runs, number
+        lanes.skipped += gap
+        lanes.message_bytes += size
+        gate.incoming -= charged
+        admission.pending -= puts
+        admission.pending_messages -= count
+        admission.pending_bytes -= size
+        if schedule is not None:  # what was reserved for its groups, against what they take
+            lanes.cover(schedule.overhead_bytes - overhead - (charged - charge(records)))
+        if gate.getters:
+            gate.arrived.notify(count)
+        if gate.putters:
+            gate.room.notify_all()
+
+
+def _for_groups(puts: int, messages: int) -> int:
+    """Return what puts of delayed messages reserve for their groups in the schedule, which take that or less."""
+    return GROUP_BYTES * puts + messages

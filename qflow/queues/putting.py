@@ -1,0 +1,214 @@
+"""A put on its way that could not pass at once: what it takes, and its place in line."""
+
+from __future__ import annotations
+
+from qflow.memory.gate import Gate
+from qflow.memory.line import FOREVER, WORK, Wake, Watcher
+from qflow.queues.admission import Admission
+from qflow.queues.context import Unlocked
+from qflow.queues.exits import Exits
+from qflow.queues.lanes import Lanes
+from qflow.queues.overflow import Decision, Depth, excess
+from qflow.queues.spiller import Spiller
+from qflow.storage.log.transaction_log import Put
+
+
+class TurnedAway(Exception):
+    """What arrived was not admitted, and the queue's policy says what happens to it."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision)
+        self.decision = decision
+
+
+class Entrance:
+    """What puts reserve their room with, and give it back to."""
+
+    def __init__(self, lanes: Lanes, admission: Admission, spiller: Spiller, exits: Exits) -> None:
+        self.context = lanes.context
+        self.gate: Gate = lanes.gate
+        self.lanes = lanes
+        self.admission = admission
+        self.spiller = spiller
+        self.exits = exits
+
+    def refused(self, put: Put) -> None:
+        """Give back the room of a put that was not confirmed; callers who are interrupted at that may do it again."""
+        with self.context.lock:
+            if put.refused:
+                return
+            admission, gate = self.admission, self.gate
+            messages = len(put.records)
+            put.refused = True
+            admission.pending -= 1
+            admission.pending_messages -= messages
+            admission.pending_bytes -= put.size
+            gate.incoming -= put.charged
+            gate.used -= put.charged
+            admission.rebalance()
+
+
+class Putting:
+    """See the module. Nobody but its steps changes it."""
+
+    __slots__ = (
+        "_charged", "_counted", "_dead", "_deadline", "_depth", "_done", "_given_up", "_queue", "_watcher", "passed",
+        "puts", "waits", "wake",
+    )  # fmt: skip
+
+    def __init__(self, queue: Entrance, puts: list[Put], depth: Depth, deadline: float | None, dead: bool) -> None:
+        """Messages make the queue deeper by `depth`, when what leaves in the same commit has left.
+
+        Dead letters only heed what the policy does with messages: no limit holds them back.
+        """
+        self._queue = queue
+        self.puts = puts
+        self._depth = depth
+        self._charged = sum(put.charged for put in puts)
+        self._deadline = deadline
+        self._dead = dead
+        self._done = False  # it has what it takes
+        self._given_up = False
+        self._counted = False  # among the putters that wait
+        self._watcher: Watcher | None = None
+        self.waits = False
+        self.passed = False
+        self.wake: Wake | None = None
+        """Has it try again: when it is first in line, or by the watcher."""
+
+    def step(self, wake: Wake | None, *, may_work: bool) -> float | None:
+        """Reserve room for the puts, or see to be woken.
+
+        Returns:
+            None: they have their room, and are to join a batch, be published or `refused`. Else see `line`; without
+            `wake`, no watcher is left behind.
+
+        Raises:
+            QueueFull, DiskFull, TurnedAway, BrokerClosed, QueueDeleted: as a put; `give_up` then.
+        """
+        queue = self._queue
+        gate, line = queue.gate, queue.admission.line
+        with queue.context.lock:
+            self._unwatch()
+            if self._done or self._given_up:
+                return None
+            self.wake = None
+            wait_s = self._try_reserve(may_work)
+            if self._given_up:
+                return None
+            if wait_s is None:
+                queue.admission.count_in(len(self.puts), *depth_of(self.puts), self._charged)
+                self._done = True
+                queue.admission.leave_line(self)
+            elif wait_s != WORK and wake is not None:
+                self.wake = wake
+                self._counted = True
+                gate.putters += 1
+                if self.waits and line[0] is not self:  # who leaves the line wakes the next
+                    wait_s = FOREVER if self._deadline is None else self._deadline - queue.context.monotonic()
+                else:
+                    self._watcher = gate.room.watch(wake, 0)
+                queue.lanes.refresh()
+            return wait_s
+
+    def give_up(self) -> None:
+        """Ask for room no more, and give back what puts had that did not join a batch; twice is fine."""
+        with self._queue.context.lock:
+            self._given_up = True
+            self._unwatch()
+            self._queue.admission.leave_line(self)
+            for put in self.puts if self._done else ():
+                if not put.joined and put.first < 0:
+                    self._queue.refused(put)
+
+    @property
+    def is_given_up(self) -> bool:
+        return self._given_up
+
+    def _unwatch(self) -> None:
+        gate = self._queue.gate
+        if self._watcher is not None:
+            gate.room.unwatch(self._watcher)
+            self._watcher = None
+        if self._counted:
+            self._counted = False
+            gate.putters -= 1
+            self._queue.lanes.refresh()
+
+    def _try_reserve(self, may_work: bool) -> float | None:
+        """Take memory if the limits are passed; None when it did, else how long to wait at most.
+
+        Called with the lock held; lets go of it only for work on the disk, and returns `WORK` where it may not do that.
+        """
+        queue, charged = self._queue, self._charged
+        gate, admission, spiller = queue.gate, queue.admission, queue.spiller
+        while True:
+            queue.context.check_open()
+            if queue.context.has_limit and (wait_s := self._pass_limit(may_work)) is not None:
+                return wait_s
+            if self._given_up:
+                return None
+            if gate.charge(charged):
+                return None
+            fits = charged <= gate.account.capacity
+            admission.cover()
+            missing = gate.over + (charged if fits else 0)
+            if missing > 0:
+                if not may_work:
+                    return WORK
+                with Unlocked(queue.context):
+                    moved = spiller.find_room(missing)
+                queue.context.check_open()
+                if self._given_up:
+                    return None
+                has_depth = self._dead or admission.decide(self._depth) is Decision.ADMIT
+                if moved or (fits and gate.could_charge(charged)) or not has_depth:
+                    continue
+            if spiller.error is not None and missing > 0:
+                return admission.patience_s(self._deadline, spiller.error)
+            if (gate.put_slack and gate.incoming) or spiller.spilling:
+                return admission.patience_s(self._deadline if gate.put_slack else None)
+            gate.pass_alone(charged)  # and is spilled as soon as it is visible
+            queue.lanes.refresh()
+            return None
+
+    def _pass_limit(self, may_work: bool) -> float | None:
+        """Return None if messages may pass the limits now, else how long to wait in line; as `_try_reserve`.
+
+        Raises:
+            QueueFull, TurnedAway: they may not.
+        """
+        queue, admission, settings = self._queue, self._queue.admission, self._queue.context.settings
+        while True:
+            is_first = not admission.line or admission.line[0] is self
+            decision = admission.decide(self._depth)
+            if decision is Decision.ADMIT:
+                held_back = self.waits and admission.is_held_back() and not self.passed
+                if self._dead or (is_first and (not held_back or queue.context.is_past(self._deadline))):
+                    self.passed = True
+                    return None
+            else:
+                admission.note_limit(reached=True)
+            if decision is Decision.REFUSE and not self._dead:
+                raise admission.full()
+            if decision in (Decision.DROP, Decision.DEAD_LETTER):
+                raise TurnedAway(decision)
+            if decision is Decision.MAKE_ROOM and (self._dead or is_first):
+                if not may_work and queue.exits.drops_from_disk():
+                    return WORK
+                dropped = queue.exits.drop_oldest(excess(settings, admission.depth(), self._depth))
+                queue.context.check_open()
+                if self._given_up:
+                    return None
+                if dropped:
+                    settings = queue.context.settings
+                    continue
+            if self._dead:
+                return None
+            admission.join_line(self)
+            return admission.patience_s(self._deadline)
+
+
+def depth_of(puts: list[Put]) -> Depth:
+    """Return how much deeper puts make their queue."""
+    return Depth(sum(len(put.records) for put in puts), sum(put.size for put in puts))

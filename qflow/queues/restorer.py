@@ -1,0 +1,303 @@
+"""Messages come back into memory: from the spill store, or from the log, where they are found at open.
+
+A run on the move carries a claim, and what was moved counts only if the claim still stands. Under the queue's lock;
+what reads lets go of it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qflow.memory.group import GROUP_BYTES
+from qflow.memory.run import Place, Run
+from qflow.memory.run_list import RunList
+from qflow.message import DELAYED, OVERHEAD_BYTES, Record, charge, due_of, is_logged, is_plain, lane_of
+from qflow.queues.admission import Admission
+from qflow.queues.context import Unlocked
+from qflow.queues.fetching import Moved, read_logged, read_spilled, repair
+from qflow.queues.held import Held
+from qflow.queues.lanes import Lanes
+from qflow.queues.spiller import Spiller, position
+from qflow.stats import PROBLEMS_KEPT
+from qflow.storage.log.rows import Settled
+from qflow.storage.spill.store import Slots
+
+READ_AHEAD_BYTES = 1024 * 1024
+"""Restored at once, at most; and no more than an eighth of the capacity."""
+
+
+class Restorer:
+    """See the module."""
+
+    def __init__(self, lanes: Lanes, admission: Admission, held: Held, spiller: Spiller) -> None:
+        self._context = lanes.context
+        self._gate = lanes.gate
+        self._lanes = lanes
+        self._admission = admission
+        self._held = held
+        self._spiller = spiller
+        self.lost = self.quarantined = self.repaired = 0
+        self.lost_ranges: list[tuple[int, int]] = []
+        self.refilling = False
+        """The capacity was raised: what is on disk may come back."""
+        self._undercounted = False  # the log was found to hold more than its row says
+
+    def bring(self, behind: RunList | int) -> bool:
+        """Bring what comes next into memory, from a lane or the schedule of this number. Lets go of the lock.
+
+        Returns:
+            False if it has to wait until something is settled, spilled, or restored by another thread.
+        """
+        if isinstance(behind, int):
+            return self.restore_delayed(behind, self._context.now_ms())
+        return self.restore_head(behind)
+
+    def find_room(self) -> bool:
+        """Have memory given back, or spill. Lets go of the lock."""
+        return self._spiller.find_room_for(0)
+
+    def restore_head(self, runs: RunList, *, to_drop: bool = False) -> bool:
+        """Bring a lane's head into memory, as much as there is room for; as `bring`.
+
+        One message that is to be dropped at once comes whatever room there is.
+        """
+        claim = object()
+        run = runs.claim_head(claim)
+        if run is None:
+            return False
+        try:
+            return self._restore(runs, run, claim, to_drop)
+        finally:
+            self._unclaim(run, claim)
+
+    def _unclaim(self, run: Run, claim: object) -> None:
+        if run.claim is claim:
+            run.claim = None
+            self._admission.rebalance()
+
+    def _restore(self, runs: RunList, run: Run, claim: object, to_drop: bool = False) -> bool:
+        """Restore the front of a claimed run; as `bring`."""
+        need = run.needs + OVERHEAD_BYTES
+        want = max(need, min(self._read_ahead_bytes, run.charged))
+        alone = self._gate.find(need, want) < need
+        if alone:
+            if self._spiller.find_room_for(need) or run.claim is not claim:
+                return True
+            if self._held.is_any() and not to_drop:
+                return False
+        return self.read_in(runs, run, claim, want, alone)
+
+    @property
+    def _read_ahead_bytes(self) -> int:
+        return min(READ_AHEAD_BYTES, self._gate.account.capacity // 8)
+
+    def refill(self) -> bool:
+        """Bring back a part of what is first on disk, while less than half of the capacity is used; False at the end.
+
+        After the capacity was raised: else nothing comes back before its turn.
+        """
+        claim = object()
+        with self._context.lock:
+            if 2 * self._gate.used >= self._gate.account.capacity:
+                return False
+            for runs in self._lanes.ranked:
+                run = runs.claim_first_away(claim)
+                if run is not None:
+                    break
+            else:
+                return False
+            try:
+                need = max(run.largest, run.needs) + OVERHEAD_BYTES
+                if self._gate.find(need, need) < need:  # nobody gives way for what nobody has asked for
+                    return False
+                return self._restore(runs, run, claim)
+            finally:
+                self._unclaim(run, claim)
+
+    def read_in(self, runs: RunList, run: Run, claim: object, want: int, alone: bool) -> bool:
+        """Read what there is room for of the front of a claimed run, at most `want` bytes; as `bring`."""
+        with self._reading(want) as budget:
+            moved = self._read_head(run, budget, alone)
+        if run.claim is not claim:
+            return True
+        run.claim = None
+        if moved.purged:
+            self._admission.rebalance()
+            return False
+        self._finish(self._install(runs, run, moved))
+        return True
+
+    @contextmanager
+    def _reading(self, want: int) -> Iterator[int]:
+        """Let go of the lock, with what there is room for charged meanwhile, at most `want` bytes."""
+        gate = self._gate
+        budget = max(0, min(-gate.over, want))
+        gate.used += budget
+        gate.restoring += budget
+        try:
+            with Unlocked(self._context):
+                yield budget
+        finally:
+            gate.used -= budget
+            gate.restoring -= budget
+
+    def _finish(self, slots: Slots | None) -> None:
+        """After messages came into memory: what is above the bounds is on slack; free where they lay."""
+        self._gate.get_slack = max(0, self._gate.over - self._gate.put_slack)
+        self._admission.rebalance()
+        if slots:
+            with Unlocked(self._context):
+                self._spiller.area.free(slots)
+
+    def _read_head(self, run: Run, budget: int, alone: bool) -> Moved:
+        """Read the front of a claimed run, as much as `budget` bytes hold; without the lock."""
+        if run.place is Place.SPILLED:
+            moved = read_spilled(self._context, self._spiller.area, run, budget, alone)
+        else:
+            moved = read_logged(self._context, self._lanes.logged[lane_of(run.first)], run, budget, alone)
+        for problem, damaged_blocks in moved.problems:
+            self._context.note_damage(problem, damaged_blocks)
+        return moved
+
+    def _install(self, runs: RunList, run: Run, moved: Moved) -> Slots | None:
+        """Put what was read before what is left of its run; return the slots it had. Under the lock."""
+        count = sum(len(records) for _, records, _ in moved.pieces)
+        charged = sum(charge(records) for _, records, _ in moved.pieces)
+        settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
+        self._note_lost(moved.damaged_ranges)
+        logged = run.place is Place.LOGGED
+        slots: Slots | None = None
+        if logged:
+            vanished = self._compare(run, moved, count, charged, settled)
+        else:
+            slots, run.slots = run.slots.take(moved.position - run.first)
+            vanished = self._count_off(run, moved)
+        self._lanes.gone += vanished
+        log = self._context.usable_log
+        if log is not None and settled:
+            log.settle(self._lanes.logged[lane_of(run.first)], settled)
+        if log is not None and moved.damaged:
+            log.quarantine(moved.damaged)
+        if moved.position > run.first:
+            if logged:
+                runs.drop_front(run, moved.position, count, charged)
+            else:
+                runs.drop_front(run, moved.position, count + vanished, charged + OVERHEAD_BYTES * vanished)
+                if moved.position >= run.end:
+                    self._lanes.message_bytes -= run.leave_pool()  # what is left of it was lost
+        for first, records, marks in moved.pieces:
+            if logged and not is_plain(records):
+                self._lanes.note_times(records)
+            if not self._lanes.add(first, records, marks):
+                runs.add(Run(first, marks, deque(records)))
+        self._gate.used += charged
+        run.needs = moved.needs
+        return slots
+
+    def _count_off(self, run: Run, moved: Moved) -> int:
+        """Note what of a SPILLED run was found, and how much of it by the log; return how many were lost."""
+        vanished = sum(end - first for first, end in moved.lost)
+        self.lost += vanished
+        self.repaired += moved.repaired
+        if moved.lost:
+            run.expires_ms = 0  # what the log holds of the rest is not known any more
+        for _, records, _ in moved.pieces:
+            logged_records = [record for record in records if is_logged(record)]
+            run.logged_count -= len(logged_records)
+            run.logged_bytes -= sum(map(len, logged_records))
+        return vanished
+
+    def _compare(self, run: Run, moved: Moved, count: int, charged: int, settled: list[Settled]) -> int:
+        """Settle the difference where a LOGGED run's row and blocks disagree; return how many messages are missing."""
+        if count >= run.count and moved.more:
+            settled.append(self._count_up(run, count, charged))
+        left = run.count - count
+        if moved.position < run.end or not left:
+            return 0
+        size = run.charged - charged - OVERHEAD_BYTES * left
+        settled.append(Settled(run.first, run.first, left, size))
+        self._context.note_damage(f"the log should hold {left} more messages below {run.end}, {size} bytes")
+        self.quarantined += max(left, 0)
+        self._lanes.message_bytes -= size
+        return left
+
+    def _count_up(self, run: Run, count: int, charged: int) -> Settled:
+        """Correct a LOGGED run that holds more than the row said: a mark is damaged. Under the lock.
+
+        One more than was read is counted, so that nobody takes the queue for empty before the run's end.
+        """
+        more = count + 1 - run.count
+        size = max(0, charged - OVERHEAD_BYTES * count - (run.charged - OVERHEAD_BYTES * run.count))
+        if not self._undercounted:
+            self._undercounted = True
+            self._context.note_damage(f"the log holds more messages below {run.end} than its row says")
+        run.count += more
+        run.charged += size + OVERHEAD_BYTES * more
+        self._lanes.gone -= more
+        self._lanes.message_bytes += size
+        return Settled(run.first, run.first, -more, -size)
+
+    def _note_lost(self, ranges: list[tuple[int, int]]) -> None:
+        """Remember where messages were lost, as [first, end) of sequences; neighbours are one."""
+        known = self.lost_ranges
+        for first, end in ranges:
+            if known and known[-1][1] == first - 1:
+                known[-1] = known[-1][0], end - 1
+            elif len(known) < PROBLEMS_KEPT:
+                known.append((first, end - 1))
+
+    # Delayed ---------------------------------------------------------------------------------------------------------
+
+    def restore_delayed(self, number: int, now_ms: int) -> bool:
+        """Bring what is due next into memory; as `bring`."""
+        schedule = self._lanes.schedules[number]
+        claim = object()
+        chunk = schedule.claim_next(claim, now_ms)
+        if chunk is None:
+            return False
+        try:
+            need = chunk.largest + OVERHEAD_BYTES + GROUP_BYTES
+            want = max(need, self._read_ahead_bytes)
+            alone = self._gate.find(need, want) < need
+            if alone:
+                if self._spiller.find_room_for(need) or chunk.claim is not claim:
+                    return True
+                if self._held.is_any():
+                    return False
+            slots, first = chunk.slots, chunk.first
+            with self._reading(want) as budget:
+                readable = need if alone else max(chunk.readable(budget), chunk.largest + OVERHEAD_BYTES)
+                pieces, problems = self._spiller.area.read(position(number, first), slots, readable, chunk.largest)
+                unpacked = chunk.unpacked(pieces)
+                found = [(sequence, repair(self._context, sequence)) for sequence in unpacked.lost]
+            before, spilled_bytes = schedule.charged, schedule.tally().spilled_bytes
+            freed = schedule.restored(claim, unpacked)
+            if freed is None:
+                return True
+            for (sequence, record), (_, text) in zip(found, problems, strict=True):
+                self._install_repaired(number, sequence, record, text)
+            self._gate.used += schedule.charged - before
+            if spilled_bytes - schedule.tally().spilled_bytes != unpacked.message_bytes or unpacked.lost:
+                # Some were lost: now, or earlier of this chunk.
+                self._lanes.message_bytes = self._lanes.count_bytes(self._held.singles_bytes)
+            self._finish(freed)
+            return True
+        finally:
+            if chunk.claim is claim:
+                schedule.unclaim(claim)
+                self._admission.rebalance()
+
+    def _install_repaired(self, number: int, sequence: int, record: Record | None, problem: str) -> None:
+        """Take a message of a schedule from the log whose spill file is damaged; None if the log does not have it."""
+        outcome = "lost" if record is None else "read from the log instead"
+        what = "delayed message" if number >= DELAYED else "message"
+        self._context.note_damage(f"{what} {sequence}: {problem}; {outcome}")
+        if record is None:
+            self.lost += 1
+            self._lanes.gone += 1
+            self._note_lost([(sequence, sequence + 1)])
+            return
+        self.repaired += 1
+        self._lanes.schedules[number].add(due_of(record) if number >= DELAYED else 0, sequence, [record], 0)

@@ -1,0 +1,93 @@
+"""Messages are taken from the lanes, and go back to their place there. Under the queue's lock."""
+
+from __future__ import annotations
+
+from qflow.delivery import Segment
+from qflow.memory.group import Key
+from qflow.memory.run import Place, Run
+from qflow.memory.run_list import RunList
+from qflow.memory.schedule import Schedule
+from qflow.message import DELAYED, OVERHEAD_BYTES
+from qflow.queues.admission import Admission
+from qflow.queues.lanes import Lanes
+
+
+class Source:
+    """See the module."""
+
+    def __init__(self, lanes: Lanes, admission: Admission) -> None:
+        self._context = lanes.context
+        self._gate = lanes.gate
+        self._lanes = lanes
+        self._admission = admission
+
+    def take(self, most: int, segments: list[Segment]) -> tuple[int, RunList | int | None]:
+        """Move what is in memory and comes first to `segments`, from one lane.
+
+        Returns:
+            how many; if none, what must be brought into memory first: a lane, or a schedule by its number.
+        """
+        lanes = self._lanes
+        schedules = lanes.schedules
+        now_ms = self._context.now_ms() if schedules else 0
+        for runs in lanes.ranked:
+            if schedules:
+                number = runs.number + DELAYED
+                schedule = schedules.get(number)
+                if schedule is not None and (unread := lanes.lists[number].settle_head()).place is not Place.RESIDENT:
+                    if self._reads_first(unread):
+                        return 0, lanes.lists[number]
+                elif schedule is not None:
+                    taken = self.take_due(schedule, most, now_ms, segments)
+                    if taken:
+                        return taken, None
+                    due_ms = schedule.next_due_ms()
+                    if due_ms is not None and due_ms <= now_ms:
+                        return 0, number
+                scattered = schedules.get(runs.number)
+                key = None if scattered is None else scattered.next_key()
+                before = (0, runs.settle_head().first)
+                if scattered is not None and key is not None and key < before:
+                    taken = self.take_due(scattered, most, now_ms, segments, before)
+                    return taken, None if taken else runs.number
+            taken = runs.take(most, segments)
+            if taken:
+                return taken, None
+            if runs.settle_head().place is not Place.RESIDENT:
+                return 0, runs
+        for number in schedules:
+            runs = lanes.lists[number]
+            if runs.settle_head().place is not Place.RESIDENT:
+                return 0, runs
+        return 0, None
+
+    def _reads_first(self, unread: Run) -> bool:
+        """Tell whether delayed messages of the log are read before anything else is taken.
+
+        After a restart nobody knows which of them is due. What would take more than half of the capacity is read by
+        maintenance, and nobody waits for that.
+        """
+        gate = self._gate
+        is_room = 2 * gate.used < gate.account.capacity and gate.could_charge(unread.needs + OVERHEAD_BYTES)
+        return unread.claim is not None or is_room
+
+    def take_due(
+        self, schedule: Schedule, most: int, now_ms: int, segments: list[Segment], before: Key | None = None
+    ) -> int:
+        """Move what is due and in memory to `segments`; return how many."""
+        overhead = schedule.overhead_bytes
+        taken = schedule.take(most, now_ms, segments, before)
+        if taken:
+            self._admission.rebalance(overhead - schedule.overhead_bytes)
+        return taken
+
+    def give_back(self, segments: list[Segment], due_ms: int = 0) -> None:
+        """Put taken messages back in their place, or in a schedule until they are due."""
+        lanes, gate = self._lanes, self._gate
+        for first, records, marks in segments:
+            if not lanes.add(first, records, marks, due_ms):
+                lanes.list_of(first).give_back(first, records, marks)
+        lanes.renew_front()
+        if gate.getters:
+            gate.arrived.notify(sum(len(records) for _, records, _ in segments))
+        self._admission.rebalance()

@@ -1,0 +1,171 @@
+"""Messages leave memory for the spill store.
+
+When there is no room, the tail-most chunk of this queue is spilled, or, where the broker's capacity is the bound, of
+the queue that has most. A run on the move carries a claim, and what was moved counts only if the claim still stands.
+Methods take the lock themselves where their description says nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qflow.errors import StorageError
+from qflow.events import EventKind
+from qflow.memory.chunk import Chunk
+from qflow.memory.run import Run
+from qflow.memory.waiting import shelter
+from qflow.message import DELAYED, LANE_SHIFT
+from qflow.queues.admission import Admission
+from qflow.queues.context import Unlocked
+from qflow.queues.lanes import Lanes
+from qflow.storage.spill.store import Slots, SpillArea
+
+
+class Spiller:
+    """See the module."""
+
+    def __init__(self, lanes: Lanes, admission: Admission, area: SpillArea) -> None:
+        self._context = lanes.context
+        self._gate = lanes.gate
+        self._lanes = lanes
+        self._admission = admission
+        self.area = area
+        self.spilling = False
+        self.error: StorageError | None = None
+        """Why the disk did not take what was spilled last."""
+        self.trash: list[Slots] = []
+        """Of messages that were purged; freed by maintenance."""
+        self._has_spilled = False  # something was, and since then not everything has been found in memory
+        self._was_over = False  # the bounds, when maintenance looked
+
+    def spill_tail(self, wanted: int) -> bool:
+        """Move about `wanted` bytes from the tail to the spill store; False if there was nothing to move, or it failed.
+
+        Only one caller spills at a time; the others see False and wait at the gate's `room`.
+        """
+        claim = object()
+        with self._context.lock:
+            if self.spilling:
+                return False
+            capacity = self._gate.account.capacity
+            chunk = max(wanted, capacity // 64, min(self.area.chunk_bytes, capacity // 8))
+            number, moving = self._lanes.claim_victim(claim, chunk)
+            if moving is None:
+                self.error = None  # nothing waits for the disk any more
+                return False
+            self.spilling = True
+            first, records = moving.first, list(moving.records) if isinstance(moving, Run) else []
+        slots = None
+        error: StorageError | None = None
+        installed = False
+        try:
+            if isinstance(moving, Chunk):
+                slots = self.area.write(position(number, first), moving.packed())
+            else:
+                slots = self.area.write(first, records)
+        except StorageError as failure:
+            error = failure
+        finally:
+            with self._context.lock:
+                self.spilling = False
+                self._note(error)
+                installed = self.install(number, moving, claim, slots)
+                if installed and not self._has_spilled:
+                    self._has_spilled = True
+                    self._context.tell(EventKind.SPILL_STARTED)
+            if slots is not None and not installed:
+                self.area.free(slots)
+        return installed
+
+    def install(self, number: int, moving: Run | Chunk, claim: object, slots: Any) -> bool:
+        """Make what was written leave memory; False if it stays there. Under the lock."""
+        freed = self._lanes.install_spilled(number, moving, claim, slots)
+        self._admission.rebalance(freed or 0)
+        return freed is not None
+
+    def _note(self, error: StorageError | None) -> None:
+        """Remember whether the disk took what was spilled, and tell. Under the lock."""
+        before, self.error = self.error, error
+        if error is not None and before is None:
+            self._context.tell(EventKind.DISK_FULL, str(error))
+        elif error is None and before is not None:
+            self._context.tell(EventKind.DISK_RECOVERED)
+
+    def note_what_came_back(self) -> None:
+        """Tell if nothing lies in the spill store any more. Under the lock."""
+        if self._has_spilled and not self._lanes.spilled_messages():
+            self._has_spilled = False
+            self._context.tell(EventKind.SPILL_STOPPED)
+
+    def give_way(self, wanted: int, spill: bool) -> bool:
+        """Return memory to the broker: what is borrowed and not used, else what spilling a chunk frees."""
+        if spill and not self.spill_tail(wanted):
+            return False
+        with self._context.lock:
+            return self._gate.give_back_all()
+
+    def find_room(self, missing: int) -> bool:
+        """Free `missing` bytes for this queue: others give way, or the own tail is spilled."""
+        account, ledger = self._gate.account, self._gate.ledger
+        if account.borrowed < account.capacity and ledger.free() < missing and ledger.relieve(account, missing):
+            return True
+        return self.spill_tail(missing)
+
+    def find_room_for(self, needed: int) -> bool:
+        """Free `needed` bytes. Called with the lock held; lets go of it."""
+        missing = max(1, self._gate.over + needed)
+        with Unlocked(self._context):
+            return self.find_room(missing)
+
+    @property
+    def exceeds(self) -> bool:
+        """Something passed on slack, and is to be spilled."""
+        return self._gate.over > 0
+
+    def keep_within_bounds(self) -> None:
+        """Spill what is above the bounds, if anything is."""
+        if self.exceeds:
+            shelter(self.spill_excess)
+
+    def keep_within_capacity(self) -> None:
+        """The same after messages went back, which may be on slack for a while."""
+        if self._gate.used > self._gate.account.capacity:
+            self.spill_excess()
+
+    def spill_excess(self) -> None:
+        """After messages passed on slack or came back: spill until the queue is within its bounds."""
+        account = self._gate.account
+        while True:
+            with self._context.lock:
+                self._admission.cover()
+                excess = self._gate.used - min(account.borrowed, account.capacity)
+            if excess <= 0 or not self.find_room(excess):
+                return
+
+    def spill_left_over(self) -> bool:
+        """Spill what was above the bounds at the last call, too: who puts spills, mostly, and returns when it is done.
+
+        Returns:
+            whether it is to be called again soon: something is above the bounds, and was not before.
+        """
+        before = self._was_over
+        self._was_over = self.exceeds or self._gate.slack > 0
+        if self._was_over and before:
+            self.spill_excess()
+        return self._was_over and not before
+
+    def sweep(self, most: int) -> bool:
+        """Free at most so many spill files of purged messages; return whether more are left."""
+        with self._context.lock:
+            if not self.trash:
+                return False
+            slots, rest = self.trash.pop().take(most)
+            if rest:
+                self.trash.append(rest)
+        self.area.free(slots)
+        return True
+
+
+def position(number: int, place: int) -> int:
+    """Return what stands for a sequence in the spill store, for a chunk of delayed messages of this lane."""
+    return (2 * DELAYED + number) << LANE_SHIFT | place

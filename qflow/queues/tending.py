@@ -1,0 +1,119 @@
+"""What is done to a queue from outside: other settings, what time does to it, its end. By maintenance, and the broker.
+
+Functions take the lock themselves where their description says nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from qflow.config import Overflow, QueueSettings
+from qflow.errors import BrokerClosed, QflowError
+from qflow.memory.run import Place
+from qflow.message import DELAYED
+from qflow.queues.lanes import TIMED
+from qflow.queues.overflow import Depth, excess
+from qflow.queues.parts import Parts
+
+
+def alter(queue: Parts, settings: QueueSettings) -> None:
+    """Apply other settings: a lower capacity spills from the tail, a lower limit of a ring drops from the head."""
+    gate = queue.gate
+    with queue.context.lock:
+        queue.apply(settings)
+        if settings.limit_bytes is not None:
+            queue.lanes.message_bytes = queue.lanes.count_bytes(queue.held.singles_bytes)
+        before = gate.account.capacity
+        gate.ledger.set_capacity(gate.account, settings.capacity_bytes)
+        queue.restorer.refilling |= gate.account.capacity > before
+        queue.admission.rebalance()
+        gate.room.notify_all()
+        gate.arrived.notify_all()
+    queue.spiller.spill_excess()
+    fit(queue)
+
+
+def fit(queue: Parts) -> bool:
+    """Take a step of what follows from an opening or an `alter`; return whether there may be more to do.
+
+    Read what the log holds of delayed messages, drop what a ring has too much, restore what there is room for.
+    """
+    context, lanes, restorer = queue.context, queue.lanes, queue.restorer
+    with context.lock:
+        if context.ended is not None:
+            return False
+        for number in lanes.schedules:
+            runs = lanes.lists[number]
+            if number < DELAYED:
+                continue
+            if runs.settle_head().place is not Place.RESIDENT and restorer.restore_head(runs):
+                return True
+        if context.settings.on_overflow is Overflow.DROP_OLDEST:
+            surplus = excess(context.settings, queue.admission.depth(), Depth(0, 0))
+            if (surplus.messages > 0 or surplus.bytes > 0) and queue.exits.drop_oldest(surplus):
+                return True
+    if restorer.refilling:
+        restorer.refilling = restorer.refill()
+    return restorer.refilling
+
+
+def tick(queue: Parts) -> bool:
+    """What time does: expire, take back what is held for too long, tell of slow consumers. Once a second.
+
+    Returns whether more is to expire than one call does.
+    """
+    context, lanes, leases = queue.context, queue.lanes, queue.leases
+    more = False
+    with context.lock:
+        if context.ended is not None:
+            return False
+        leases.note_oldest()
+        leases.release_late()
+        slow = queue.consumers.holding(leases.release_slow())
+        queue.admission.look_at_mark()
+        queue.held.forget_extensions()
+        if TIMED in lanes.closed or context.settings.ttl_s is not None:
+            more = queue.exits.expire()
+        queue.spiller.note_what_came_back()
+        moment = lanes.next_due_ms()
+        if queue.gate.getters and moment is not None and moment <= context.now_ms():
+            queue.gets.wake_all()
+    for consumer in slow:
+        consumer.stop()
+    return more
+
+
+# Its end ---------------------------------------------------------------------------------------------------------
+
+
+def refuse_calls(queue: Parts, reason: type[QflowError]) -> None:
+    """End a queue: no new puts and gets, waiters are woken."""
+    context = queue.context
+    with context.lock:
+        context.ended = context.ended or reason
+        queue.consumers.end_all()
+        if context.ended is BrokerClosed:
+            queue.held.keep_all()
+        queue.apply(context.settings)
+        queue.gate.room.notify_all()
+        queue.gate.arrived.notify_all()
+
+
+def settle_down(queue: Parts, drain: Callable[[], None], patience_s: float) -> None:
+    """After `refuse_calls`: return when nothing is on its way; a put may have reserved and not joined yet."""
+    context = queue.context
+    deadline = context.monotonic() + patience_s
+    while True:
+        drain()
+        with context.lock:
+            if not (queue.admission.pending or queue.held.leaving) or context.monotonic() > deadline:
+                return
+        threading.Event().wait(0.01)
+
+
+def let_go(queue: Parts) -> None:
+    """Drop everything from memory: the broker is closed or the queue deleted."""
+    with queue.context.lock:
+        queue.purging.drop_all()
+    queue.gate.ledger.close(queue.gate.account)
