@@ -14,7 +14,8 @@ from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
 from qflow.memory.waiting import in_place
 from qflow.queues import consumer
-from qflow.queues.consumer import Consumed, Troubles
+from qflow.queues.consumer import Troubles
+from qflow.queues.queue import Queue
 
 
 class AsyncConsumed(Settling, Protocol):
@@ -23,7 +24,7 @@ class AsyncConsumed(Settling, Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def consumed(self) -> Consumed: ...
+    def queue(self) -> Queue: ...
     async def collect(self, most: int, timeout_s: float | None) -> Deliveries: ...
 
 
@@ -39,6 +40,7 @@ class AsyncConsumer:
         concurrency: int,
     ) -> None:
         self._queue = queue
+        self._consumed = queue.queue.parts.consumers
         self._home = home
         self._callback = callback
         self._prefetch = prefetch
@@ -46,9 +48,9 @@ class AsyncConsumer:
         self._batch: Deliveries | None = None
         self._index = 0
         self._turn = asyncio.Lock()
-        self._troubles = Troubles(queue.consumed)
+        self._troubles = Troubles(self._consumed)
         self._current: dict[asyncio.Task[None], Delivery] = {}
-        queue.consumed.list_consumer(self)
+        self._consumed.list_consumer(self)
         self._tasks = [home.loop.create_task(self._run()) for _ in range(concurrency)]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
@@ -67,7 +69,7 @@ class AsyncConsumer:
         """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
         self.stop()
         if self._batch is not None:
-            in_place(partial(self._queue.consumed.give_up_batch, self._batch))
+            in_place(partial(self._consumed.give_up_batch, self._batch))
 
     async def close(self) -> None:
         """Stop, and wait for the callbacks that are running; called by one of them, it waits for none.
@@ -111,8 +113,8 @@ class AsyncConsumer:
         if all(task.done() for task in self._tasks):
             self._stopped = True
             if self._batch is not None:
-                in_place(partial(self._queue.consumed.give_up_batch, self._batch))
-            self._queue.consumed.forget_consumer(self)
+                in_place(partial(self._consumed.give_up_batch, self._batch))
+            self._consumed.forget_consumer(self)
 
     async def _next(self) -> Delivery | None:
         """Take the next message of the batch that all tasks share; None if it is gone."""
@@ -132,7 +134,7 @@ class AsyncConsumer:
                 self._index = 0
             index, self._index = self._index, self._index + 1
             try:
-                return self._queue.consumed.leave_batch(self._batch, index)
+                return self._consumed.leave_batch(self._batch, index)
             except AlreadySettled:
                 self._batch = None  # it was held for too long: all of it went back
                 return None
@@ -144,12 +146,12 @@ class AsyncConsumer:
         except (BrokerClosed, QueueDeleted):
             raise
         except Exception as error:
-            self._queue.consumed.tell_failure(delivery.sequence, error)
+            self._consumed.tell_failure(delivery.sequence, error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            self._queue.consumed.tell_failure(delivery.sequence, error)  # it cancelled something of its own
+            self._consumed.tell_failure(delivery.sequence, error)  # it cancelled something of its own
 
     async def __aenter__(self) -> AsyncConsumer:
         return self

@@ -17,7 +17,6 @@ from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
-from qflow.queues.consumers import Consumers
 from qflow.queues.envelope import Envelope, Moment
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import TurnedAway
@@ -53,11 +52,6 @@ class AsyncQueue:
     def settings(self) -> QueueSettings:
         """How it was declared, or altered since."""
         return self.queue.settings
-
-    @property
-    def consumed(self) -> Consumers:
-        """What consumers take from."""
-        return self.queue.parts.consumers
 
     # Put ---------------------------------------------------------------------------------------------------------
 

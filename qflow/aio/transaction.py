@@ -16,7 +16,7 @@ from qflow.aio.queue import AsyncQueue, Body
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.queues.envelope import Moment
-from qflow.queues.leaving import Leaving
+from qflow.queues.exits import Leaving
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue

@@ -15,9 +15,9 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
 from qflow.queues.admission import Admission
+from qflow.queues.exits import Exits, Fate, Leaving, weigh
 from qflow.queues.held import Held, HeldOne, segments_of
 from qflow.queues.lanes import Lanes, settled
-from qflow.queues.leaving import Exit, Fate, Leaving, weigh
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.batch import Settling
@@ -32,7 +32,7 @@ class Claims:
     """See the module. What deliveries and batches call is named as in `delivery.Settler`."""
 
     def __init__(
-        self, lanes: Lanes, admission: Admission, held: Held, source: Source, spiller: Spiller, way_out: Exit
+        self, lanes: Lanes, admission: Admission, held: Held, source: Source, spiller: Spiller, exits: Exits
     ) -> None:
         self._context = lanes.context
         self._log = lanes.context.log
@@ -43,7 +43,7 @@ class Claims:
         self._singles = held.singles
         self._source = source
         self._spiller = spiller
-        self._exit = way_out
+        self._exits = exits
         self.returned = 0
 
     @property
@@ -86,7 +86,7 @@ class Claims:
                 end = delivery.sequence + 1
             joined = self._log_settled(segments)
             self._held.drop(wanted)
-            self._exit.forget(segments, Fate.ACKED)
+            self._exits.forget(segments, Fate.ACKED)
         return joined, problem
 
     def _log_settled(self, segments: list[Segment]) -> Request | None:
@@ -320,7 +320,7 @@ class Claims:
                 for first, records, marks in back:
                     log.attempts(self._lanes.logged[lane_of(first)], [(first, first + len(records), marks >> 1)])
         if spent:
-            self._exit.let_go_of((spent, "max_deliveries" if requeue else "rejected", Fate.DROPPED))
+            self._exits.let_go_of((spent, "max_deliveries" if requeue else "rejected", Fate.DROPPED))
 
     def returns_by_disk(self, requeue: bool) -> bool:
         """Tell whether taking messages back may take work on the disk: for dead letters, or for want of memory."""
@@ -438,7 +438,7 @@ class Claims:
             for one, _, _ in wanted:
                 if isinstance(one, Deliveries) and one in self._held.batches:
                     held[one] = self._held.batches[one]
-            leaving = self._exit.begin(segments_of(held), Fate.ACKED, held)
+            leaving = self._exits.begin(segments_of(held), Fate.ACKED, held)
             leaving.parts = parts
             return leaving
 

@@ -11,7 +11,7 @@ from qflow.delivery import Segment
 from qflow.errors import NotFound, QflowError
 from qflow.memory.waiting import sheltered
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.leaving import Leaving
+from qflow.queues.exits import Leaving
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue
 from qflow.queues.together import Step, Together

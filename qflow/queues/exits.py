@@ -1,28 +1,44 @@
-"""What leaves a queue without being delivered: purged, dropped at a limit, expired.
+"""What leaves a queue otherwise than by an ack: with another commit, as a dead letter, purged, dropped, expired.
+
+The life of a message:
+
+    state      event                                     next
+    -          put confirmed                             AVAILABLE   in a lane, or in a schedule until it is due
+    AVAILABLE  get                                       ACQUIRED    in `Held`, by itself or in a batch
+    AVAILABLE  expired, dropped                          SETTLED, or LEAVING where it becomes a dead letter
+    ACQUIRED   ack                                       SETTLED     logged by value
+    ACQUIRED   ack in a transaction                      LEAVING
+    ACQUIRED   nack(requeue=False), too many deliveries  LEAVING, or SETTLED without a dead-letter queue
+    ACQUIRED   nack, ack timeout, close                  AVAILABLE   in its original place, one more delivery counted
+    LEAVING    the commit holds                          SETTLED
+    LEAVING    the commit is refused                     what it was before
+    any        purge, delete                             SETTLED     late acks do nothing
 
 Under the queue's lock where a description says nothing else; what reads, or carries dead letters away, lets go of it.
 """
 
 from __future__ import annotations
 
+import enum
 from itertools import islice
+from typing import Any
 
-from qflow.delivery import Segment
+from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.errors import again
 from qflow.memory.run import NOTHING, Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import OVERHEAD_BYTES, expires_of, lane_of
-from qflow.queues.admission import Admission
+from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.context import Unlocked
-from qflow.queues.held import Held
+from qflow.queues.held import Held, HeldOne
 from qflow.queues.lanes import Lanes, by_expiry
-from qflow.queues.leaving import Exit, Fate, weigh
 from qflow.queues.overflow import Depth
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.rows import Settled
+from qflow.storage.log.transaction_log import Lane, Unit
 
 EXPIRED_AT_ONCE = 10_000
 DUE_AT_ONCE = 1_000
@@ -30,41 +46,208 @@ DROPPED_AT_ONCE = 10_000
 FOREVER_MS = 2**62
 
 
-class Purging:
-    """Everything goes at once."""
+class Fate(enum.Enum):
+    """What a message is counted as, once it is gone."""
 
-    def __init__(self, lanes: Lanes, admission: Admission, held: Held, spiller: Spiller) -> None:
-        self._context = lanes.context
+    ACKED = "acked"
+    EXPIRED = "expired"
+    DROPPED = "dropped"
+    DEAD_LETTERED = "dead-lettered"
+
+
+class Leaving:
+    """Messages on their way out of a queue, in a commit with something else. They are charged until that holds."""
+
+    writes: tuple[Any, ...] = ()
+
+    __slots__ = ("_exits", "fate", "held", "parts", "queue", "segments", "unit")
+
+    def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, float | None]) -> None:
+        self._exits = exits
+        self.queue = exits.context
+        self.segments = segments
+        self.fate = fate
+        self.held = held
+        """Who held them: if the commit is refused, he does again."""
+        self.parts: list[tuple[Delivery, Deliveries, int]] = []
+        """Which of them were in a batch, and where: they go back there."""
+        self.unit: Unit | None = None
+        """What takes them away, once they are to join a batch."""
+
+    @property
+    def depth(self) -> Depth:
+        """How much of the queue's depth it takes with it."""
+        return Depth(*weigh(self.segments))
+
+    def settles(self) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane."""
+        return self._exits.settled_parts(self.segments)
+
+    def committed(self, unit: Unit | None) -> None:
+        """Called by the writer, or by the caller where nothing is logged."""
+        self._exits.left(self)
+
+    def refused(self, unit: Unit | None) -> None:
+        """Called by the writer, or by the caller where nothing is logged."""
+        self._exits.stays(self)
+
+    def give_up(self) -> None:
+        """Called by who was stopped on the way: nothing leaves, unless it was handed over: the writer knows then."""
+        if self.unit is None or not self.unit.joined:
+            self._exits.stays(self)
+
+
+class Exits:
+    """Lets messages go, and counts them."""
+
+    def __init__(
+        self, lanes: Lanes, admission: Admission, held: Held, source: Source, spiller: Spiller, restorer: Restorer
+    ) -> None:
+        self.context = lanes.context
         self._gate = lanes.gate
         self._lanes = lanes
         self._admission = admission
         self._held = held
+        self._source = source
         self._spiller = spiller
-        self.count = 0
+        self._restorer = restorer
+        self.bury = lanes.context.shared.bury
+        self.counts = dict.fromkeys(Fate, 0)
+        self.purged_total = 0
+        self._bury_again_at = 0.0
+
+    def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane."""
+        return self._lanes.settled_parts(segments)
+
+    def forget(self, segments: list[Segment], fate: Fate) -> None:
+        """Uncharge and count messages that are gone."""
+        count, size = weigh(segments)
+        self.count_off(count, size, fate, size + OVERHEAD_BYTES * count)
+
+    def count_off(self, count: int, size: int, fate: Fate, discharged: int = 0) -> None:
+        """Count messages of `size` bytes as gone, and give back what they were charged."""
+        if fate is Fate.ACKED:
+            self._lanes.acked += count
+        else:
+            self._lanes.gone += count
+            self.counts[fate] += count
+        self._lanes.message_bytes -= size
+        self._admission.rebalance(discharged)
+
+    def settle_away(self, segments: list[Segment], fate: Fate) -> None:
+        """Have the log settle messages that nobody gets, and forget them."""
+        log = self.context.usable_log
+        if log is not None:
+            log.settle_all(self.settled_parts(segments))
+        self.forget(segments, fate)
+
+    def count_turned_away(self, messages: int, *, dropped: bool) -> None:
+        """Count what was not admitted at a limit. Takes the lock."""
+        with self.context.lock:
+            self.counts[Fate.DROPPED if dropped else Fate.DEAD_LETTERED] += messages
+
+    # With a commit ---------------------------------------------------------------------------------------------------
+
+    def begin(self, segments: list[Segment], fate: Fate, held: dict[HeldOne, float | None]) -> Leaving:
+        """Have messages leave that their holders have no more."""
+        leaving = Leaving(self, segments, fate, held)
+        self._held.leaving[leaving] = None
+        self._held.drop(held)
+        return leaving
+
+    def left(self, leaving: Leaving) -> None:
+        """Forget messages whose leaving is committed. Takes the lock."""
+        with self.context.lock:
+            if leaving not in self._held.leaving:
+                return
+            del self._held.leaving[leaving]
+            for one in leaving.held:
+                if isinstance(one, Deliveries):
+                    one.settled = None
+            self.forget(leaving.segments, leaving.fate)
+            if leaving.fate is Fate.EXPIRED:
+                self.counts[Fate.DEAD_LETTERED] += sum(len(records) for _, records, _ in leaving.segments)
+
+    def stays(self, leaving: Leaving) -> None:
+        """Undo `begin`: whoever held the messages has them again; the others are in their place. Takes the lock."""
+        with self.context.lock:
+            if leaving not in self._held.leaving:
+                return
+            del self._held.leaving[leaving]
+            if not leaving.held:
+                self._source.give_back(leaving.segments)
+                self._bury_again_at = self.context.monotonic() + RETRY_S
+            self._held.hold_again(leaving.held)
+            for one, batch, index in leaving.parts:
+                self._held.rejoin(one, batch, index)
+            self._lanes.cover_singles()
+
+    # Dead letters ----------------------------------------------------------------------------------------------------
+
+    def let_go_of(self, *parties: tuple[list[Segment], str, Fate]) -> bool:
+        """Make messages that neither wait nor are acquired dead letters, or settle them without such a queue.
+
+        Lets go of the lock to carry them away.
+
+        Args:
+            parties: (messages, reason, what they are counted as if they are dropped) of those with one fate.
+
+        Returns:
+            False if some could not leave now and are in their place again.
+        """
+        wanted = [party for party in parties if party[0]]
+        if self.context.settings.dead_letter is None:
+            for segments, _, fate in wanted:
+                self.settle_away(segments, fate)
+            return True
+        leavings = {
+            self.begin(segments, Fate.EXPIRED if fate is Fate.EXPIRED else Fate.DEAD_LETTERED, {}): reason
+            for segments, reason, fate in wanted
+        }
+        too_early = self.context.monotonic() < self._bury_again_at
+        done = True
+        try:
+            for leaving, reason in leavings.items():
+                if leaving in self._held.leaving and (too_early or not self._carry_away(leaving, reason)):
+                    self.stays(leaving)
+                    done = False
+        except BaseException:
+            for leaving in leavings:
+                leaving.give_up()
+            raise
+        return done
+
+    def _carry_away(self, leaving: Leaving, reason: str) -> bool:
+        """Have messages buried; False if that failed. Lets go of the lock."""
+        with Unlocked(self.context):
+            return self.bury(self.context, leaving.segments, reason, leaving)
+
+    # Everything at once -----------------------------------------------------------------------------------------------
 
     def purge(self) -> int:
         """Settle every message, acquired ones included; return how many. Takes the lock."""
-        log = self._context.log
-        with self._context.lock:
-            self._context.check_open()
-            before = self.count
+        log = self.context.log
+        with self.context.lock:
+            self.context.check_open()
+            before = self.purged_total
             if log is None:
                 self.drop_all()
-                return self.count - before
+                return self.purged_total - before
             self._admission.pending += 1  # what is not logged waits in line behind it
         try:
             batch = log.purge(self._lanes.logged.values())
             log.wait(batch)
         finally:
-            with self._context.lock:
+            with self.context.lock:
                 self._admission.pending -= 1
         if batch.error is not None:
             raise again(batch.error)
-        return self.count - before
+        return self.purged_total - before
 
     def purged(self, ends: dict[int, int]) -> None:
         """Drop everything: that all lanes are settled below these ends is committed. Takes the lock."""
-        with self._context.lock:
+        with self.context.lock:
             if any(self._lanes.purged_below.get(number, -1) < end for number, end in ends.items()):
                 self.drop_all(ends)
 
@@ -74,7 +257,7 @@ class Purging:
         lanes = self._lanes
         dropped = lanes.messages()
         charged = self._gate.visible
-        self.count += dropped
+        self.purged_total += dropped
         lanes.gone += dropped
         lanes.message_bytes = 0
         self._held.drop_all()
@@ -90,21 +273,6 @@ class Purging:
         lanes.skipped += lanes.messages()
         lanes.renew_front()
         self._admission.rebalance(charged)
-
-
-class Exits:
-    """Messages go that came first, or that have expired."""
-
-    def __init__(
-        self, lanes: Lanes, held: Held, source: Source, spiller: Spiller, restorer: Restorer, way_out: Exit
-    ) -> None:
-        self._context = lanes.context
-        self._lanes = lanes
-        self._held = held
-        self._source = source
-        self._spiller = spiller
-        self._restorer = restorer
-        self._exit = way_out
 
     # At a limit ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +303,7 @@ class Exits:
                 dropped += count
                 size += weight
             if segments:
-                self._exit.settle_away(segments, Fate.DROPPED)
+                self.settle_away(segments, Fate.DROPPED)
                 return True
         return any(self._drop_from_schedule(number, surplus) for number in self._lanes.schedules)
 
@@ -149,7 +317,7 @@ class Exits:
             self._restorer.restore_delayed(number, FOREVER_MS)
             if not self._source.take_due(schedule, 1, FOREVER_MS, segments):
                 return False
-        self._exit.settle_away(segments, Fate.DROPPED)
+        self.settle_away(segments, Fate.DROPPED)
         return True
 
     # Expiry ----------------------------------------------------------------------------------------------------------
@@ -160,19 +328,19 @@ class Exits:
             gone = 0
             while gone < EXPIRED_AT_ONCE:
                 run = runs.settle_head()
-                now_ms = self._context.now_ms()
+                now_ms = self.context.now_ms()
                 if run.place is not Place.RESIDENT:
                     if run.place is Place.SPILLED and not 0 < run.expires_ms <= now_ms:
                         break
-                    if run.place is Place.SPILLED and self._context.settings.dead_letter is None and run.claim is None:
+                    if run.place is Place.SPILLED and self.context.settings.dead_letter is None and run.claim is None:
                         gone += run.count
                         self._drop_run(runs, run)
                     elif not self._restorer.restore_head(runs):
-                        if self._context.log is None or not self._held.leaving:
+                        if self.context.log is None or not self._held.leaving:
                             break
-                        with Unlocked(self._context):  # what has left memory makes room for the next
-                            self._context.log.drain()
-                        if self._context.ended is not None:
+                        with Unlocked(self.context):  # what has left memory makes room for the next
+                            self.context.log.drain()
+                        if self.context.ended is not None:
                             return False
                     continue
                 late = 0
@@ -184,7 +352,7 @@ class Exits:
                     break
                 segments: list[Segment] = []
                 gone += runs.take(late, segments)
-                if not self._exit.let_go_of((segments, "expired", Fate.EXPIRED)):
+                if not self.let_go_of((segments, "expired", Fate.EXPIRED)):
                     return False
             else:
                 return True
@@ -197,7 +365,7 @@ class Exits:
         """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
         late: list[Segment] = []
         segments: list[Segment] = []
-        now_ms = self._context.now_ms()
+        now_ms = self.context.now_ms()
         while not segments and len(late) < DUE_AT_ONCE:
             if not self._source.take_due(schedule, DUE_AT_ONCE, now_ms, segments):
                 break
@@ -206,15 +374,23 @@ class Exits:
             late += [part for part, _ in parts[:first_kept]]
             segments = [part for part, _ in parts[first_kept:]]
         self._source.give_back(segments)
-        self._exit.let_go_of((late, "expired", Fate.EXPIRED))
+        self.let_go_of((late, "expired", Fate.EXPIRED))
 
     def _drop_run(self, runs: RunList, run: Run) -> None:
         """Drop a spilled run without reading it: everything in it has expired."""
         lanes, count, charged = self._lanes, run.count, run.charged
-        log = self._context.usable_log
+        log = self.context.usable_log
         if log is not None:
             settled = Settled(run.first, run.end, run.logged_count, run.logged_bytes)
             log.settle(lanes.logged[lane_of(run.first)], [settled])
         self._spiller.trash.append(run.slots)
         runs.drop_front(run, run.end, count, charged)
-        self._exit.count_off(count, charged - OVERHEAD_BYTES * count, Fate.EXPIRED)
+        self.count_off(count, charged - OVERHEAD_BYTES * count, Fate.EXPIRED)
+
+
+def weigh(segments: list[Segment]) -> tuple[int, int]:
+    """Return how many messages there are, and their bytes."""
+    return (
+        sum(len(records) for _, records, _ in segments),
+        sum(sum(map(len, records)) for _, records, _ in segments),
+    )

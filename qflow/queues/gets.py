@@ -18,10 +18,10 @@ from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.memory.waiting import attend, collecting, shelter, straight
 from qflow.message import SINGLE_BYTES, Record, is_plain, lane_of
 from qflow.queues.admission import RETRY_S, Admission
+from qflow.queues.exits import Exits, Fate, weigh
 from qflow.queues.held import Held
 from qflow.queues.lanes import TIMED, Lanes, by_expiry
 from qflow.queues.leases import Leases
-from qflow.queues.leaving import Exit, Fate, weigh
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.storage.log.transaction_log import Request
@@ -51,7 +51,7 @@ class Gets:
         source: Source,
         leases: Leases,
         restorer: Restorer,
-        way_out: Exit,
+        exits: Exits,
     ) -> None:
         self.context = lanes.context
         self.gate = lanes.gate
@@ -62,7 +62,7 @@ class Gets:
         self.leases = leases
         self.claims = leases.claims
         self.restorer = restorer
-        self.exit = way_out
+        self.exits = exits
         self._waited = 0  # getters that have waited: each has the number of its turn
 
     @straight
@@ -372,7 +372,7 @@ class Getting:
         self.batch.total += weigh(kept)[0]
         if not (expired or spent):
             return Lack.NOTHING
-        done = queue.exit.let_go_of((expired, "expired", Fate.EXPIRED), (spent, "max_deliveries", Fate.DROPPED))
+        done = queue.exits.let_go_of((expired, "expired", Fate.EXPIRED), (spent, "max_deliveries", Fate.DROPPED))
         return Lack.NOTHING if done else Lack.ROOM
 
     def _patience_s(self, lack: Lack) -> float | None:

@@ -11,7 +11,7 @@ from qflow.memory.run import Place
 from qflow.memory.schedule import Tally
 from qflow.memory.waiting import sheltered
 from qflow.message import DELAYED, OVERHEAD_BYTES, charge, is_logged, lane_of
-from qflow.queues.leaving import Fate, weigh
+from qflow.queues.exits import Fate, weigh
 from qflow.queues.parts import Parts
 from qflow.stats import QueueStats
 
@@ -69,7 +69,7 @@ def stats(queue: Parts) -> QueueStats:
 
 def _totals(queue: Parts) -> dict[str, Any]:
     """Return the figures that are counted, by their names in `QueueStats`. Under the lock."""
-    lanes, restorer, counts = queue.lanes, queue.restorer, queue.exit.counts
+    lanes, restorer, counts = queue.lanes, queue.restorer, queue.exits.counts
     return {
         "resident_bytes": queue.gate.used,
         "oldest_unacked_s": queue.leases.oldest_s(),
@@ -79,7 +79,7 @@ def _totals(queue: Parts) -> dict[str, Any]:
         "expired_total": counts[Fate.EXPIRED],
         "dropped_total": counts[Fate.DROPPED],
         "dead_lettered_total": counts[Fate.DEAD_LETTERED],
-        "purged_total": queue.purging.count,
+        "purged_total": queue.exits.purged_total,
         "lost_total": restorer.lost,
         "quarantined_total": restorer.quarantined,
         "lost_ranges": tuple(restorer.lost_ranges),

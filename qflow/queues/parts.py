@@ -7,16 +7,14 @@ from qflow.memory.gate import ENDED, EXPIRES, LIMITED, LOGGED, Gate
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import Admission
 from qflow.queues.claims import Claims
-from qflow.queues.consumers import Consumers
+from qflow.queues.consumer import Consumers
 from qflow.queues.context import Context
-from qflow.queues.exits import Exits, Purging
+from qflow.queues.exits import Exits
 from qflow.queues.gets import Gets
 from qflow.queues.held import Held
 from qflow.queues.lanes import COUNTED, Lanes
 from qflow.queues.leases import Leases
-from qflow.queues.leaving import Exit
 from qflow.queues.puts import Puts
-from qflow.queues.putting import Entrance
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
@@ -37,13 +35,11 @@ class Parts:
         self.source = source = Source(lanes, admission)
         self.spiller = spiller = Spiller(lanes, admission, area)
         self.restorer = restorer = Restorer(lanes, admission, held, spiller)
-        self.exit = way_out = Exit(lanes, admission, held, source)
-        self.purging = Purging(lanes, admission, held, spiller)
-        self.exits = Exits(lanes, held, source, spiller, restorer, way_out)
-        self.claims = Claims(lanes, admission, held, source, spiller, way_out)
+        self.exits = exits = Exits(lanes, admission, held, source, spiller, restorer)
+        self.claims = Claims(lanes, admission, held, source, spiller, exits)
         self.leases = Leases(lanes, held, self.claims)
-        self.puts = Puts(Entrance(lanes, admission, spiller, self.exits), way_out, self.purging)
-        self.gets = Gets(lanes, admission, held, source, self.leases, restorer, way_out)
+        self.puts = Puts(lanes, admission, spiller, exits)
+        self.gets = Gets(lanes, admission, held, source, self.leases, restorer, exits)
         self.consumers = Consumers(self.gets, self.claims)
         lanes.open_all(rows, self.puts)
         self.found = lanes.messages()

@@ -28,12 +28,13 @@ from qflow.message import (
     is_plain,
     lane_of,
 )
+from qflow.queues.admission import Admission
 from qflow.queues.envelope import PLAIN, Envelope, Moment, check_durable, check_priority, times
-from qflow.queues.exits import Purging
-from qflow.queues.lanes import NOWHERE, TIMED
-from qflow.queues.leaving import Exit
+from qflow.queues.exits import Exits
+from qflow.queues.lanes import NOWHERE, TIMED, Lanes
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit
-from qflow.queues.putting import Entrance, Putting, TurnedAway, depth_of
+from qflow.queues.putting import Putting, TurnedAway, depth_of
+from qflow.queues.spiller import Spiller
 from qflow.storage.log.transaction_log import Put
 
 NOTHING = Depth(0, 0)
@@ -45,15 +46,13 @@ class Puts:
     reserves_together = False
     """It has limits of its own; see `Together`."""
 
-    def __init__(self, entrance: Entrance, way_out: Exit, purging: Purging) -> None:
-        self.context = entrance.context
-        self.admission = entrance.admission
-        self.spiller = entrance.spiller
-        self.gate = entrance.gate
-        self.lanes = entrance.lanes
-        self._entrance = entrance
-        self._exit = way_out
-        self._purging = purging
+    def __init__(self, lanes: Lanes, admission: Admission, spiller: Spiller, exits: Exits) -> None:
+        self.context = lanes.context
+        self.gate = lanes.gate
+        self.lanes = lanes
+        self.admission = admission
+        self.spiller = spiller
+        self.exits = exits
 
     @property
     def name(self) -> str:
@@ -163,7 +162,7 @@ class Puts:
         """
         messages, size = depth_of(puts)
         depth = Depth(messages - leaving.messages, size - leaving.bytes)
-        return Putting(self._entrance, puts, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead)
+        return Putting(self, puts, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead)
 
     def prepare(
         self,
@@ -275,7 +274,7 @@ class Puts:
     def _try_enter(self, put: Put, putting: Putting, wake: Wake) -> float | None:
         """A step of `enter`: reserve room, then enter."""
         wait_s = putting.step(wake, may_work=True)
-        if wait_s is None and not putting.is_given_up:
+        if wait_s is None and not putting.given_up:
             if put.lane.is_logged:
                 assert self.context.log is not None
                 self.context.log.put(put)  # refused by `give_up`, if that fails
@@ -286,13 +285,13 @@ class Puts:
     def turn_away(self, records: list[Record], decision: Decision) -> None:
         """Do with what was not admitted what the policy says."""
         if decision is Decision.DEAD_LETTER:
-            self._exit.bury(self.context, [Segment(-1, records, 0)], "limit", None)
+            self.exits.bury(self.context, [Segment(-1, records, 0)], "limit", None)
         self.count_turned_away(len(records), dropped=decision is Decision.DROP)
 
     @sheltered
     def count_turned_away(self, messages: int, *, dropped: bool) -> None:
         """Count what was not admitted at a limit."""
-        self._exit.count_turned_away(messages, dropped=dropped)
+        self.exits.count_turned_away(messages, dropped=dropped)
 
     @straight
     def enter_at_once(self, put: Put, *, urgent: bool | None = None) -> bool:
@@ -374,11 +373,21 @@ class Puts:
 
     def purged(self, ends: dict[int, int]) -> None:
         """Drop everything below these ends, by lane: their settling is committed, and nothing after that visible."""
-        self._purging.purged(ends)
+        self.exits.purged(ends)
 
     def refused(self, put: Put) -> None:
         """Give back the room of a put that was not confirmed; callers who are interrupted at that may do it again."""
-        self._entrance.refused(put)
+        with self.context.lock:
+            if put.refused:
+                return
+            gate, admission, messages = self.gate, self.admission, len(put.records)
+            put.refused = True
+            admission.pending -= 1
+            admission.pending_messages -= messages
+            admission.pending_bytes -= put.size
+            gate.incoming -= put.charged
+            gate.used -= put.charged
+            admission.rebalance()
 
     @property
     def exceeds(self) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from qflow.memory.gate import Gate
 from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.queues.admission import Admission
-from qflow.queues.context import Unlocked
+from qflow.queues.context import Context, Unlocked
 from qflow.queues.exits import Exits
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Decision, Depth, excess
@@ -21,42 +23,28 @@ class TurnedAway(Exception):
         self.decision = decision
 
 
-class Entrance:
-    """What puts reserve their room with, and give it back to."""
+class Reserved(Protocol):
+    """The queue that a put is on its way into: `Puts`."""
 
-    def __init__(self, lanes: Lanes, admission: Admission, spiller: Spiller, exits: Exits) -> None:
-        self.context = lanes.context
-        self.gate: Gate = lanes.gate
-        self.lanes = lanes
-        self.admission = admission
-        self.spiller = spiller
-        self.exits = exits
+    context: Context
+    gate: Gate
+    lanes: Lanes
+    admission: Admission
+    spiller: Spiller
+    exits: Exits
 
-    def refused(self, put: Put) -> None:
-        """Give back the room of a put that was not confirmed; callers who are interrupted at that may do it again."""
-        with self.context.lock:
-            if put.refused:
-                return
-            admission, gate = self.admission, self.gate
-            messages = len(put.records)
-            put.refused = True
-            admission.pending -= 1
-            admission.pending_messages -= messages
-            admission.pending_bytes -= put.size
-            gate.incoming -= put.charged
-            gate.used -= put.charged
-            admission.rebalance()
+    def refused(self, put: Put) -> None: ...
 
 
 class Putting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_charged", "_counted", "_dead", "_deadline", "_depth", "_done", "_given_up", "_queue", "_watcher", "passed",
-        "puts", "waits", "wake",
+        "_charged", "_counted", "_dead", "_deadline", "_depth", "_done", "_queue", "_watcher", "given_up",
+        "passed", "puts", "waits", "wake",
     )  # fmt: skip
 
-    def __init__(self, queue: Entrance, puts: list[Put], depth: Depth, deadline: float | None, dead: bool) -> None:
+    def __init__(self, queue: Reserved, puts: list[Put], depth: Depth, deadline: float | None, dead: bool) -> None:
         """Messages make the queue deeper by `depth`, when what leaves in the same commit has left.
 
         Dead letters only heed what the policy does with messages: no limit holds them back.
@@ -68,7 +56,7 @@ class Putting:
         self._deadline = deadline
         self._dead = dead
         self._done = False  # it has what it takes
-        self._given_up = False
+        self.given_up = False
         self._counted = False  # among the putters that wait
         self._watcher: Watcher | None = None
         self.waits = False
@@ -90,11 +78,11 @@ class Putting:
         gate, line = queue.gate, queue.admission.line
         with queue.context.lock:
             self._unwatch()
-            if self._done or self._given_up:
+            if self._done or self.given_up:
                 return None
             self.wake = None
             wait_s = self._try_reserve(may_work)
-            if self._given_up:
+            if self.given_up:
                 return None
             if wait_s is None:
                 queue.admission.count_in(len(self.puts), *depth_of(self.puts), self._charged)
@@ -114,16 +102,12 @@ class Putting:
     def give_up(self) -> None:
         """Ask for room no more, and give back what puts had that did not join a batch; twice is fine."""
         with self._queue.context.lock:
-            self._given_up = True
+            self.given_up = True
             self._unwatch()
             self._queue.admission.leave_line(self)
             for put in self.puts if self._done else ():
                 if not put.joined and put.first < 0:
                     self._queue.refused(put)
-
-    @property
-    def is_given_up(self) -> bool:
-        return self._given_up
 
     def _unwatch(self) -> None:
         gate = self._queue.gate
@@ -146,7 +130,7 @@ class Putting:
             queue.context.check_open()
             if queue.context.has_limit and (wait_s := self._pass_limit(may_work)) is not None:
                 return wait_s
-            if self._given_up:
+            if self.given_up:
                 return None
             if gate.charge(charged):
                 return None
@@ -159,7 +143,7 @@ class Putting:
                 with Unlocked(queue.context):
                     moved = spiller.find_room(missing)
                 queue.context.check_open()
-                if self._given_up:
+                if self.given_up:
                     return None
                 has_depth = self._dead or admission.decide(self._depth) is Decision.ADMIT
                 if moved or (fits and gate.could_charge(charged)) or not has_depth:
@@ -198,7 +182,7 @@ class Putting:
                     return WORK
                 dropped = queue.exits.drop_oldest(excess(settings, admission.depth(), self._depth))
                 queue.context.check_open()
-                if self._given_up:
+                if self.given_up:
                     return None
                 if dropped:
                     settings = queue.context.settings

@@ -289,7 +289,7 @@ class Queue:
 
         Cost: one commit, whatever the depth; disk is given back in the background.
         """
-        return self.parts.purging.purge()
+        return self.parts.exits.purge()
 
     def browse(self) -> Iterator[Entry]:
         """Yield every waiting entry in order, as it was when this was called; nothing is promoted or acquired.
@@ -303,12 +303,16 @@ class Queue:
         """Messages not settled: waiting and acquired."""
         lanes = self._lanes
         if len(lanes.lists) > 1:
-            return shelter(lanes.messages)
+            return self._length()
         runs = self._runs
         with self._lock:  # a straight line; see `waiting`
             return runs.next - lanes.skipped - lanes.gone - lanes.acked
 
     @sheltered
+    def _length(self) -> int:
+        with self._lock:
+            return self._lanes.messages()
+
     def stats(self) -> QueueStats:
         """Return a snapshot. Cost: O(runs + acquired), most of it outside the queue's lock."""
         return looking.stats(self.parts)

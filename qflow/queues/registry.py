@@ -33,7 +33,7 @@ from qflow.queues.dead_letters import check_no_cycle
 from qflow.queues.looking import problems
 from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, disown
-from qflow.queues.tending import alter, let_go, refuse_calls, settle_down
+from qflow.queues.tending import alter, check_open, let_go, refuse_calls, settle_down
 from qflow.spool import Spool
 from qflow.storage.log import recovery
 from qflow.storage.log.recovery import BINDINGS, QueueRecord
@@ -315,7 +315,7 @@ class Queues:
         found = self._queues.get(queue.name)
         if found is queue:
             return queue
-        queue.parts.context.check_open()
+        check_open(queue.parts)
         raise InvalidArgument(f"{queue!r} is a queue of another broker: use the one it came from")
 
     def get(self, name: str) -> Queue:

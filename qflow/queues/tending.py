@@ -11,10 +11,18 @@ from collections.abc import Callable
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import BrokerClosed, QflowError
 from qflow.memory.run import Place
+from qflow.memory.waiting import sheltered
 from qflow.message import DELAYED
 from qflow.queues.lanes import TIMED
 from qflow.queues.overflow import Depth, excess
 from qflow.queues.parts import Parts
+
+
+@sheltered
+def check_open(queue: Parts) -> None:
+    """Raise BrokerClosed or QueueDeleted if that is what happened."""
+    with queue.context.lock:
+        queue.context.check_open()
 
 
 def alter(queue: Parts, settings: QueueSettings) -> None:
@@ -115,5 +123,5 @@ def settle_down(queue: Parts, drain: Callable[[], None], patience_s: float) -> N
 def let_go(queue: Parts) -> None:
     """Drop everything from memory: the broker is closed or the queue deleted."""
     with queue.context.lock:
-        queue.purging.drop_all()
+        queue.exits.drop_all()
     queue.gate.ledger.close(queue.gate.account)

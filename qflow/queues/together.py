@@ -18,7 +18,7 @@ from qflow.errors import again
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Record
 from qflow.queues.dead_letters import dead_letters
-from qflow.queues.leaving import Leaving
+from qflow.queues.exits import Leaving
 from qflow.queues.overflow import Decision, Depth
 from qflow.queues.puts import NOTHING, Puts
 from qflow.queues.putting import TurnedAway

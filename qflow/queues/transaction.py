@@ -23,8 +23,8 @@ from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.desk import Desk, Tab, Waiting
 from qflow.queues.envelope import Moment
+from qflow.queues.exits import Leaving
 from qflow.queues.held import HeldOne
-from qflow.queues.leaving import Leaving
 from qflow.queues.queue import Queue
 from qflow.queues.together import Place, Step, Together
 

@@ -15,8 +15,8 @@ import qflow
 from model.spool_machine import SpoolMachine
 from qflow.delivery import Delivery
 from qflow.memory import run_list
+from qflow.memory.chunk import index_charge
 from qflow.memory.group import GROUP_BYTES
-from qflow.memory.schedule import index_charge
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.storage.log import append, hollowing
 

@@ -472,13 +472,13 @@ def test_an_end_while_a_letter_is_carried_away_is_no_trouble(
     broker.declare_queue("dead", durable=durable)
     queue.put_many([b"1", b"2"])
     held = queue.get_many(2)
-    real = queue.parts.exit.bury
+    real = queue.parts.exits.bury
 
     def end_first(*arguments: Any) -> bool:
         in_thread(broker.close if end == "close" else lambda: broker.delete_queue("q"))
         return real(*arguments)
 
-    queue.parts.exit.bury = end_first
+    queue.parts.exits.bury = end_first
     held.nack(requeue=False)
     if end == "delete":
         broker.log.drain()
@@ -494,15 +494,15 @@ def test_an_interrupt_on_the_way_leaves_the_message_in_its_place(open_spool: Ope
     broker = open_spool()
     queue = broker.declare_queue("q", durable=durable, dead_letter="dead")
     queue.put_many([b"1", b"2"])
-    real = queue.parts.exit.bury
+    real = queue.parts.exits.bury
 
     def interrupt(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    queue.parts.exit.bury = interrupt
+    queue.parts.exits.bury = interrupt
     with pytest.raises(KeyboardInterrupt):
         queue.get().nack(requeue=False)
-    queue.parts.exit.bury = real
+    queue.parts.exits.bury = real
     assert broker.check() == []
     assert bodies_of(queue) == [b"1", b"2"]
 

@@ -232,7 +232,7 @@ def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Ope
     broker.alter_queue("q", max_deliveries=1)
     queue.put(body(3))
     clock.advance(10)
-    real = queue.parts.exit.bury
+    real = queue.parts.exits.bury
     purged = []
 
     def purge_first(*arguments: Any) -> bool:
@@ -240,7 +240,7 @@ def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Ope
             purged.append(in_thread(queue.purge))
         return real(*arguments)
 
-    queue.parts.exit.bury = purge_first
+    queue.parts.exits.bury = purge_first
     with pytest.raises(qflow.QueueEmpty):
         queue.get(0)
     assert purged == [4]
