@@ -10,6 +10,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 Wake = Callable[[], object]
@@ -17,6 +18,29 @@ Wake = Callable[[], object]
 WORK = -1.0
 """A step would go on with work on the disk, in a thread that may do that."""
 FOREVER = math.inf
+
+
+class Alarm:
+    """Wakes the thread that waits for it; any may ring it, a signal handler too, under locks and more than once.
+
+    A lock, for in CPython 3.11 a `SimpleQueue.get` with a time-out never returns where a signal comes as its time is
+    over, and most such gets wait for no more than milliseconds.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        """End the wait of now, or the next one."""
+        with suppress(RuntimeError):  # it has rung before
+            self._lock.release()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when it rings, or after so long."""
+        self._lock.acquire(timeout=-1 if timeout_s == FOREVER else min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
 
 
 class Watcher:

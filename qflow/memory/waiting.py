@@ -26,15 +26,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial, wraps
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Lock, get_ident
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from qflow.errors import BrokerClosed, Reentered
-from qflow.memory.line import FOREVER, WORK, Wake
+from qflow.memory.line import FOREVER, WORK, Alarm, Wake
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -243,12 +242,11 @@ def attend(step: Step, give_up: Callable[[], object]) -> None:
 
     try:
         while True:
-            bell: SimpleQueue[None] = SimpleQueue()  # one each round: what rang in the last one is over
-            wait_s = shelter(partial(attempt, partial(bell.put, None)))
+            alarm = Alarm()  # one each round: what rang in the last one is over
+            wait_s = shelter(partial(attempt, alarm.ring))
             if wait_s is None:
                 return
-            with suppress(Empty):
-                bell.get(timeout=None if wait_s == FOREVER else min(max(0.0, wait_s), threading.TIMEOUT_MAX))
+            alarm.wait(wait_s)
     except BaseException:
         if not over:
             try:

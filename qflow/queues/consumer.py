@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
 from qflow.events import EventKind
+from qflow.memory.line import Alarm
 from qflow.memory.waiting import sheltered
 from qflow.queues.claims import Claims
 from qflow.queues.gets import Gets
@@ -75,7 +74,7 @@ class Consumer:
         self._batch: Deliveries | None = None
         self._current: Delivery | None = None
         self._troubles = Troubles(queue)
-        self._bell: SimpleQueue[None] = SimpleQueue()  # ends a rest; a signal handler may ring it at any moment
+        self._alarm = Alarm()  # ends a rest
         self._thread = threading.Thread(target=self._run, name=f"qflow-consumer-{queue.name}", daemon=True)
 
     @property
@@ -89,13 +88,13 @@ class Consumer:
     def stop(self) -> None:
         """Take no more messages; the callback that is running is not waited for."""
         self._stopped = True
-        self._bell.put(None)
+        self._alarm.ring()
         self._queue.wake()
 
     def end(self) -> None:
         """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
         self._stopped = True
-        self._bell.put(None)
+        self._alarm.ring()
         if self._batch is not None:
             self._queue.give_up_batch(self._batch)
 
@@ -125,8 +124,7 @@ class Consumer:
                     return
                 except Exception as error:
                     self._troubles.tell(error)
-                    with suppress(Empty):
-                        self._bell.get(timeout=AGAIN_S)
+                    self._alarm.wait(AGAIN_S)
         finally:
             self._stopped = True
             if self._batch is not None:

@@ -22,7 +22,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 
 from qflow.errors import BrokerClosed, BrokerFailed, InDoubt, QflowError, StorageError
 from qflow.storage.environment import Environment, LmdbError, log_error
@@ -40,7 +39,6 @@ FLUSH_S = 0.003
 """How long requests that nobody waits for wait for others to share their commit."""
 RETRY_S = 0.5
 """What a full disk refused, and nobody waits for, is tried again after so long, or with the next batch."""
-NOW, SOON = True, False
 
 
 class BeingCopied(StorageError):
@@ -59,9 +57,11 @@ class Writer:
         self._writing = BatchWriting(env, clock, self.copying, reading, shares)
         self._committing = Committing(env, self._writing, self._note_failure)
         self.requests: deque[Request] = deque()
-        self._bell: SimpleQueue[bool] = SimpleQueue()
-        self._told = False
-        """The bell is about to ring, or has rung, for requests that nobody waits for."""
+        self._asleep = threading.Lock()
+        """Held while nobody asked for a batch; not a queue, see `Alarm`."""
+        self._asleep.acquire()
+        self._told = self._urgent = False
+        """Somebody asks for a batch, or has; and for one at once."""
         self._working = False
         """Requests were taken that are not done."""
         self._gates: list[threading.Lock] = []
@@ -87,13 +87,16 @@ class Writer:
             BrokerFailed, BrokerClosed: the log takes nothing any more; it was not handed over.
         """
         self.check_usable()
-        one, ring = (request,), self._bell.put
-        # From here to the ring no call returns and nothing jumps back, so that an interrupt comes before it or after.
+        one, wake = (request,), self._asleep.release
+        # From here until it is woken no call returns and nothing jumps back: an interrupt comes before that or after.
         request.joined = True
         self.requests += one
         if soon and not self._told:
             self._told = True
-            ring(SOON)
+            try:  # noqa: SIM105  that would be a call
+                wake()
+            except RuntimeError:  # it is awake
+                pass
         self._check_ended(request)
 
     def handed_over(self, request: Request, *, urgent: bool | None) -> None:
@@ -104,7 +107,7 @@ class Writer:
         """
         if urgent:
             request.rung = True
-            self._bell.put(NOW)
+            self.now()
         elif urgent is not None:
             self.rouse()
         self._check_ended(request)
@@ -113,7 +116,10 @@ class Writer:
         """Have what was handed over written within milliseconds. Cost: nothing if the writer knows."""
         if not self._told:
             self._told = True
-            self._bell.put(SOON)
+            try:  # noqa: SIM105  that would be a call
+                self._asleep.release()
+            except RuntimeError:  # it is awake
+                pass
 
     def look_after(self) -> None:
         """Have written what has stood there since the last call: its caller was interrupted, and told nobody."""
@@ -138,8 +144,13 @@ class Writer:
         self._writing.gone.append(messages)
 
     def now(self) -> None:
-        """Have what was handed over written at once."""
-        self._bell.put(NOW)
+        """Have what was handed over written at once. An interrupt comes before it or after."""
+        if not self._urgent:
+            self._urgent = True
+            try:  # noqa: SIM105  that would be a call
+                self._asleep.release()
+            except RuntimeError:  # it is awake
+                pass
 
     @property
     def commits(self) -> int:
@@ -203,20 +214,13 @@ class Writer:
 
     def _wait_for_work(self) -> None:
         """Return when a batch is to be written."""
-        bell = self._bell
-        ring = bell.get
-        timeout = None if self._again is None else RETRY_S
-        try:
-            if self._gates:
-                self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
-            urgent = ring(timeout=timeout)
-            if not (urgent or self._ending):
-                ring(timeout=FLUSH_S)
-        except Empty:
-            pass
-        while not bell.empty():
-            ring()
-        self._told = False  # who hands over from here on rings again
+        wait = self._asleep.acquire
+        if self._gates:
+            self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
+        if wait(timeout=-1 if self._again is None else RETRY_S) and not (self._urgent or self._ending):
+            wait(timeout=FLUSH_S)
+        wait(blocking=False)
+        self._told = self._urgent = False  # who hands over from here on wakes it again
 
     def _open_gates(self) -> None:
         gates, self._gates = self._gates, []
@@ -242,7 +246,7 @@ class Writer:
         finally:
             self._finish(batch)
         if self.requests:
-            self._bell.put(NOW)
+            self.now()
 
     def _gather(self, batch: Batch) -> None:
         """Fill a batch with what was handed over: `BATCH_BYTES` at most, or one larger request, or what works alone."""
