@@ -6,6 +6,7 @@ Declaring a queue again with other performance settings applies them; other beha
 from __future__ import annotations
 
 import enum
+import os
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -21,6 +22,8 @@ for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[_letter + "ib"] = _UNITS[_letter] = 1024**_power
     _UNITS[_letter + "b"] = 1000**_power
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")
+"""How a URL begins, also where `pathlib` has made one slash of two."""
 
 MAX_NAME_BYTES = 1024
 MAX_MESSAGE_BYTES = 2**31
@@ -119,6 +122,20 @@ def check_name(name: object, what: str = "queue") -> str:
     if not 0 < size <= MAX_NAME_BYTES:
         raise InvalidArgument(f"a {what} name takes 1 to {MAX_NAME_BYTES} bytes of UTF-8; this one takes {size}")
     return name
+
+
+def spool_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a spool.
+
+    Raises:
+        InvalidArgument: it is a URL, of which the system would make a directory here.
+    """
+    given = os.fspath(path)
+    if _URL.match(given):
+        raise InvalidArgument(
+            f"a spool is a local directory, not a URL: {given}; a directory of that name is ./{given}"
+        )
+    return os.path.abspath(given)
 
 
 def _setting(parse: Callable[[Any, str], Any], default: Any, *, performance: bool = False) -> Any:

@@ -28,11 +28,11 @@ from uuid import uuid4
 
 import attrs
 
-from qflow.config import BrokerSettings
+from qflow.config import BrokerSettings, spool_path
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.stats import CompactionReport, Problems, RecoveryReport, SnapshotReport
 from qflow.storage.environment import CannotGrow, Environment, log_errors
-from qflow.storage.files import Files, spool_path, storage_error
+from qflow.storage.files import Files, storage_error
 from qflow.storage.log import recovery, snapshots
 from qflow.storage.log.directory import check_log_directory
 from qflow.storage.log.ending import Piece, write_ending

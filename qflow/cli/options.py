@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
-from qflow.config import SPILL_STORES, parse_size
+from qflow.config import SPILL_STORES, parse_size, spool_path
 from qflow.errors import InvalidArgument
 
 DEFAULT_CAPACITY = "64MiB"
@@ -34,10 +35,25 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     return _ESCAPED.get(escape) or bytes.fromhex(escape[1:].decode())
 
 
-new_or_old_spool = click.argument("spool", type=click.Path(file_okay=False, path_type=Path))
+class _SpoolPath(click.Path):
+    """The directory of a spool, and no URL."""
+
+    def __init__(self, *, exists: bool = False) -> None:
+        super().__init__(exists=exists, file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return it as a path."""
+        try:
+            spool_path(value)
+        except InvalidArgument as error:
+            self.fail(str(error), parameter, context)
+        return super().convert(value, parameter, context)
+
+
+new_or_old_spool = click.argument("spool", type=_SpoolPath())
 """A spool that is created when it is missing."""
 
-existing_spool = click.argument("spool", type=click.Path(exists=True, file_okay=False, path_type=Path))
+existing_spool = click.argument("spool", type=_SpoolPath(exists=True))
 """A spool that must be there."""
 
 queue_name = click.argument("queue_name", metavar="QUEUE")

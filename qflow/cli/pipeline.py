@@ -200,7 +200,7 @@ def load(directory: Path, target: tuple[str, str], name: str, master: str, as_js
     The same files are published into the same stream once: so repeat a load that was interrupted. To have them there
     twice, give the second load a --name.
     """
-    from qflow.spark.loading import check_place
+    from qflow.spark.archive import check_place
     from qflow.spark.loading import load as load_files
 
     spool, stream = target

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 
 import attrs
 
+from qflow.config import spool_path
 from qflow.errors import CorruptionError, NotFound
 from qflow.inspect.child import in_child
 from qflow.inspect.log_check import check_log
@@ -31,7 +32,7 @@ from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
 from qflow.stats import BrokerStats, QueueStats, SnapshotReport
 from qflow.storage import blocks
 from qflow.storage.environment import Environment
-from qflow.storage.files import Files, owner_pid, read_whole, spool_path
+from qflow.storage.files import Files, owner_pid, read_whole
 from qflow.storage.inbox import stages
 from qflow.storage.log import recovery
 from qflow.storage.log.directory import LOG

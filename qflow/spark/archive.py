@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlparse
 
 from qflow.errors import InvalidArgument, SpoolInUse, StorageError
 from qflow.spark.failures import spark_errors
@@ -105,7 +106,8 @@ class Archive:
         """Make the directory if it is missing, and claim it.
 
         Raises:
-            InvalidArgument: it holds another archive, or other files; or how far it came is lost.
+            InvalidArgument: it holds another archive, or other files; it is elsewhere than it was written; or how far
+                it came is lost.
             SpoolInUse: another process writes it. StorageError: it cannot be written.
         """
         kept = self._directory / KEPT
@@ -120,6 +122,7 @@ class Archive:
             self._fd = os.open(kept, os.O_RDWR | os.O_CREAT, FILE_MODE)
             try:
                 self._claim(kept)
+                check_place(str(self._directory))
                 self._check_whole(bool(others))
             except BaseException:
                 self._release()
@@ -228,10 +231,23 @@ class Archive:
             try:
                 while not (query.awaitTermination(LOOK_S) or stopped()):
                     count()
+                    self._check_there()
             finally:
                 query.stop()
             count()
             return total
+
+    def _check_there(self) -> None:
+        """See that the directory is still in its place: Spark would make another one there, and go on in it."""
+        try:
+            if os.path.samestat(os.fstat(self._fd), os.stat(self._directory / KEPT)):
+                return
+        except FileNotFoundError:
+            pass
+        raise StorageError(
+            f"{self._directory} was moved or removed while the archive in it was written: remove what has been made in "
+            "its place since, bring it back, and go on there; or begin anew in another directory"
+        )
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
         from pyspark.sql.functions import expr
@@ -259,6 +275,39 @@ class Archive:
         else:
             writer = writer.trigger(processingTime=f"{self._interval_ms} milliseconds")
         return writer.start(str(self._directory))
+
+
+def check_place(directory: str) -> None:
+    """See that an archive is where it was written: Spark knows its files by where they were then.
+
+    Raises:
+        InvalidArgument: it was moved, or is a copy.
+    """
+    kept = Path(directory, COUNTED)
+    root = Path(directory).resolve()
+    for name in sorted(os.listdir(kept)) if kept.is_dir() else ():
+        for path in _noted(kept / name) if not name.startswith(".") else ():
+            if not path.resolve().is_relative_to(root):
+                place = path.parent
+                while place.name.startswith(tuple(f"{name}=" for name in PARTITIONS)):
+                    place = place.parent
+                raise InvalidArgument(
+                    f"{directory} is an archive that was moved or copied from {place}: Spark looks for its files "
+                    "there. Bring it back and use it there, or archive the stream anew, into another directory"
+                )
+
+
+def _noted(kept: Path) -> list[Path]:
+    """Return the files that Spark has noted of some batches."""
+    try:
+        return [path_of(json.loads(line)["path"]) for line in kept.read_text().splitlines()[1:]]
+    except (ValueError, KeyError, TypeError):  # it is for Spark to say what is wrong
+        return []
+
+
+def path_of(uri: str) -> Path:
+    """Return the path that Spark has written as a URI."""
+    return Path(unquote(urlparse(uri).path))
 
 
 def _batches(directory: Path) -> set[int]:

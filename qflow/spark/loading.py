@@ -5,17 +5,14 @@ A load is known by what is in its files. So one that was interrupted, nobody kno
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote, urlparse
 
 import xxhash
 
-from qflow.errors import InvalidArgument, NotFound
+from qflow.errors import NotFound
 from qflow.spark import spools
-from qflow.spark.archive import COUNTED, PARTITIONS
+from qflow.spark.archive import check_place, path_of
 from qflow.spark.failures import spark_errors
 from qflow.spark.takers import Takers
 from qflow.spark.write_options import batch_of, target_of
@@ -70,38 +67,6 @@ def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: 
         return Loaded(messages, before)
 
 
-def check_place(directory: str) -> None:
-    """See that an archive is where it was written: Spark knows its files by where they were then.
-
-    Raises:
-        InvalidArgument: it was moved, or is a copy.
-    """
-    kept = Path(directory, COUNTED)
-    root = Path(directory).resolve()
-    for name in sorted(os.listdir(kept)) if kept.is_dir() else ():
-        for path in _noted(kept / name) if not name.startswith(".") else ():
-            if not path.resolve().is_relative_to(root):
-                place = path.parent
-                while place.name.startswith(tuple(f"{name}=" for name in PARTITIONS)):
-                    place = place.parent
-                raise InvalidArgument(
-                    f"{directory} is an archive that was moved or copied from {place}: Spark looks for its files "
-                    "there. Bring it back and load it from there, or archive the stream anew"
-                )
-
-
-def _noted(kept: Path) -> list[Path]:
-    """Return the files that Spark has noted of some batches."""
-    try:
-        return [_path_of(json.loads(line)["path"]) for line in kept.read_text().splitlines()[1:]]
-    except (ValueError, KeyError, TypeError):  # it is for Spark to say what is wrong
-        return []
-
-
-def _path_of(uri: str) -> Path:
-    return Path(unquote(urlparse(uri).path))
-
-
 def _is_there(spool: str, batch: Batch, stream: str) -> bool:
     """Tell whether a stream has a batch of an application."""
     try:
@@ -133,7 +98,7 @@ def _order(frame: DataFrame, name: str) -> list[str | Column]:
 
 def _files(frame: DataFrame) -> list[Path]:
     """Return the files that Spark reads; of an archive, those that count."""
-    return sorted(map(_path_of, frame.inputFiles()))
+    return sorted(map(path_of, frame.inputFiles()))
 
 
 def _identity(directory: str, files: Iterable[Path], stream: str, name: str) -> str:

@@ -100,7 +100,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         state = look(self._options.path, begin.uuid)
         self._check_known(state, begin)
         end = self._left(state, begin)
-        for stream in selected(state, self._options, all_named=False):
+        for stream in selected(state, self._options, all_named=self._options.fail_on_data_loss):
             known = begin.streams.get(stream.name)
             if known is not None and known.number != stream.owner:
                 known = None  # deleted, and declared again
@@ -140,17 +140,21 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _check_known(self, state: SpoolState, begin: Position) -> None:
         """Look after the streams that were read so far."""
-        if begin.streams and not any(map(self._options.selects, begin.streams)):
-            raise InvalidArgument(
-                f"the checkpoint is one of a query that reads {', '.join(map(repr, sorted(begin.streams)))}, and this "
-                "one reads nothing of that: give it a checkpoint directory of its own"
-            )
+        self._check_query(begin)
         for name, known in begin.streams.items():
             stream = state.streams.get(name)
             if stream is not None and stream.owner == known.number:
                 self._check_log(stream, known)
             elif self._options.selects(name):
                 miss_stream(name, fail=self._options.fail_on_data_loss)
+
+    def _check_query(self, known: Position) -> None:
+        """See that the checkpoint is not one of a query that reads nothing of what this one reads."""
+        if known.streams and not any(map(self._options.selects, known.streams)):
+            raise InvalidArgument(
+                f"the checkpoint is one of a query that reads {', '.join(map(repr, sorted(known.streams)))}, and this "
+                "one reads nothing of that: give it a checkpoint directory of its own"
+            )
 
     def _check_log(self, stream: StreamState, known: Progress) -> None:
         """See that the log is the one that these offsets of a stream were taken from."""
@@ -262,7 +266,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _plan(self, begin: Position, end: Position) -> list[InputPartition]:
         options = self._options
-        self._acknowledge(begin, end)  # after a restart this may come before Spark asks for more
+        self._check_query(end)  # a batch that is repeated comes here before Spark asks for more
+        self._acknowledge(begin, end)
         if begin.uuid != end.uuid:
             raise other_log(options.path, begin.uuid, end.uuid)
         state = look(options.path, end.uuid)

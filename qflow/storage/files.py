@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
-from qflow.errors import DiskFull, InvalidArgument, SpoolInUse, StorageError
+from qflow.errors import DiskFull, SpoolInUse, StorageError
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -48,8 +48,6 @@ _NETWORK = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"}
     | {"nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "virtiofs"}
 )
-_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")
-"""How a URL begins, also where `pathlib` has made one slash of two."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REMEDIES = {
     errno.ENOSPC: "free some space on that file system (`df -h` and `df -i` show what is short) and try again",
@@ -79,20 +77,6 @@ def storage_error(error: OSError, what: str, path: str | os.PathLike[str]) -> St
     kind = DiskFull if error.errno in _FULL else StorageError
     remedy = _REMEDIES.get(error.errno or 0, "look at that path and the system's log, then try again")
     return kind(f"cannot {what} ({os.fspath(path)}): {error.strerror or error}; {remedy}")
-
-
-def spool_path(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a spool.
-
-    Raises:
-        InvalidArgument: it is a URL, of which the system would make a directory here.
-    """
-    given = os.fspath(path)
-    if _URL.match(given):
-        raise InvalidArgument(
-            f"a spool is a local directory, not a URL: {given}; a directory of that name is ./{given}"
-        )
-    return os.path.abspath(given)
 
 
 class Files:

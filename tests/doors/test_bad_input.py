@@ -88,11 +88,17 @@ def test_a_url_is_no_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url:
         ["put", url, "q"],
         ["pipe", url, "q", "--", "cat"],
         ["streams", url, "--declare", "s", "--topics", "#"],
+        ["stats", url],
+        ["get", url, "q"],
         ["snapshot", "create", "spool", url],
         ["snapshot", "load", "spool", url],
     ):
         done = shell.invoke(app, command, input="x\n")
-        assert (done.exit_code, "a spool is a local directory, not a URL: " in done.output) == (2, True), done.output
+        assert (done.exit_code, "a spool is a local directory, not a URL: " in " ".join(done.output.split())) == (
+            2,
+            True,
+        ), done.output
+        assert "confirmed" not in done.output
     for path in (url, Path(url)):
         with pytest.raises(qflow.InvalidArgument, match="a spool is a local directory, not a URL: "):
             qflow.open(path)

@@ -391,6 +391,49 @@ def test_without_a_window_a_command_gets_no_line_twice(cli: CommandLine) -> None
     assert done.returncode == 5  # the last one died, and there was nothing for another
 
 
+PIPE_LINES, BATCH_LINES = 64 * 1024 // LINE_BYTES, 1000
+FULL = (
+    APPEND + "import array, fcntl, termios\n"
+    "held = array.array('i', [0])\n"
+    "for _ in range(500): append(os.read(0, 6))\n"
+    "while held[0] < 32 * 1024: fcntl.ioctl(0, termios.FIONREAD, held)\n"
+    "print('full', flush=True)\n"
+    "open('door').read()\n"
+    "for line in sys.stdin.buffer: append(line)\n"
+)
+"""Works off 500 lines, waits until many more lie in the pipe, and says so; goes on when the FIFO `door` is opened."""
+
+
+@pytest.mark.parametrize("lives_on", [True, False])
+def test_a_pipe_without_a_window_that_is_killed_itself_loses_nothing(cli: CommandLine, lives_on: bool) -> None:
+    """Its command works off what lies in the pipe, unless it was to end with qflow; what is not acked comes again."""
+    lines = numbers(10_000, 90_000)
+    (cli.directory / "input").write_bytes(text(lines))
+    os.mkfifo(cli.directory / "door")
+    ending = [] if lives_on else ["setpriv", "--pdeathsig", "KILL"]
+    with (cli.directory / "input").open("rb") as source:
+        arguments = ("pipe", cli.spool, "q", "--window", 0, "--", *ending, *python(FULL))
+        process = cli.start_on(source, subprocess.PIPE, *arguments)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"full\n"
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    if lives_on:
+        (cli.directory / "door").write_text("go\n")
+    assert process.stdout.read() == b""  # the command has ended, too
+    first = worked_off(cli)
+    assert len(first) > 500 if lives_on else len(first) == 500
+    assert first == lines[: len(first)]
+
+    (cli.directory / "out").unlink()
+    later = python(APPEND + "for line in sys.stdin.buffer: append(line)")
+    done = cli.run("pipe", cli.spool, "q", "--window", 0, "--resume-from", "stored", "--", *later, stdin=text(lines))
+    assert done.returncode == 0, done.stderr
+    second = worked_off(cli)
+    assert second == lines[-len(second) :]
+    assert 0 <= len(first) + len(second) - len(lines) <= PIPE_LINES + BATCH_LINES
+
+
 def test_a_window_is_no_larger_than_half_of_the_memory(cli: CommandLine) -> None:
     """Lines for which it leaves no room pass all the same, in order, whatever their size."""
     lines = [*numbers(0, 300), b"x" * 100_000, *numbers(0, 10), b"y" * 50_000, b"z" * 50_000, b"end"]

@@ -153,19 +153,22 @@ def test_a_report_counts_what_each_topic_holds(spark, still, clock, spool, tmp_p
     assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_commands_say_what_they_did(spark, broker, plants, spool, tmp_path, monkeypatch):
-    """A line for people, JSON for programs; what is wrong is a sentence on stderr and an exit code."""
-    publish(broker, 0, 10)
-    broker.close()
+@pytest.fixture
+def run(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a command, with the Spark that is there."""
 
     @contextmanager
     def lasting(master: str) -> Iterator[Any]:
         yield spark
 
     monkeypatch.setattr(commands, "_spark", lasting)
+    return lambda *arguments: CliRunner().invoke(app, ["pipeline", *map(str, arguments)])
 
-    def run(*arguments: object) -> Any:
-        return CliRunner().invoke(app, ["pipeline", *map(str, arguments)])
+
+def test_the_commands_say_what_they_did(run, broker, plants, spool, tmp_path):
+    """A line for people, JSON for programs; what is wrong is a sentence on stderr and an exit code."""
+    publish(broker, 0, 10)
+    broker.close()
 
     out = tmp_path / "out"
     done = run("run", spool, "plants", "--to", f"parquet:{out}", "--partition-by", "topic, date")
@@ -179,6 +182,43 @@ def test_the_commands_say_what_they_did(spark, broker, plants, spool, tmp_path, 
     (topic, *others) = json.loads(run("report", spool, "--json").stdout)["topics"]
     assert (topic["stream"], topic["topic"], topic["messages"], len(others)) == ("plants", "plant/0", 8, 2)
     assert run("report", spool).stdout.splitlines()[1].split()[:3] == ["plants", "plant/0", "8"]
+
+
+def test_a_spool_may_move_between_runs_and_an_archive_may_not(spark, run, broker, plants, spool, tmp_path):
+    """Spark knows the files of an archive by where they were: one with files of two places could be read at neither."""
+    publish(broker, 0, 10)
+    broker.close()
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    assert run("run", spool, "plants", "--to", f"parquet:{out}").exit_code == 0
+
+    elsewhere = spool.rename(tmp_path / "elsewhere")
+    with qflow.open(elsewhere) as owner:
+        publish(owner, 10, 5)
+    out.rename(moved)
+    held = {path: path.stat().st_mtime_ns for path in moved.rglob("*")}
+    done = run("run", elsewhere, "plants", "--to", f"parquet:{moved}")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{moved} is an archive that was moved or copied from {out}: Spark looks for its files there" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in moved.rglob("*")} == held
+
+    moved.rename(out)
+    done = run("run", elsewhere, "plants", "--to", f"parquet:{out}")
+    assert (done.exit_code, done.stdout) == (0, f"5 messages of stream plants were written to {out}\n")
+    assert archived(spark, out) == list(range(15))
+
+
+def test_an_archive_that_is_moved_while_it_is_written_is_not_begun_again_in_its_place(
+    broker, plants, tmp_path, archive
+):
+    """Spark would make the directory anew, and the archive would be in two places."""
+    publish(broker, 0, 3)
+    out, moved = tmp_path / "out", tmp_path / "moved"
+
+    def tell(progress: Any) -> None:
+        out.rename(moved)
+
+    with pytest.raises(qflow.StorageError, match=f"{out} was moved or removed while the archive in it was written"):
+        archive(trigger="3600s", tell=tell)
 
 
 def test_ctrl_c_ends_an_archive_in_a_shell_in_good_order(spark, broker, plants, spool, tmp_path):

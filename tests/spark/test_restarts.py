@@ -121,6 +121,30 @@ def _(query: Query) -> str:
     return "stream 'plants', partition 0: offsets 0 to 9 are gone, retention took them before this query has read them"
 
 
+@case("the same, and it is to read other streams, of those of that batch at least one")
+def _(query: Query) -> list[int]:
+    CASES["it was killed in its first batch"](query)
+    with qflow.open(query.source) as broker:
+        broker.declare_stream("others", topics=["other/#"])
+    publish(query.source, range(200, 205), "other/1")
+    publish(query.source, range(300, 305), "animal/1")  # behind that batch, in a stream that is left
+    del query.options["subscribe"]
+    query.options["subscribePattern"] = "plants|others"
+    return [*ALL, *range(200, 205)]
+
+
+@case("the same, and it is to read none of them")
+def _(query: Query) -> str:
+    CASES["it was killed in its first batch"](query)
+    return CASES["the checkpoint is one of another query"](query)
+
+
+@case("the same, and it is to read other partitions")
+def _(query: Query) -> list[int]:
+    CASES["it was killed in its first batch"](query)
+    return CASES["other partitions are assigned"](query)
+
+
 @case("the checkpoint is gone")
 def _(query: Query) -> list[int]:
     shutil.rmtree(query.checkpoint)
@@ -235,6 +259,15 @@ def _(query: Query) -> list[int]:
     del query.options["subscribe"]
     query.options["assign"] = '{"plants":[0]}'
     return ALL
+
+
+@case("it is to read a stream, or a partition, too, that is not there")
+def _(query: Query) -> str:
+    query.options |= {"subscribe": "plants,animals,animal", "failOnDataLoss": "false"}
+    query.run()
+    assert query.copied() == ALL
+    del query.options["failOnDataLoss"]
+    return "there is no stream 'animal' in .*/source; there are: 'animals', 'plants'"
 
 
 @case("other options are given")

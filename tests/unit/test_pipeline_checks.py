@@ -15,9 +15,8 @@ from click.testing import CliRunner
 import qflow
 from qflow.cli import pipeline as commands
 from qflow.cli.main import app
-from qflow.spark.archive import CHECKPOINT, COUNTED, KEPT, Archive, Contents
+from qflow.spark.archive import CHECKPOINT, COUNTED, KEPT, Archive, Contents, check_place
 from qflow.spark.failures import plain
-from qflow.spark.loading import check_place
 from qflow.spark.write_options import parse_for_writing
 
 
@@ -178,7 +177,7 @@ def test_a_signal_while_spark_starts_waits_until_it_can_be_stopped(ready, monkey
     assert (done.exit_code, done.stderr, found.stopped) == (128 + number, "Spark is starting ...\n", not killed)
 
 
-def test_an_archive_that_was_moved_is_not_loaded(ready, no_spark, tmp_path):
+def test_an_archive_that_was_moved_is_neither_loaded_nor_gone_on_with(ready, no_spark, tmp_path):
     """Spark knows its files by where they were; it would read those of the place before, or none."""
     archive = tmp_path / "an archive"
     (archive / COUNTED).mkdir(parents=True)
@@ -187,9 +186,11 @@ def test_an_archive_that_was_moved_is_not_loaded(ready, no_spark, tmp_path):
     (archive / COUNTED / "0").write_text("\n".join(["v1", *map(json.dumps, files)]))
     check_place(str(archive))
     moved = archive.rename(tmp_path / "moved")
-    done = run("load", moved, "--into", ready, "plants")
-    assert done.exit_code == 2
-    assert_says(done.stderr, f"{moved} is an archive that was moved or copied from {archive}: .* load it from there")
+    (moved / KEPT).write_text('{"stream": "plants", "filter": "#", "partition-by": ""}')
+    for command in (["load", moved, "--into", ready, "plants"], ["run", ready, "plants", "--to", f"parquet:{moved}"]):
+        done = run(*command)
+        assert done.exit_code == 2
+        assert_says(done.stderr, f"{moved} is an archive that was moved or copied from {archive}: .* use it there")
 
 
 def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):

@@ -21,6 +21,7 @@ import stat
 from contextlib import AbstractContextManager, suppress
 from uuid import UUID, uuid4
 
+from qflow.config import spool_path
 from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
 from qflow.stats import CompactionReport, SnapshotReport
 from qflow.storage.environment import Environment, put_pairs
@@ -30,7 +31,6 @@ from qflow.storage.files import (
     acquire_lock,
     check_filesystem,
     make_directories,
-    spool_path,
     storage_error,
 )
 from qflow.storage.log import recovery
