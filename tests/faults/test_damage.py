@@ -17,7 +17,7 @@ from faults.seams import in_thread
 from qflow import inspect
 from qflow.storage.log import recovery, rows
 from qflow.storage.log.keys import BLOCKS, FORMAT, MARKS, OLDEST_FORMAT, WINDOWS, key_of, meta_key, queue_key
-from qflow.storage.log.rows import Row, read_row, write_row
+from qflow.storage.log.rows import Row, read_row
 from qflow.storage.log.sealing import seal
 
 OWNER = 1
@@ -393,7 +393,9 @@ def test_a_spool_of_the_format_before_is_read_and_carried_over(written):
         key = key_of(MARKS, OWNER, 0, 10)
         txn.put(key, seal(struct.pack("<QI", 12, 0), key))
         row = read_row(txn, OWNER, 0)
-        write_row(txn, OWNER, 0, row._replace(marks=1, messages=28, bytes=row.bytes - len(body(10)) - len(body(11))))
+        rows.write_row(
+            txn, OWNER, 0, row._replace(marks=1, messages=28, bytes=row.bytes - len(body(10)) - len(body(11)))
+        )
         txn.put(meta_key("format"), seal(OLDEST_FORMAT.to_bytes(4, "little")))
 
     edit(written, age)
