@@ -168,6 +168,7 @@ class Spool:
                     f"{self._log_path}: transaction {seen} was read, and {following} is next: something else writes "
                     "into the log. Nothing was changed; end that, and open the spool again"
                 )
+            recovery.set_format(txn)
             recovery.set_state(txn, DIRTY)
             env.commit(txn)
 

@@ -12,7 +12,7 @@ from qflow.errors import CorruptionError
 from qflow.inspect.stream_facts import rows_of
 from qflow.storage.environment import Environment
 from qflow.storage.log import recovery
-from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.marks import count_marks
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, read_row, read_rows
 from qflow.storage.streams import partitions
@@ -126,6 +126,9 @@ def _check_cursor(env: Environment, cursor: QueueRecord, stream: QueueRecord) ->
                     f"in partition {number} it is settled up to {offset_of(row.floor)}, where the stream ends with "
                     f"{offset_of(end)}"
                 )
-            marks = sum(1 for _ in settled_ranges(txn, cursor.owner, number, row.floor, 2**64 - 1))
+            marks = count_marks(txn, cursor.owner, number, row.floor)
             if marks != row.marks:
-                yield f"in partition {number} the row says {row.marks} ranges are settled out of order, found {marks}"
+                yield (
+                    f"in partition {number} the row says that {row.marks} windows or ranges are settled out of order, "
+                    f"found {marks}"
+                )

@@ -168,7 +168,7 @@ def test_a_broken_page_stops_the_queues_on_it_and_no_other(change, source, tmp_p
         if flags & LEAF:
             costs.append(len(QUEUES) - sum(served.values()))
     assert costs
-    assert max(costs) < len(QUEUES)  # a page of small records holds those of many
+    assert costs.count(len(QUEUES)) <= 1  # one page of small records holds those of all
     assert sorted(costs)[len(costs) // 2] < 5  # one of blocks holds so many neighbours
 
 

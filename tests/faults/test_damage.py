@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import qflow
 from faults.seams import in_thread
 from qflow import inspect
 from qflow.storage.log import recovery, rows
-from qflow.storage.log.keys import BLOCKS, FORMAT, MARKS, key_of, meta_key, queue_key
+from qflow.storage.log.keys import BLOCKS, FORMAT, MARKS, OLDEST_FORMAT, WINDOWS, key_of, meta_key, queue_key
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.log.sealing import seal
 
@@ -262,7 +263,7 @@ def test_a_damaged_mark_brings_messages_again_and_never_loses_any(written):
         batch = broker.queue("q").get_many(30)
         batch[10].ack(wait=True)
         batch[11].ack(wait=True)
-    flip(written, key_of(MARKS, OWNER, 0, 10), 0)
+    flip(written, key_of(WINDOWS, OWNER, 0, 0), 0)
     with qflow.open(written) as broker:
         came = in_thread(lambda: take(broker.queue("q")))
         assert set(came) >= set(range(30)) - {10, 11}
@@ -276,7 +277,7 @@ def test_a_queue_with_a_damaged_mark_is_not_taken_for_empty(held, written):
         inside.still(broker)  # maintenance would remove the blocks of what is settled
         batch = broker.queue("q").get_many(30)
         broker.queue("q").ack_many([batch[index] for index in range(3, 24)], wait=True)
-    flip(written, key_of(MARKS, OWNER, 0, 3), 0)
+    flip(written, key_of(WINDOWS, OWNER, 0, 0), 0)
     with qflow.open(written, capacity_bytes=150_000) as broker:
         queue = broker.queue("q")
         first = in_thread(lambda: queue.get(0)) if held else None
@@ -385,8 +386,40 @@ def test_a_spool_of_a_newer_format_is_refused_before_anything_is_touched(written
     for older in (1, 2):
         value = seal(older.to_bytes(4, "little"))
         edit(written, lambda txn, value=value: txn.put(meta_key("format"), value))
-        with pytest.raises(qflow.StorageError, match=rf"format {older}.*this qflow reads {FORMAT}"):
+        with pytest.raises(qflow.StorageError, match=rf"format {older}.*this qflow reads {OLDEST_FORMAT}"):
             qflow.open(written)
+
+
+def test_a_spool_of_the_format_before_is_read_and_carried_over(written):
+    """Edge 13: there all that was settled above the floor lies in ranges; those stay until the floor has passed them."""
+
+    def age(txn: Any) -> None:
+        key = key_of(MARKS, OWNER, 0, 10)
+        txn.put(key, seal(struct.pack("<QI", 12, 0), key))
+        row = read_row(txn, OWNER, 0)
+        rows.write_row(
+            txn, OWNER, 0, row._replace(marks=1, messages=28, bytes=row.bytes - len(body(10)) - len(body(11)))
+        )
+        txn.put(meta_key("format"), seal(OLDEST_FORMAT.to_bytes(4, "little")))
+
+    edit(written, age)
+    assert inspect.check_spool(written) == []
+    with qflow.open(written) as broker:
+        queue = broker.queue("q")
+        batch = queue.get_many(30)
+        assert list(batch.sequences) == [*range(10), *range(12, 30)]
+        for index in (9, 10, 20):  # beside the range, and apart from it
+            batch[index].ack(wait=True)
+        assert broker.check() == []
+        with broker.log.read() as txn:
+            assert txn.get(meta_key("format")) == seal(FORMAT.to_bytes(4, "little"))
+    assert inspect.check_spool(written) == []
+    with qflow.open(written) as broker:
+        batch = broker.queue("q").get_many(30)
+        assert list(batch.sequences) == [*range(9), *range(13, 22), *range(23, 30)]
+        batch.ack(wait=True)
+        assert broker.check() == []
+        assert broker.queue("q").lanes[0].row.marks == 0
 
 
 def test_another_capacity_than_last_time_is_applied(written):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from qflow.message import is_logged
 from qflow.storage import encoding
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages
+from qflow.storage.log import marks, windows
 from qflow.storage.log.append import TAIL_BYTES, append_messages
 from qflow.storage.log.keys import BLOCKS
-from qflow.storage.log.marks import settle_ranges, settled_ranges
+from qflow.storage.log.marks import count_marks, settle_ranges, settled_ranges
 from qflow.storage.log.reading import is_empty
 from qflow.storage.log.rows import Settled
 
@@ -32,6 +34,19 @@ rounds = st.lists(
 )
 
 
+@pytest.fixture(params=[windows.WINDOW, 8], ids=["windows", "small windows"])
+def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows as they are, and such that ranges are wider, and what is settled lies in many."""
+    for module in (windows, marks):
+        monkeypatch.setattr(module, "WINDOW", request.param)
+
+
+def ranges_of(log: Log) -> list[tuple[int, int]]:
+    """Return what lies above the floor and is settled."""
+    edges = [log.row.floor - 1, *sorted(log.unsettled), log.row.next]
+    return [(low + 1, high) for low, high in pairwise(edges) if low + 1 < high and low >= log.row.floor]
+
+
 def counted(log: Log, first: int, end: int) -> Settled:
     """Return the settling of a range, with the counts of all of it."""
     found = [record for at in range(first, end) if is_logged(record := log.sent[at])]
@@ -40,7 +55,7 @@ def counted(log: Log, first: int, end: int) -> Settled:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(records, min_size=12, max_size=50), history=rounds, lane=st.sampled_from([0, 25]))
-def test_what_is_settled_again_counts_once(batch, history, lane, env, small):  # noqa: F811
+def test_what_is_settled_again_counts_once(batch, history, lane, env, small, window):  # noqa: F811
     """I19: after any history the row counts what the blocks hold and nobody settled, and reads give exactly that."""
     with env.begin(write=True) as txn:
         log = Log(txn, lane)
@@ -67,7 +82,8 @@ def test_what_is_settled_again_counts_once(batch, history, lane, env, small):  #
                 log.hollow()
             left = log.expected()
             assert (log.row.messages, log.row.bytes) == (len(left), sum(map(len, left.values())))
-            assert log.row.marks == len(list(settled_ranges(txn, OWNER, lane, log.row.floor, ALL)))
+            assert log.row.marks == count_marks(txn, OWNER, lane, log.row.floor)
+            assert list(settled_ranges(txn, OWNER, lane, log.row.floor, ALL)) == ranges_of(log)
             assert is_empty(txn, OWNER, lane, log.row) == (not left)
             log.check()
         txn.abort()

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from qflow.storage.environment import Environment
 
+RANGE_WEIGHT = 4096
+"""A settled range weighs as much as so many bytes of messages: a batch of either takes about as long."""
 Work = Callable[["Environment", "AbstractContextManager[object]"], None]
 """What is done in place of a batch, given a context in which nobody reads."""
 
@@ -296,6 +298,9 @@ class Settling(Request):
     def __init__(self, parts: list[tuple[Lane, list[Settled]]]) -> None:
         super().__init__()
         self.parts = parts
+
+    def weight(self) -> int:
+        return RANGE_WEIGHT * sum(len(ranges) for _, ranges in self.parts)
 
     def join(self, batch: Batch) -> None:
         for lane, ranges in self.parts:

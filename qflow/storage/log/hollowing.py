@@ -16,7 +16,7 @@ from qflow.storage.blocks import BlockKey, Reference, full_length
 from qflow.storage.log import removal
 from qflow.storage.log.bodies import Releases
 from qflow.storage.log.keys import BLOCKS, key_of
-from qflow.storage.log.marks import settled_ranges
+from qflow.storage.log.marks import after_mark, settled_ranges
 from qflow.storage.log.rows import Row
 from qflow.storage.log.table import LAST, number_of
 
@@ -76,7 +76,8 @@ def hollow_lane(
         if marks[0][0] <= first and marks[0][1] >= following and before is not None:
             if before not in known:
                 known = {before: _end_of(txn, owner, lane, before)}
-            if marks[0][0] <= known[before]:
+            end = known[before]
+            if end >= row.floor and (end >= first or after_mark(txn, owner, lane, row, end) >= first):
                 key = key_of(BLOCKS, owner, lane, first)
                 if not removal.let_go(txn, [key], row.referring, releases):
                     return Hollowed(first, True, steps)

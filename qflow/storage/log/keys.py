@@ -3,7 +3,8 @@
     key                                      value
     BLOCKS  owner  lane  first sequence      a block
     BLOCKS  owner  lane  ffffffffffffffff    the lane's row: it sorts beside the tail block, on the same page
-    MARKS   owner  lane  first sequence      a settled range above the floor: its end
+    MARKS   owner  lane  first sequence      a settled range above the floor, wider than a window: its end
+    WINDOWS owner  lane  first sequence      what is settled above the floor in 4,096 sequences: see `windows.py`
     ATTEMPTS owner lane  first sequence      earlier deliveries of a range: its end and their number; none overlap
     DAMAGED owner  lane  first sequence      a block that did not match its checksum, kept as it was found
     QUEUES  owner                            name, incarnation, settings (JSON)
@@ -29,8 +30,10 @@ from typing import Any
 
 from qflow.storage.log import table
 
-BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META, ERAS = 1, 2, 3, 4, 5, 6, 15
-FORMAT = 4
+BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META, ERAS, WINDOWS = 1, 2, 3, 4, 5, 6, 15, 16
+FORMAT = 5
+OLDEST_FORMAT = 4
+"""In which all that was settled above the floor lies in ranges. It is read, and carried over where it is opened."""
 LAST_LANE = 255
 
 _KEY = struct.Struct(">BIBQ")

@@ -1,26 +1,28 @@
-"""Marks: ranges above the floor that were settled; and how the floor rises over them.
+"""Marks: what was settled above the floor; and how the floor rises over it.
 
-A range is a record at the key of its first sequence that says where it ends, with a number; one that is damaged says
-nothing. Counts of earlier deliveries lie in ranges, too; they are written when a queue is closed, so that they are
-known when it is opened again.
+What is settled lies in windows (`windows.py`), and what is wider than one in ranges. A range is a record at the key of
+its first sequence that says where it ends, with a number; one that is damaged says nothing. Counts of earlier
+deliveries lie in ranges, too; they are written when a queue is closed, so that they are known when it is opened again.
 """
 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from heapq import merge
 from typing import Any
 
 from qflow.errors import CorruptionError
 from qflow.message import is_logged
 from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey, full_length
-from qflow.storage.log import table
+from qflow.storage.log import table, windows
 from qflow.storage.log.keys import ATTEMPTS, MARKS, key_of, parts_of, scan
 from qflow.storage.log.rows import Row, Settled
 from qflow.storage.log.sealing import seal, unseal
 from qflow.storage.log.table import LAST, number_of
+from qflow.storage.log.windows import WINDOW, Windows, settled_runs
 
 _RANGE = struct.Struct("<QI")
 _SEALED_RANGE_BYTES = len(seal(bytes(_RANGE.size)))
@@ -53,8 +55,28 @@ def _ranges(txn: Any, place: tuple[int, int, int], first: int, end: int) -> Iter
 
 
 def settled_ranges(txn: Any, owner: int, lane: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the marked ranges that touch [first, end)."""
-    for low, high, _ in _ranges(txn, (MARKS, owner, lane), first, end):
+    """Yield what was settled above the floor and touches [first, end), in order; no two ranges touch each other.
+
+    A range that reaches over the edges is given as it is, except that it may begin no earlier than `first`.
+    """
+    wide = ((low, high) for low, high, _ in _ranges(txn, (MARKS, owner, lane), first, LAST))
+    for low, high in _joined(merge(wide, settled_runs(txn, owner, lane, first, LAST))):
+        if low >= end:
+            return
+        yield low, high
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield ranges that are in order, those that touch or overlap as one."""
+    low = high = -1
+    for first, end in ranges:
+        if first <= high:
+            high = max(high, end)
+            continue
+        if low >= 0:
+            yield low, high
+        low, high = first, end
+    if low >= 0:
         yield low, high
 
 
@@ -71,6 +93,12 @@ def is_settled(txn: Any, owner: int, lane: int, row: Row, sequence: int) -> bool
     return sequence < row.floor or after_mark(txn, owner, lane, row, sequence) > sequence
 
 
+def count_marks(txn: Any, owner: int, lane: int, floor: int) -> int:
+    """Return how many marks there are above a floor: windows, and ranges."""
+    ranges = table.keys(txn, key_of(MARKS, owner, lane, floor), key_of(MARKS, owner, lane, LAST))
+    return sum(1 for _ in ranges) + windows.count(txn, owner, lane, floor)
+
+
 # Settling -----------------------------------------------------------------------------------------------------------
 
 
@@ -80,94 +108,101 @@ def settle_ranges(txn: Any, owner: int, lane: int, row: Row, settled: Iterable[S
     What comes a second time, in these ranges or because it was settled before, counts once. The counts given are of
     whole ranges, so where some of one was settled before, what is new in it is counted in the blocks.
     """
-    joined: list[_Range] = []
-    messages, total = row.messages, row.bytes
+    marking = _Marking(txn, owner, lane, row)
+    floor, messages, total = row.floor, row.messages, row.bytes
     for one in sorted(settled):
         first, end, count, size = one
-        if first == end:  # it only corrects the counts
-            messages -= count
-            total -= size
-            continue
-        if end <= row.floor:
-            continue  # a purge was committed before this, and has counted it; or it is here a second time
-        if joined and first <= joined[-1].end:
-            joined[-1].end = max(joined[-1].end, end)
-        else:
-            joined.append(_Range(first, end))
-        if count:
-            joined[-1].counted.append(one)
-    floor, marks = row.floor, row.marks
-    swallowed: list[tuple[int, int]] = []
-    for part in joined:
-        if part.first <= floor:
-            floor = max(floor, part.end)
-            if marks:  # those below the row's floor are left from a purge
-                with txn.cursor() as cursor:
-                    more, floor = _take(cursor, key_of(MARKS, owner, lane, row.floor), floor)
-                swallowed += more
-            before = swallowed
-        else:
-            before, grown = _mark(txn, owner, lane, part.first, part.end)
-            marks += grown
-        reached = row.floor
-        for one in part.counted:
-            count, size = one.messages, one.bytes
-            place = bisect_left(before, (one.end,)) - 1  # the last mark that begins below its end
-            if one.first < reached or (place >= 0 and before[place][1] > one.first):
-                count, size = _count(txn, owner, lane, max(one.first, reached), one.end, before)
-            messages -= count
-            total -= size
-            reached = max(reached, one.end)
-    marks -= len(swallowed)
+        if end <= floor and first < end:
+            continue  # it is here a second time; or a purge was committed before this, and has counted it
+        if first < end:  # else it only corrects the counts
+            known = marking.settled(max(first, floor), end)
+            if count and (known or first < floor):
+                count, size = _count(txn, owner, lane, max(first, floor), end, known)
+            if first <= floor:
+                floor = end
+            else:
+                marking.add(first, end)
+        messages -= count
+        total -= size
+    floor = marking.reach(floor)
     # A count that is off is noticed when the last block is read; one below zero could not be written at all.
-    return row._replace(floor=floor, marks=max(0, marks), messages=max(0, messages), bytes=max(0, total))
+    return row._replace(floor=floor, marks=max(0, marking.write(floor)), messages=max(0, messages), bytes=max(0, total))
 
 
-class _Range:
-    """Settled ranges that touch each other, on their way into the log."""
+class _Marking:
+    """What was settled above the floor of a lane, while a transaction settles more: windows, and ranges wider than one.
 
-    __slots__ = ("counted", "end", "first")
+    A range may lie over windows that hold some of it.
+    """
 
-    def __init__(self, first: int, end: int) -> None:
-        self.first = first
-        self.end = end
-        self.counted: list[Settled] = []
-        """Those of them that hold messages, in order. (What was found to hold none overlaps what was settled.)"""
+    def __init__(self, txn: Any, owner: int, lane: int, row: Row) -> None:
+        self._txn = txn
+        self._place = MARKS, owner, lane
+        self._floor = row.floor
+        self._marks = row.marks
+        self._windows = Windows(txn, owner, lane, row.floor)
+        key = key_of(*self._place, row.floor)
+        self._has_ranges = row.marks > 0 and table.next_number(txn, key) != LAST
+
+    def settled(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return what is settled of [first, end), above the floor, in order."""
+        if not (self._marks or self._windows.read):
+            return []
+        found = self._windows.settled(first, end)
+        if self._has_ranges:
+            wide = ((low, high) for low, high, _ in _ranges(self._txn, self._place, first, end))
+            return list(_joined(merge(wide, found)))
+        return found
+
+    def add(self, first: int, end: int) -> None:
+        """Mark [first, end), above the floor."""
+        if end - first < WINDOW:
+            self._windows.add(first, end)
+            return
+        self._has_ranges = True
+        key = key_of(*self._place, first)
+        with self._txn.cursor() as cursor:
+            found, end = _take(cursor, key, end)
+            if table.at_or_before(cursor, key):
+                before = cursor.key()
+                stop = _mark_end(before, cursor.value())
+                if stop >= first:
+                    found += 1
+                    key, end = before, max(end, stop)
+        _put_range(self._txn, key, end, 0)
+        self._marks += 1 - found
+
+    def reach(self, floor: int) -> int:
+        """Return how far everything is settled from a floor on; ranges below that are removed."""
+        while self._marks or self._windows.read:
+            before = floor
+            floor = self._windows.reach(floor)
+            if self._has_ranges:
+                with self._txn.cursor() as cursor:
+                    found, floor = _take(cursor, key_of(*self._place, self._floor), floor)
+                self._marks -= found
+            if floor == before:
+                break
+        return floor
+
+    def write(self, floor: int) -> int:
+        """Write what has changed, for a new floor; return how many marks there are."""
+        return self._marks + (self._windows.write(floor) if self._marks or self._windows.read else 0)
 
 
-def _take(cursor: Any, start: bytes, end: int) -> tuple[list[tuple[int, int]], int]:
-    """Remove the marks from `start` on that begin no later than `end`, which grows with them; return them, and it."""
-    found: list[tuple[int, int]] = []
+def _take(cursor: Any, start: bytes, end: int) -> tuple[int, int]:
+    """Remove the ranges from `start` on that begin by `end`, which grows with them; return how many, and it."""
+    found = 0
     prefix = start[:-8]
     more = cursor.set_range(start)
     while more:
         key = cursor.key()
-        if not key.startswith(prefix) or (low := number_of(key)) > end:
+        if not key.startswith(prefix) or number_of(key) > end:
             break
-        stop = _mark_end(key, cursor.value())
-        found.append((low, stop))
-        end = max(end, stop)
+        end = max(end, _mark_end(key, cursor.value()))
+        found += 1
         more = cursor.delete()
     return found, end
-
-
-def _mark(txn: Any, owner: int, lane: int, first: int, end: int) -> tuple[list[tuple[int, int]], int]:
-    """Add a settled range above the floor, joined with its neighbours.
-
-    Returns:
-        the marks it was joined with, in order, and by how much the number of marks grew.
-    """
-    key = key_of(MARKS, owner, lane, first)
-    with txn.cursor() as cursor:
-        found, end = _take(cursor, key, end)
-        if table.at_or_before(cursor, key):
-            before = cursor.key()
-            stop = _mark_end(before, cursor.value())
-            if stop >= first:
-                found.insert(0, (number_of(before), stop))
-                key, end = before, max(end, stop)
-    _put_range(txn, key, end, 0)
-    return found, 1 - len(found)
 
 
 def _mark_end(key: bytes, value: bytes) -> int:

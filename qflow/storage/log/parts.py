@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from qflow.storage.log.windows import window_of
+
 L = TypeVar("L")
 """A lane."""
 Settled = list[int]
@@ -23,9 +25,9 @@ PAGES_ANYWAY = 12
 _PAGES_A_LANE = 4
 """Its row, a block or two that go, and what is above them."""
 _PAGES_A_RANGE = 2
-"""Of one that is the first on its page: that page, and one more if it is split."""
+"""Of a record that is the first on its page: that page, and one more if it is split."""
 _TOGETHER = 32
-"""Ranges that begin so near each other lie on one page, whatever was marked between them: it holds twice as many."""
+"""Counts of deliveries that begin so near each other lie on one page, whatever is between: it holds twice as many."""
 REMOVED_IN_A_PART = 16
 """Settled blocks of a lane that are removed, at most."""
 
@@ -48,11 +50,11 @@ def cut(settled: Mapping[L, Sequence[Settled]], attempts: Mapping[L, Sequence[At
     used = room + 1
     page = 0
 
-    def part_for(place: int, begins: bool) -> Part[L]:
-        """Return the part that takes a range, which begins a lane or goes on with one."""
+    def part_for(place: int, together: int, records: int, begins: bool) -> Part[L]:
+        """Return the part that takes a range of some records, which begins a lane or goes on with one."""
         nonlocal used, page
-        cost = 0 if not begins and 0 <= place - page < _TOGETHER else _PAGES_A_RANGE
-        whole = _PAGES_A_LANE + _PAGES_A_RANGE
+        cost = 0 if records == 1 and not begins and 0 <= place - page < together else _PAGES_A_RANGE * records
+        whole = _PAGES_A_LANE + _PAGES_A_RANGE * records
         used += whole if begins else cost
         if used > room or not parts:
             parts.append(Part({}, {}))
@@ -63,12 +65,14 @@ def cut(settled: Mapping[L, Sequence[Settled]], attempts: Mapping[L, Sequence[At
 
     for lane, ranges in settled.items():
         if not ranges:
-            part_for(0, True).settled[lane] = []
+            part_for(0, 1, 1, True).settled[lane] = []
         for index, one in enumerate(sorted(ranges)):
-            part_for(one[0], not index).settled.setdefault(lane, []).append(one)
+            first, last = window_of(one[0]), window_of(one[1] - 1)
+            part = part_for(first, 1, 1 if first == last else 2, not index)
+            part.settled.setdefault(lane, []).append(one)
     for lane, counts in attempts.items():
         for index, count in enumerate(counts):
-            part_for(count[0], not index).attempts.setdefault(lane, []).append(count)
+            part_for(count[0], _TOGETHER, 1, not index).attempts.setdefault(lane, []).append(count)
     return parts
 
 

@@ -17,7 +17,7 @@ from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.environment import BROKEN, Environment
 from qflow.storage.log import table
-from qflow.storage.log.keys import BLOCKS, FORMAT, QUEUES, key_of, meta_key, queue_key
+from qflow.storage.log.keys import BLOCKS, FORMAT, OLDEST_FORMAT, QUEUES, key_of, meta_key, queue_key
 from qflow.storage.log.reading import is_empty
 from qflow.storage.log.rows import Row, read_rows
 from qflow.storage.log.sealing import seal, unseal
@@ -62,7 +62,7 @@ class Recovery(NamedTuple):
 def first_records(uuid: UUID) -> dict[bytes, bytes]:
     """Return what a new log begins with."""
     return {
-        meta_key("format"): seal(struct.pack("<I", FORMAT)),
+        meta_key("format"): _format(),
         meta_key("uuid"): seal(uuid.bytes),
         meta_key("state"): seal(CLEAN),
     }
@@ -104,6 +104,15 @@ def _noted_owner(txn: Any) -> int:
 
 def set_state(txn: Any, state: bytes) -> None:
     txn.put(meta_key("state"), seal(state))
+
+
+def set_format(txn: Any) -> None:
+    """From now on the log may hold what only this format knows."""
+    txn.put(meta_key("format"), _format())
+
+
+def _format() -> bytes:
+    return seal(struct.pack("<I", FORMAT))
 
 
 def touch(txn: Any) -> None:
@@ -153,9 +162,9 @@ def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recove
         raise FormatTooNew(
             f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with the newer qflow that wrote it"
         )
-    if version < FORMAT:
+    if version < OLDEST_FORMAT:
         raise StorageError(
-            f"{path} has format {version}, from before the first release; this qflow reads {FORMAT}: "
+            f"{path} has format {version}, from before the first release; this qflow reads {OLDEST_FORMAT} and later: "
             "drain it with the version that wrote it, or open another directory. It was left as it is"
         )
     found: dict[str, list[QueueRecord]] = {QUEUE: [], STREAM: [], CURSOR: []}

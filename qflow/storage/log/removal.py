@@ -11,10 +11,22 @@ from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey, Reference
 from qflow.storage.log import table
 from qflow.storage.log.bodies import Releases
-from qflow.storage.log.keys import ATTEMPTS, BLOCKS, DAMAGED, ERAS, MARKS, key_of, next_block, parts_of, prefix_of
+from qflow.storage.log.keys import (
+    ATTEMPTS,
+    BLOCKS,
+    DAMAGED,
+    ERAS,
+    MARKS,
+    WINDOWS,
+    key_of,
+    next_block,
+    parts_of,
+    prefix_of,
+)
 from qflow.storage.log.marks import forget_attempts
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.log.table import LAST, number_of
+from qflow.storage.log.windows import window_of
 
 REMOVED_AT_ONCE = 256
 """Settled blocks removed in one commit, at most."""
@@ -29,6 +41,8 @@ def remove_settled(
         the floor at which there will be something to remove again, and whether the limit stopped it.
     """
     removed = table.delete_between(txn, key_of(MARKS, owner, lane, 0), key_of(MARKS, owner, lane, row.floor), limit)
+    whole = window_of(row.floor)
+    removed += table.delete_between(txn, key_of(WINDOWS, owner, lane, 0), key_of(WINDOWS, owner, lane, whole), limit)
     removed += forget_attempts(txn, owner, lane, row.floor, limit)
     start, border = key_of(BLOCKS, owner, lane, 0), key_of(BLOCKS, owner, lane, row.floor + 1)
     room = max(0, limit - removed)
@@ -78,7 +92,7 @@ def _references(key: bytes, value: bytes) -> list[Reference]:
 
 def delete_lanes(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE, releases: Releases | None = None) -> bool:
     """Remove records of all lanes of a deleted queue, at most `limit`; return whether more is left."""
-    for number in (MARKS, ATTEMPTS, DAMAGED, ERAS):
+    for number in (MARKS, WINDOWS, ATTEMPTS, DAMAGED, ERAS):
         prefix = prefix_of(number, owner)
         limit -= table.delete_between(txn, prefix, table.behind(prefix), limit)
         if limit <= 0 and table.any_below(txn, prefix):

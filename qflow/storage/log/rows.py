@@ -16,7 +16,7 @@ from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT, lane_of
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.log import table
-from qflow.storage.log.keys import BLOCKS, LAST_LANE, MARKS, key_of, prefix_of
+from qflow.storage.log.keys import BLOCKS, LAST_LANE, MARKS, WINDOWS, key_of, prefix_of
 from qflow.storage.log.sealing import seal, unseal
 
 _ROW = struct.Struct("<QQQQQQQQ")
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     tail: int = NO_PREVIOUS
     """First sequence of the last block ever written, or NO_PREVIOUS."""
     marks: int = 0
-    """Number of settled ranges above the floor."""
+    """How many windows and ranges say what is settled above the floor."""
     doubtful: int = 0
     """Messages below it may have been delivered before a crash."""
     referring: int = 0
@@ -107,4 +107,5 @@ def purged_row(row: Row, end: int) -> Row:
 
 def clear_marks(txn: Any, owner: int, lane: int) -> None:
     """Forget what was settled above a lane's floor."""
-    table.delete_between(txn, key_of(MARKS, owner, lane, 0), key_of(MARKS, owner, lane, table.LAST))
+    for number in (MARKS, WINDOWS):
+        table.delete_between(txn, key_of(number, owner, lane, 0), key_of(number, owner, lane, table.LAST))
