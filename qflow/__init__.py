@@ -47,6 +47,15 @@ if TYPE_CHECKING:
     )
     from qflow.events import Event, EventKind
     from qflow.opening import open_broker as open
+    from qflow.options import (
+        BrokerOptions,
+        PutOptions,
+        QueueChanges,
+        QueueOptions,
+        StreamChanges,
+        StreamOptions,
+        SubscriptionOptions,
+    )
     from qflow.queues.consumer import Consumer
     from qflow.queues.queue import Queue
     from qflow.queues.transaction import Transaction
@@ -71,6 +80,7 @@ __all__ = [
     "Broker",
     "BrokerClosed",
     "BrokerFailed",
+    "BrokerOptions",
     "BrokerStats",
     "CompactionReport",
     "Consumer",
@@ -92,11 +102,14 @@ __all__ = [
     "Overflow",
     "ProducerBusy",
     "PublishResult",
+    "PutOptions",
     "QflowError",
     "Queue",
+    "QueueChanges",
     "QueueDeleted",
     "QueueEmpty",
     "QueueFull",
+    "QueueOptions",
     "QueueStats",
     "RecoveryReport",
     "Reentered",
@@ -106,12 +119,15 @@ __all__ = [
     "SpoolInUse",
     "StorageError",
     "Stream",
+    "StreamChanges",
     "StreamDeleted",
     "StreamDeliveries",
     "StreamDelivery",
     "StreamMessage",
+    "StreamOptions",
     "StreamStats",
     "Subscription",
+    "SubscriptionOptions",
     "SubscriptionStats",
     "TooManyUnsettled",
     "Transaction",
@@ -122,6 +138,7 @@ __all__ = [
 _ROOMS = (
     "errors",
     "config",
+    "options",
     "delivery",
     "events",
     "stats",

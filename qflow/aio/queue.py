@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import Any, Unpack
 
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer
@@ -17,13 +17,13 @@ from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
+from qflow.options import Body, Moment, PutOptions
 from qflow.queues.admission import TurnedAway
-from qflow.queues.intake import Form, Moment
+from qflow.queues.intake import Form
 from qflow.queues.overflow import Decision
 from qflow.queues.queue import Queue
 from qflow.stats import QueueStats
 
-Body = bytes | bytearray | memoryview
 TURNS = 8
 """So many batches an `async for` takes at most before others have their turn."""
 PREFETCH = 100
@@ -94,7 +94,7 @@ class AsyncQueue:
         record = form.record(body)
         return await self._put([record], type(record) is bytes, form, timeout_s)
 
-    async def put_nowait(self, body: Body, **options: Any) -> int | None:
+    async def put_nowait(self, body: Body, **options: Unpack[PutOptions]) -> int | None:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return await self.put(body, **options, timeout_s=0)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from qflow.aio.loops import Homes, Worker
 from qflow.config import StreamSettings
 from qflow.stats import StreamStats
 from qflow.streams.deliveries import StreamMessage
+from qflow.streams.history import Bound
 from qflow.streams.stream import Stream
 
 QUERIED_AT_ONCE = 256
@@ -35,13 +35,27 @@ class AsyncStream:
         """How it was declared, or altered since."""
         return self.stream.settings
 
-    async def query(self, topic_filter: str = "#", **options: Any) -> AsyncIterator[StreamMessage]:
-        """Yield retained messages that a filter matches, without subscribing; options and errors as `Stream.query`.
+    async def query(
+        self,
+        topic_filter: str = "#",
+        *,
+        partition: int | None = None,
+        start: Bound = None,
+        end: Bound = None,
+        skip: int = 0,
+        limit: int | None = None,
+        newest: int | None = None,
+    ) -> AsyncIterator[StreamMessage]:
+        """Yield retained messages that a filter matches, without subscribing; arguments and errors as `Stream.query`.
 
         Cost: as `Stream.query`, and a turn of a thread for each 256 messages.
         """
         home = self._homes.here()
-        messages = await self._worker.run(home, partial(self.stream.query, topic_filter, **options))
+        query = partial(
+            self.stream.query, topic_filter, partition=partition, start=start, end=end, skip=skip, limit=limit,
+            newest=newest,
+        )  # fmt: skip
+        messages = await self._worker.run(home, query)
         while found := await self._worker.run(home, lambda: list(islice(messages, QUERIED_AT_ONCE))):
             for message in found:
                 yield message

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import datetime
 from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery
 from qflow.aio.loops import Homes, Worker, attend
@@ -20,6 +20,7 @@ from qflow.stats import SubscriptionStats
 from qflow.streams.deliveries import StreamDeliveries
 from qflow.streams.subscription import Subscription
 
+T = TypeVar("T")
 TURNS = 8
 """So many batches an `async for` takes at most before others have their turn."""
 
@@ -161,8 +162,7 @@ class AsyncSubscription:
         """Return a snapshot; of a group, all of it; see `Subscription.stats`."""
         if not matching:
             return self.subscription.stats()
-        found: SubscriptionStats = await self._run(partial(self.subscription.stats, matching=True))
-        return found
+        return await self._run(partial(self.subscription.stats, matching=True))
 
     async def close(self) -> None:
         """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`.
@@ -176,7 +176,7 @@ class AsyncSubscription:
         except BrokerClosed:
             self.subscription.close()  # there is nothing left to give back, or to log
 
-    async def _run(self, function: Any) -> Any:
+    async def _run(self, function: Callable[[], T]) -> T:
         return await self._worker.run(self._homes.here(), function)
 
     async def __aenter__(self) -> AsyncSubscription:

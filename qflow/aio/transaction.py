@@ -8,22 +8,25 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
-from qflow.aio.queue import AsyncQueue, Body
+from qflow.aio.queue import AsyncQueue
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
+from qflow.options import Body, Key, Moment, PutOptions
 from qflow.queues.admission import TurnedAway
 from qflow.queues.holding import Leaving
-from qflow.queues.intake import Moment
 from qflow.queues.overflow import Decision
 from qflow.queues.queue import Queue
 from qflow.queues.together import Parts, Place, Step, Together, by_lane, draft_together, party_of
 from qflow.queues.transaction import Transaction
+from qflow.routing import PublishResult
 
 T = TypeVar("T")
+Result: TypeAlias = int | range | PublishResult | None
+"""What a put, a put_many or a publish returned."""
 
 
 class AsyncTogether:
@@ -146,15 +149,15 @@ class AsyncTransaction:
         )
         await self._add(work, _size(body))
 
-    async def put_many(self, queue: AsyncQueue | Queue | str, bodies: Iterable[Body], **options: Any) -> None:
+    async def put_many(
+        self, queue: AsyncQueue | Queue | str, bodies: Iterable[Body], **options: Unpack[PutOptions]
+    ) -> None:
         """Put messages when the transaction commits; options as `put`; see `Transaction.put_many`."""
         all_bodies = list(bodies)
         size = sum(map(_size, all_bodies))
         await self._add(partial(self._transaction.put_many, _plain(queue), all_bodies, **options), size)
 
-    async def publish(
-        self, topic: str, body: Body, *, key: bytes | str | None = None, headers: Headers | None = None
-    ) -> None:
+    async def publish(self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None) -> None:
         """Publish when the transaction commits; see `Transaction.publish`."""
         steps = self._transaction.steps_of(topic, body, headers, key)
         await self._add(partial(self._transaction.publish_steps, steps), len(steps) * _size(body))
@@ -171,11 +174,11 @@ class AsyncTransaction:
         await self._step(partial(self._transaction.ack_many, held), False)
 
     @property
-    def result(self) -> list[Any]:
+    def result(self) -> list[Result]:
         """What each put, put_many and publish returned, in order, once it is committed; see `Transaction.result`."""
         return self._transaction.result
 
-    async def commit(self) -> list[Any]:
+    async def commit(self) -> list[Result]:
         """Commit now; returns `result`. The end of the `async with` block does it, too. See `Transaction.commit`."""
         transaction = self._transaction
         steps, leavings = await self._step(

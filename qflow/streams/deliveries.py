@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled
@@ -244,7 +244,11 @@ class StreamDeliveries(Deliveries):
             position += len(piece.records)
         raise IndexError(f"sequence {sequence} is not in the batch")
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> StreamDelivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StreamDelivery]: ...
+    def __getitem__(self, index: int | slice) -> StreamDelivery | list[StreamDelivery]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(self.total))]
         (_, piece, marks), place = self._find(index + self.total if index < 0 else index)

@@ -162,7 +162,7 @@ class Streams:
             self.routes.add(topic_filter, stream)
 
     @sheltered
-    def alter(self, of: Stream | str, /, **changes: Any) -> Stream:
+    def alter(self, of: Stream | str, changes: dict[str, Any]) -> Stream:
         """Change what a stream takes, or how long it keeps it."""
         stream = self.own(of)
         name = stream.name

@@ -9,9 +9,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -26,6 +25,7 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import sheltered
+from qflow.options import Start
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.log import recovery
 from qflow.storage.log.ending import Piece, of_row
@@ -47,21 +47,19 @@ GROUP_ACK_TIMEOUT_S = 60.0
 """A member of a group holds a message so long at most, unless it says otherwise."""
 STARTS = ("latest", "earliest", "committed")
 
-Start = str | int | datetime
 
-
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Terms:
-    """What a subscription is asked for with; see `Broker.subscribe`."""
+    """What a subscription is asked for with; see `SubscriptionOptions`."""
 
     filter: str
-    name: str | None
-    start: Start
-    group: str | None
-    session_expiry_s: float | None
-    follow: bool
-    ack_timeout_s: float | None
-    on_gap: str
+    name: str | None = None
+    start: Start = "latest"
+    group: str | None = None
+    session_expiry_s: float | None = None
+    follow: bool = True
+    ack_timeout_s: float | None = None
+    on_gap: Literal["raise", "skip"] = "raise"
 
     @property
     def title(self) -> str | None:

@@ -445,7 +445,7 @@ def test_nothing_works_in_a_forked_child_and_the_parent_goes_on(open_spool: Open
     offsets(broker, "a")
     subscription = broker.subscribe("s", name="d", start="earliest")
     delivery = subscription.get(0)
-    held = [subscription.cursor._lock, broker._streams.room._lock, broker._streams.producers._lock]
+    held = [subscription.cursor._lock, broker.engine.streams.room._lock, broker.engine.streams.producers._lock]
 
     def child() -> None:
         for call in (

@@ -415,7 +415,7 @@ def test_what_a_silent_member_holds_goes_to_another(broker: qflow.Broker, clock:
     thread.start()
     until(lambda: other.cursor._line.watchers)
     clock.advance(60)
-    broker._streams.tick()
+    broker.engine.streams.tick()
     thread.join(LONG_S)
     assert found == [list(range(10))]
     with pytest.raises(qflow.AlreadySettled):
@@ -448,15 +448,15 @@ def test_a_session_that_stays_away_expires(open_at: Open, broker: qflow.Broker, 
     subscription = broker.subscribe("s", name="d", start="earliest", session_expiry_s=100)
     subscription.get(0).ack(wait=True)
     clock.advance(1000)
-    broker._streams.tick()
+    broker.engine.streams.tick()
     subscription.close()
     clock.advance(60)
-    broker._streams.tick()
+    broker.engine.streams.tick()
     assert len(broker.stats().streams["s"].subscriptions) == 1
     broker.close()
     clock.advance(41)
     broker = open_at()
-    broker._streams.tick()
+    broker.engine.streams.tick()
     assert broker.stats().streams["s"].subscriptions == []
     with pytest.raises(qflow.NotFound):
         broker.subscribe("s", name="d", start="committed")
@@ -544,7 +544,7 @@ def test_a_read_that_fails_loses_nothing(broker: qflow.Broker, monkeypatch: pyte
     subscription = broker.subscribe("s")
     assert not subscription.get_many(1, 0)  # it is live
     publish(broker, 3)
-    broker._streams.room.give_way(2**30)  # not from memory
+    broker.engine.streams.room.give_way(2**30)  # not from memory
     history = subscription.stream.history
     read = history.read
     for error in (qflow.StorageError("the disk is gone"), KeyboardInterrupt()):
@@ -568,7 +568,7 @@ def test_a_big_commit_reaches_who_cannot_hold_it_in_memory(open_at: Open) -> Non
 def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -> None:
     """What that thread was about to read, and what comes then, reaches who asks next."""
     subscription = broker.subscribe("s")
-    history, room = subscription.stream.history, broker._streams.room
+    history, room = subscription.stream.history, broker.engine.streams.room
     assert not subscription.get_many(1, 0)
     publish(broker, 1)
     room.give_way(2**30)  # it is read from the log
