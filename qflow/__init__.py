@@ -11,10 +11,11 @@ with qflow.open("spool", capacity_bytes="64MiB") as broker:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
+"""As type checkers know it: `typing` is not imported for them."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from qflow.broker import Broker
     from qflow.config import Overflow, SlowConsumer
     from qflow.delivery import Deliveries, Delivery, Entry
@@ -157,6 +158,8 @@ package, as Spark's workers do, does not wait for the engine."""
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in _ROOMS or name == "inspect":
         return import_module(f"qflow.{name}")
     if name not in __all__:
@@ -169,4 +172,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__", "aio", "inspect"])
