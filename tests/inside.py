@@ -7,6 +7,8 @@ import threading
 
 import qflow
 from qflow.stats import Problems
+from qflow.streams.cursor import Cursor
+from qflow.streams.subscription import member_of
 from qflow.upkeep import Upkeep
 
 
@@ -43,3 +45,8 @@ def troubles(broker: qflow.Broker) -> dict[str, str]:
 def problems(broker: qflow.Broker) -> Problems:
     """Return what was found damaged: a test that has looked at it clears it."""
     return broker.engine.spool._problems
+
+
+def cursor(subscription: qflow.Subscription) -> Cursor:
+    """Return what a subscription shares with the members of its group."""
+    return member_of(subscription).cursor

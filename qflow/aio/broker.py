@@ -14,10 +14,10 @@ from typing import TypeVar, Unpack
 from qflow.aio.loops import Home, Homes, Worker
 from qflow.aio.opening import Opening
 from qflow.aio.publishing import AsyncPublishing
-from qflow.aio.queue import AsyncQueue
-from qflow.aio.stream import AsyncStream
-from qflow.aio.subscription import AsyncSubscription
-from qflow.aio.transaction import AsyncTogether, AsyncTransaction
+from qflow.aio.queue import AsyncQueue, queue_of
+from qflow.aio.stream import AsyncStream, stream_of
+from qflow.aio.subscription import AsyncSubscription, subscription_of
+from qflow.aio.transaction import AsyncTogether, AsyncTransaction, transaction_of
 from qflow.broker import Broker
 from qflow.errors import BrokerClosed
 from qflow.events import Event
@@ -101,7 +101,7 @@ class AsyncBroker:
     def _around(self, queue: Queue) -> AsyncQueue:
         found = self._queues.get(queue)
         if found is None:
-            found = self._queues[queue] = AsyncQueue(queue, self.broker.engine.log, self._homes, self._worker)
+            found = self._queues[queue] = queue_of(queue, self.broker.engine.log, self._homes, self._worker)
         return found
 
     # Topics ------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class AsyncBroker:
     ) -> AsyncSubscription:
         work = partial(self.broker.subscribe, stream, topic_filter, **options)
         subscription = await self._run(work, Subscription.close)
-        return AsyncSubscription(subscription, self._homes, self._worker)
+        return subscription_of(subscription, self._homes, self._worker)
 
     async def delete_subscription(self, stream: AsyncStream | Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group; see `Broker.delete_subscription`."""
@@ -211,14 +211,14 @@ class AsyncBroker:
     def _around_stream(self, stream: Stream) -> AsyncStream:
         found = self._streams.get(stream)
         if found is None:
-            found = self._streams[stream] = AsyncStream(stream, self._homes, self._worker)
+            found = self._streams[stream] = stream_of(stream, self._homes, self._worker)
         return found
 
     # Transactions ------------------------------------------------------------------------------------------------
 
     def transaction(self, timeout_s: float | None = None) -> AsyncTransaction:
         """Return a transaction over any of the queues, for `async with`; see `Broker.transaction`."""
-        return AsyncTransaction(self.broker.transaction(timeout_s), self._together, self._homes, self._worker)
+        return transaction_of(self.broker.transaction(timeout_s), self._together, self._homes, self._worker)
 
     # Looking -----------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ from itertools import count, islice
 from typing import Any, Unpack
 
 from qflow import config
-from qflow.aio.consumer import AsyncConsumer
+from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Home, Homes, Log, Worker, attend
+from qflow.aio.queue_work import QueueWork
 from qflow.config import QueueSettings, SlowConsumer
-from qflow.delivery import Deliveries, Delivery, Entry
+from qflow.delivery import Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
@@ -33,12 +34,12 @@ BROWSED_AT_ONCE = 1000
 class AsyncQueue:
     """A named queue, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Queue` has."""
 
-    def __init__(self, queue: Queue, log: Log, homes: Homes, worker: Worker) -> None:
-        self.queue = queue
-        """The same queue for threads; its methods block."""
-        self._log = log
-        self._homes = homes
-        self._worker = worker
+    queue: Queue
+    """The same queue for threads; its methods block."""
+    _log: Log
+    _homes: Homes
+    _worker: Worker
+    _work: QueueWork
 
     @property
     def name(self) -> str:
@@ -197,11 +198,11 @@ class AsyncQueue:
         """
         delivery = self.queue.get_at_once()
         if delivery is not None:
-            return AsyncDelivery(delivery, self)
-        batch = await self.collect(1, timeout_s)
+            return AsyncDelivery(delivery, self._work)
+        batch = await self._work.collect(1, timeout_s)
         if not batch:
             raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
-        return AsyncDelivery(self.queue.leave_batch(batch, 0) or batch[0], self)
+        return AsyncDelivery(self.queue.leave_batch(batch, 0) or batch[0], self._work)
 
     async def get_nowait(self) -> AsyncDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""
@@ -213,23 +214,7 @@ class AsyncQueue:
         Cancelled as `get`.
         """
         config.parse_count(max_messages, "max_messages")
-        return AsyncDeliveries(await self.collect(max_messages, timeout_s), self)
-
-    async def collect(self, most: int, timeout_s: float | None) -> Deliveries:
-        """`get_many` with the batch as threads have it."""
-        queue = self.queue
-        home = self._homes.here()
-        getting = queue.begin_get(most, timeout_s)
-        give_up = partial(queue.give_up_get, getting)
-        await attend(home, self._worker, partial(queue.try_get, getting), give_up)
-        try:
-            joined = queue.join_attempts(getting.batch)
-            if joined is not None:
-                await home.confirmed(joined)
-        except BaseException:
-            in_place(give_up)
-            raise
-        return getting.batch
+        return AsyncDeliveries(await self._work.collect(max_messages, timeout_s), self._work)
 
     def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
         return self.iterate()
@@ -250,7 +235,7 @@ class AsyncQueue:
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
-            batch = await self.collect(prefetch, None)
+            batch = await self._work.collect(prefetch, None)
             try:
                 for index in range(len(batch)):
                     try:
@@ -258,7 +243,7 @@ class AsyncQueue:
                     except AlreadySettled:
                         break  # it was held for too long: all of it went back
                     if delivery is not None:
-                        yield AsyncDelivery(delivery, self)
+                        yield AsyncDelivery(delivery, self._work)
             finally:
                 in_place(partial(queue.give_up_batch, batch))
 
@@ -280,7 +265,7 @@ class AsyncQueue:
             raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
         config.parse_count(prefetch, "prefetch")
         config.parse_count(concurrency, "concurrency")
-        return AsyncConsumer(self, self._homes.here(), callback, prefetch, concurrency)
+        return consumer_of(self._work, self._homes.here(), callback, prefetch, concurrency)
 
     # Settle ------------------------------------------------------------------------------------------------------
 
@@ -291,20 +276,7 @@ class AsyncQueue:
         else:
             in_place(partial(self.queue.ack_many, [one.delivery for one in deliveries]))
         if wait:
-            await self.settled()
-
-    async def settled(self) -> None:
-        """Return when everything that was settled so far is synced."""
-        joined = self.queue.join_settles()
-        if joined is not None:
-            await self._homes.here().confirmed(joined)
-
-    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
-        """Nack; by a thread if that takes the disk."""
-        if self.queue.returns_by_disk(requeue):
-            await self._worker.run(self._homes.here(), partial(held.nack, requeue, delay_s))
-        else:
-            in_place(partial(held.nack, requeue, delay_s))
+            await self._work.settled()
 
     # Whole queue -------------------------------------------------------------------------------------------------
 
@@ -334,6 +306,14 @@ class AsyncQueue:
 
     def __repr__(self) -> str:
         return f"<AsyncQueue {self.name!r}>"
+
+
+def queue_of(queue: Queue, log: Log, homes: Homes, worker: Worker) -> AsyncQueue:
+    """Return a queue for tasks."""
+    made = AsyncQueue()
+    made.queue, made._log, made._homes, made._worker = queue, log, homes, worker
+    made._work = QueueWork(queue, homes, worker)
+    return made
 
 
 def _resolved(home: Home, result: int) -> asyncio.Future[int | None]:

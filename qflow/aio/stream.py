@@ -19,11 +19,10 @@ QUERIED_AT_ONCE = 256
 class AsyncStream:
     """A named stream, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Stream` has."""
 
-    def __init__(self, stream: Stream, homes: Homes, worker: Worker) -> None:
-        self.stream = stream
-        """The same stream for threads; its methods block."""
-        self._homes = homes
-        self._worker = worker
+    stream: Stream
+    """The same stream for threads; its methods block."""
+    _homes: Homes
+    _worker: Worker
 
     @property
     def name(self) -> str:
@@ -70,3 +69,10 @@ class AsyncStream:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.stream)[1:]}"
+
+
+def stream_of(stream: Stream, homes: Homes, worker: Worker) -> AsyncStream:
+    """Return a stream for tasks."""
+    made = AsyncStream()
+    made.stream, made._homes, made._worker = stream, homes, worker
+    return made

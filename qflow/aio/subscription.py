@@ -18,7 +18,8 @@ from qflow.errors import BrokerClosed, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.stats import SubscriptionStats
 from qflow.streams.deliveries import StreamDeliveries
-from qflow.streams.subscription import Subscription
+from qflow.streams.member import Member
+from qflow.streams.subscription import Subscription, member_of
 
 T = TypeVar("T")
 TURNS = 8
@@ -32,11 +33,12 @@ class AsyncSubscription:
     same task got before.
     """
 
-    def __init__(self, subscription: Subscription, homes: Homes, worker: Worker) -> None:
-        self.subscription = subscription
-        """The same for threads; its methods block."""
-        self._homes = homes
-        self._worker = worker
+    subscription: Subscription
+    """The same for threads; its methods block."""
+    _member: Member
+    _settling: MemberSettling
+    _homes: Homes
+    _worker: Worker
 
     @property
     def name(self) -> str | None:
@@ -55,6 +57,7 @@ class AsyncSubscription:
 
     @property
     def closed(self) -> bool:
+        """It was closed; a broker that closes, or a stream that is deleted, closes none."""
         return self.subscription.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
@@ -68,7 +71,7 @@ class AsyncSubscription:
         batch = await self._collect(1, timeout_s)
         if batch is None:
             raise QueueEmpty(f"no message of stream {self.stream!r} for {self.filter!r} came in time")
-        return AsyncStreamDelivery(batch[0], self)
+        return AsyncStreamDelivery(batch[0], self._settling)
 
     async def get_nowait(self) -> AsyncStreamDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""
@@ -80,11 +83,11 @@ class AsyncSubscription:
         Errors as `Subscription.get_many`. Cancelled as `get`.
         """
         batch = await self._collect(parse_count(max_messages, "max_messages"), timeout_s)
-        return AsyncStreamDeliveries(self.subscription.empty_batch() if batch is None else batch, self)
+        return AsyncStreamDeliveries(self._member.empty_batch() if batch is None else batch, self._settling)
 
     async def _collect(self, most: int, timeout_s: float | None, *, ahead: bool = False) -> StreamDeliveries | None:
-        cursor = self.subscription.cursor
-        getting = self.subscription.begin_get(most, timeout_s, asyncio.current_task(), ahead=ahead)
+        cursor = self._member.cursor
+        getting = self._member.begin_get(most, timeout_s, asyncio.current_task(), ahead=ahead)
         await attend(
             self._homes.here(), self._worker, partial(cursor.try_get, getting), partial(cursor.give_up_get, getting)
         )
@@ -102,8 +105,8 @@ class AsyncSubscription:
 
         Cost: 2 µs a message in a replay.
         """
-        claims = self.subscription.cursor.claims
-        most = self.subscription.ahead_at_once
+        claims = self._member.cursor.claims
+        most = self._member.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
@@ -117,7 +120,7 @@ class AsyncSubscription:
                     if index in batch.settled:  # what went back, or was left behind
                         continue
                     batch.shown = index + 1
-                    yield AsyncStreamDelivery(delivery, self)
+                    yield AsyncStreamDelivery(delivery, self._settling)
                     if batch.settled is not None and index not in batch.settled:
                         in_place(partial(claims.settle_part, batch, index, False))
             finally:
@@ -128,16 +131,6 @@ class AsyncSubscription:
     async def ack(self, delivery: AsyncStreamDelivery | AsyncStreamDeliveries, wait: bool = False) -> None:
         """Settle a message, or a batch; see `AsyncDelivery.ack`."""
         await delivery.ack(wait)
-
-    async def settled(self) -> None:
-        """Return when everything that was settled so far is synced."""
-        joined = self.subscription.cursor.claims.join_settles()
-        if joined is not None:
-            await self._homes.here().confirmed(joined)
-
-    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
-        """Nack: a matter of memory."""
-        held.nack(requeue, delay_s)
 
     async def seek(self, to: int | datetime, *, partition: int | None = None) -> None:
         """Go on somewhere else; see `Subscription.seek`. Cancelled while it waits, it is done all the same."""
@@ -189,3 +182,29 @@ class AsyncSubscription:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.subscription)[1:]}"
+
+
+class MemberSettling:
+    """What deliveries ask of a subscription of tasks: to give back, to wait for the sync."""
+
+    def __init__(self, member: Member, homes: Homes) -> None:
+        self._claims = member.cursor.claims
+        self._homes = homes
+
+    async def settled(self) -> None:
+        """Return when everything that was settled so far is synced."""
+        joined = self._claims.join_settles()
+        if joined is not None:
+            await self._homes.here().confirmed(joined)
+
+    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
+        """Nack: a matter of memory."""
+        held.nack(requeue, delay_s)
+
+
+def subscription_of(subscription: Subscription, homes: Homes, worker: Worker) -> AsyncSubscription:
+    """Return a subscription for tasks."""
+    made = AsyncSubscription()
+    made.subscription, made._member, made._homes, made._worker = subscription, member_of(subscription), homes, worker
+    made._settling = MemberSettling(made._member, homes)
+    return made

@@ -116,12 +116,12 @@ class AsyncTransaction:
     the commit waits for room, it is rolled back; while it waits for its sync, it is done all the same, or refused.
     """
 
-    def __init__(self, transaction: Transaction, together: AsyncTogether, homes: Homes, worker: Worker) -> None:
-        self._transaction = transaction
-        self._together = together
-        self._homes = homes
-        self._worker = worker
-        self._lock = threading.Lock()  # held by a step of it: one whose task was cancelled may still run in a thread
+    _transaction: Transaction
+    _together: AsyncTogether
+    _homes: Homes
+    _worker: Worker
+    _lock: threading.Lock
+    """Held by a step of it: one whose task was cancelled may still run in a thread."""
 
     async def put(
         self,
@@ -233,6 +233,14 @@ class AsyncTransaction:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._transaction)[1:]}"
+
+
+def transaction_of(transaction: Transaction, together: AsyncTogether, homes: Homes, worker: Worker) -> AsyncTransaction:
+    """Return a transaction for tasks."""
+    made = AsyncTransaction()
+    made._transaction, made._together, made._homes, made._worker = transaction, together, homes, worker
+    made._lock = threading.Lock()
+    return made
 
 
 def _plain(queue: AsyncQueue | Queue | str) -> Queue | str:

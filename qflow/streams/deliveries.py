@@ -19,17 +19,21 @@ class StreamMessage:
 
     __slots__ = ("_record", "offset", "partition", "stream", "time_ms", "topic")
 
-    def __init__(self, stream: str, sequence: int, record: Record, topic: str, time_ms: int) -> None:
-        self.stream = stream
-        self.partition = lane_of(sequence)
-        self.offset = offset_of(sequence)
-        self.topic = topic
-        self.time_ms = time_ms
-        """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
-        self._record = record
+    stream: str
+    """The stream's name."""
+    partition: int
+    """The number of its partition."""
+    offset: int
+    """Its place in its partition: dense, and never given again."""
+    topic: str
+    """What it was published under."""
+    time_ms: int
+    """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
+    _record: Record
 
     @property
     def body(self) -> bytes:
+        """The bytes that were published."""
         return body_of(self._record)
 
     @property
@@ -45,6 +49,15 @@ class StreamMessage:
     def __repr__(self) -> str:
         where = f"{self.stream!r}, partition {self.partition}, offset {self.offset}"
         return f"<StreamMessage of {where}: {self.topic!r}, {len(self.body)} B>"
+
+
+def message_of(stream: str, sequence: int, record: Record, topic: str, time_ms: int) -> StreamMessage:
+    """Return a message of a stream, for a query."""
+    message = StreamMessage()
+    message.stream, message.topic, message.time_ms = stream, topic, time_ms
+    message.partition, message.offset = lane_of(sequence), offset_of(sequence)
+    message._record = record
+    return message
 
 
 def key_of(record: Record) -> bytes | None:
@@ -82,6 +95,7 @@ class StreamDelivery(Delivery):
 
     @property
     def partition(self) -> int:
+        """The number of its partition."""
         return self.sequence >> LANE_SHIFT
 
     @property
@@ -134,6 +148,7 @@ class StreamDeliveries(Deliveries):
 
     @property
     def bodies(self) -> list[bytes]:
+        """All bodies, in order."""
         return [body_of(record) for share in self.shares for record in share.piece.records]
 
     @property
@@ -143,6 +158,7 @@ class StreamDeliveries(Deliveries):
 
     @property
     def sequences(self) -> Sequence[int]:
+        """All sequences, in order: the partition's number in the top byte, the offset below it."""
         return [sequence for share in self.shares for sequence in share.piece.sequences]
 
     @property

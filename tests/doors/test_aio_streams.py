@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 import qflow.aio
 from doors.event_loop import leave_no_reader_behind, run, turns, until
@@ -45,7 +46,7 @@ def begin(work: Any) -> asyncio.Task[Any]:
 
 async def waiting(subscription: qflow.aio.AsyncSubscription, number: int = 1) -> None:
     """Return when so many tasks wait."""
-    line: Any = subscription.subscription.cursor._line
+    line: Any = inside.cursor(subscription.subscription)._line
     await until(lambda: len(line.watchers) == number)
 
 
@@ -404,7 +405,7 @@ def test_publishers_see_who_only_looks_whether_he_must_wait(spool: Path, monkeyp
 
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         async with broker.subscribe("s") as reader:
-            cursor: Any = reader.subscription.cursor
+            cursor: Any = inside.cursor(reader.subscription)
             seen, patience = [], cursor.claims.patience
 
             def look(*given: Any) -> float:

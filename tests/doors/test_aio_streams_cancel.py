@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 import qflow.aio
 from doors.event_loop import cancelled_at, leave_no_reader_behind, run, turns
@@ -243,7 +244,7 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
         stage.acked = [body for body in stage.acked if body not in bodies]  # it was about to ack it
     assert stage.acked + bodies == OLD
     await left.ack()
-    assert not stage.sub.subscription.cursor._line.watchers
+    assert not inside.cursor(stage.sub.subscription)._line.watchers
     await stage.sub.close()
 
 

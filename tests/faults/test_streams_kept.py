@@ -225,7 +225,7 @@ def test_the_number_of_what_was_deleted_does_not_come_back(spool: Path) -> None:
         with qflow.open(spool) as broker:
             numbers.append(broker.declare_stream("s", topics=["t"]).owner)
             with broker.subscribe("s", name="panel") as panel:
-                numbers.append(panel.cursor.owner)
+                numbers.append(inside.cursor(panel).owner)
             numbers.append(broker.declare_queue("q").owner)
             broker.delete_queue("q")
             broker.delete_stream("s")
@@ -286,7 +286,7 @@ def test_new_records_leave_acks_their_reserve(spool: Path) -> None:
         queue = broker.declare_queue("q")
         queue.put_many([b"x" * 100] * 100)
         panel = broker.subscribe("s", name="panel", session_expiry_s=1000)
-        facts = broker.engine.streams._sessions._facts[panel.cursor]
+        facts = broker.engine.streams._sessions._facts[inside.cursor(panel)]
         files.limit = 0
         with suppress(qflow.DiskFull):
             while True:

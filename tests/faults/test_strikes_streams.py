@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import in_thread
 from faults.strikes import TORTURE, Strike, places, reach
@@ -143,7 +144,7 @@ class World:
     def verify(self, here: Round, struck: bool) -> None:
         """What was confirmed is delivered once, and what the call was to do is done, or not."""
         if struck and not here.keeps:
-            assert here.sub.cursor.claims.unsettled == 0, "what nobody got is held"
+            assert inside.cursor(here.sub).claims.unsettled == 0, "what nobody got is held"
         for held in here.held:
             held.nack()
         for sub in [here.sub, *here.opened]:

@@ -841,7 +841,7 @@ class StreamMachine(SpoolMachine):
         assert stats.damaged_total == 0
         room = self.broker.engine.streams.room
         assert room._incoming == 0
-        cursors = {reader.members[0].cursor for reader in self.readers if reader.members}
+        cursors = {inside.cursor(reader.members[0]) for reader in self.readers if reader.members}
         assert room._held == sum(
             sum(part.charged for part in cursor.parts)
             + sum(batch.charged for batch in cursor.claims.held)

@@ -133,7 +133,7 @@ def test_what_is_in_the_log_is_known_after_it_was_opened_again(broker, open_at, 
     broker.close()
     again = open_at()
     hand(spool, again.uuid, ROWS, number=7)
-    again.adoption.run()
+    again.engine.adoption.run()
     assert bodies(again) == [body for _, body in ROWS]
     assert again.stats().inbox.replayed_total == 1
 
@@ -204,7 +204,7 @@ def test_a_damaged_stage_is_set_aside_as_a_whole(broker, open_at, spool, what, e
     assert any(reason in problem for problem in check_spool(spool))
     hand(spool, broker.uuid, rows, number=number)  # the batch comes again, and the old one is forgotten
     again = open_at()
-    again.adoption.run()
+    again.engine.adoption.run()
     assert bodies(again) == [b"z", *(body for _, body in rows)]
     again.close()
     assert check_spool(spool) == []
@@ -305,12 +305,12 @@ def test_a_stage_of_several_transactions_goes_on_where_a_failure_stopped_it(brok
 
     def adopt(faulty: qflow.Broker) -> None:
         with pytest.raises(MemoryError):
-            faulty.adoption.run()
+            faulty.engine.adoption.run()
         partial = record(faulty).partial
         assert partial is not None
         assert len(bodies(faulty)) == partial.messages
         assert 0 < partial.messages < len(MANY)
-        assert faulty.log.busy is False
+        assert faulty.engine.log.busy is False
 
     crash(faults, spool, adopt)
     assert names(spool) == ["q-0~"]
@@ -328,12 +328,12 @@ def test_a_batch_of_which_a_part_is_stored_cannot_be_taken_back(broker, open_at,
     hand(spool, broker.uuid, [*MANY, ("job", b"x")])
     broker.close()
     again = open_at(max_transaction_bytes=8_000)
-    again.adoption.run()
+    again.engine.adoption.run()
     assert 0 < len(bodies(again)) < len(MANY) + 1
     assert again.stats().inbox.waiting == 1
     assert not stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
     again.queue("jobs").get_nowait().ack(wait=True)
-    again.adoption.run()
+    again.engine.adoption.run()
     assert bodies(again) == [body for _, body in MANY]
     assert again.queue("jobs").get_nowait().body == b"x"
 
@@ -356,7 +356,7 @@ def test_of_a_large_damaged_stage_nothing_is_stored(broker, open_at, spool):
     damage(spool / "inbox" / "q-0" / "000001-b", -20)
     broker.close()
     again = open_at(max_transaction_bytes=8_000)
-    again.adoption.run()
+    again.engine.adoption.run()
     assert bodies(again) == []
     assert record(again) == Adopted()
     assert again.stats().inbox.refused_total == 1
@@ -420,13 +420,13 @@ def test_a_batch_waits_for_the_disk(broker, spool):
         faulty.declare_stream("plants", topics=["plant/#"])
         hand(spool, faulty.uuid, ROWS)
         faults.fail("make_room", qflow.DiskFull("the disk is full"))
-        faulty.adoption.run()
+        faulty.engine.adoption.run()
         stats = faulty.stats().inbox
         assert stats.waiting == 1
         assert "the disk is full" in str(stats.problem)
         assert names(spool) == ["q-0"]  # it can be withdrawn
         faults.heal()
-        faulty.adoption.run()
+        faulty.engine.adoption.run()
         assert len(bodies(faulty)) == len(ROWS)
         assert (faulty.stats().inbox.waiting, faulty.stats().inbox.problem) == (0, None)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from unit.clocks import LONG_S, Clock, until
 
@@ -152,7 +153,7 @@ def test_get_waits_and_gives_up(open_spool: Open) -> None:
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(subscription.get(LONG_S).offset))
     thread.start()
-    until(lambda: subscription.cursor._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watchers)
     broker.publish("b", b"")  # not wanted
     broker.publish("a", b"")
     thread.join(LONG_S)
@@ -268,7 +269,7 @@ def test_a_transaction_settles_and_publishes_together(broker: qflow.Broker, cloc
     assert tx.result[0].offsets == {"s": 10}
     with pytest.raises(qflow.AlreadySettled):
         batch[0].ack()
-    leaving = subscription.cursor.claims.begin_leaving([batch])  # as a commit does that waits for room then
+    leaving = inside.cursor(subscription).claims.begin_leaving([batch])  # as a commit does that waits for room then
     clock.advance(100)
     assert subscription.get_many(100, 0).offsets == [4, 5, 6, 7, 8, 9, 10]
     leaving.refused(None)
@@ -282,7 +283,7 @@ def test_what_a_commit_settled_goes_to_no_other_member(broker: qflow.Broker) -> 
     """The member closes while its transaction is committed: the rest of what it held is for others, that is not."""
     one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
     batch, other = one.get_many(4, 0), one.get_many(2, 0)
-    leaving = one.cursor.claims.begin_leaving([batch[1], other])
+    leaving = inside.cursor(one).claims.begin_leaving([batch[1], other])
     leaving.settles()  # it joins a commit
     one.close()
     assert two.get(0).offset == 6
@@ -413,7 +414,7 @@ def test_what_a_silent_member_holds_goes_to_another(broker: qflow.Broker, clock:
     found: list[list[int]] = []
     thread = threading.Thread(target=lambda: found.append(other.get_many(10, LONG_S).offsets))
     thread.start()
-    until(lambda: other.cursor._line.watchers)
+    until(lambda: inside.cursor(other)._line.watchers)
     clock.advance(60)
     broker.engine.streams.tick()
     thread.join(LONG_S)
@@ -478,7 +479,7 @@ def test_deleting_a_subscription_ends_it(broker: qflow.Broker) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: subscription.cursor._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watchers)
     broker.delete_subscription("s", "d")
     thread.join(LONG_S)
     assert len(errors) == 1
@@ -528,7 +529,7 @@ def test_who_waits_is_told_of_the_end(open_spool: Open, what: str) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: subscription.cursor._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watchers)
     {"subscription": subscription.close, "broker": broker.close, "stream": lambda: broker.delete_stream("s")}[what]()
     thread.join(LONG_S)
     expected = {"subscription": qflow.InvalidArgument, "broker": qflow.BrokerClosed, "stream": qflow.StreamDeleted}
