@@ -163,11 +163,11 @@ class Deliveries(Sequence[Delivery]):
 
     def __init__(self, settler: BatchSettler, segments: list[Segment]) -> None:
         self._settler = settler
-        self.segments = segments
-        self.total = sum(len(segment.records) for segment in segments)
+        self.segments: list[Segment] = segments
+        self.total: int = sum(len(segment.records) for segment in segments)
         self.settled: set[int] | None = set()
         """Positions settled one by one; None once the batch is settled as a whole."""
-        self.settled_bytes = 0
+        self.settled_bytes: int = 0
         self._measured = (0, 0)
 
     @property
@@ -208,12 +208,15 @@ class Deliveries(Sequence[Delivery]):
         self._settler.extend_batch(self, parse_span(seconds, "seconds"))
 
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
+        """Ack a delivery of it."""
         self._settler.settle_part(self, self._position(delivery.sequence), wait)
 
     def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None:
+        """Give a delivery of it back."""
         self._settler.return_part(self, self._position(delivery.sequence), requeue, delay_s)
 
     def extend_one(self, delivery: Delivery, seconds: float) -> None:
+        """Hold a delivery of it longer, and with it what is left of the batch."""
         self._settler.extend_batch(self, seconds)
 
     def check_unsettled(self, position: int) -> None:
@@ -323,15 +326,15 @@ class Entry:
     def __init__(
         self, sequence: int, size_bytes: int | None, state: str, keeper: Keeper, due_ms: int | None = None
     ) -> None:
-        self.sequence = sequence
-        self.size_bytes = size_bytes
+        self.sequence: int = sequence
+        self.size_bytes: int | None = size_bytes
         """Body and headers; None where only the disk knows."""
-        self.state = state
+        self.state: str = state
         """`"resident"`, `"spilled"` or `"logged"`, as it was when it was looked at or moved.
 
         A delayed one that somebody tried to move is `"delayed"`.
         """
-        self.due_ms = due_ms
+        self.due_ms: int | None = due_ms
         """When a delayed message is due, milliseconds since the epoch, where memory knows that."""
         self._keeper = keeper
 

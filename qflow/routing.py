@@ -34,6 +34,8 @@ ROUTES_KEPT = 4096
 
 
 class _Places(NamedTuple):
+    """The pair that a `PublishResult` is."""
+
     offsets: dict[str, int]
     sequences: dict[str, int | None]
 

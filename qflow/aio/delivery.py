@@ -33,7 +33,7 @@ class AsyncDelivery:
     __slots__ = ("_settling", "delivery")
 
     def __init__(self, delivery: Delivery, settling: Settling) -> None:
-        self.delivery = delivery
+        self.delivery: Delivery = delivery
         """The same as a thread would hold it."""
         self._settling = settling
 
@@ -150,7 +150,7 @@ class AsyncDeliveries(Sequence[AsyncDelivery]):
     __slots__ = ("_settling", "deliveries")
 
     def __init__(self, deliveries: Deliveries, settling: Settling) -> None:
-        self.deliveries = deliveries
+        self.deliveries: Deliveries = deliveries
         """The same as a thread would hold them."""
         self._settling = settling
 

@@ -70,6 +70,9 @@ class StreamDelivery(Delivery):
 
     __slots__ = ("_topic", "time_ms")
 
+    record: Record
+    sequence: int
+    """The partition's number in the top byte, the offset below it."""
     time_ms: int
     """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
     _topic: str
@@ -130,21 +133,31 @@ class StreamDeliveries(Deliveries):
 
     __slots__ = ("charged", "leaving", "member", "shares", "shown", "taken", "taker", "unsettled")
 
-    def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int, taker: object = None) -> None:
+    shares: list[Share]
+    total: int
+    unsettled: int
+    """How many are not settled, of `total`; changed with `settled`."""
+    member: object
+    """The subscription that got it."""
+    taker: object
+    """The thread or task that got it."""
+    charged: int
+    """What it takes of memory, as the ledger counts."""
+    leaving: int
+    """Commits that are to settle some of it."""
+
+    def __init__(self, settler: Any, shares: list[Share], member: object, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
         self.shares = shares
         self.total = self.unsettled = sum(len(share.piece.records) for share in shares)
-        """How many there are, and how many of them are not settled; that is changed with `settled`."""
         self.member = member
         self.charged = charged
         self.taken: set[int] = set()
         """Positions that a seek has taken back: settling them does nothing."""
         self.taker = taker
-        """The thread or task that got it."""
         self.shown: int | None = None
         """How many of it an iteration has shown; None where all of it is."""
         self.leaving = 0
-        """Commits that are to settle some of it."""
 
     @property
     def bodies(self) -> list[bytes]:
@@ -226,18 +239,22 @@ class StreamDeliveries(Deliveries):
         return share._replace(piece=share.piece.part(index, index + 1))
 
     def check_unsettled(self, position: int) -> None:
+        """Refuse a message of it that was settled, or went back."""
         if self.settled is None or position in self.settled:
             offset = offset_of(self.at(position)[0])
             raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
 
     def take_back(self, delivery: Delivery, position: int) -> None:
+        """Not asked for."""
         raise NotImplementedError("deliveries of a stream never leave their batch")
 
     def left_size(self) -> tuple[int, int]:
+        """Return (messages, bytes) of what is not settled yet. Cost: O(messages)."""
         left = self.left_shares()
         return sum(len(share.piece.records) for share in left), sum(share.piece.size for share in left)
 
     def at(self, position: int) -> tuple[int, Record, int]:
+        """Return (sequence, record, marks) of one message."""
         (_, piece, marks), index = self._find(position)
         return piece.sequences[index], piece.records[index], marks
 

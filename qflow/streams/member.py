@@ -19,7 +19,7 @@ class Member:
         """`ended` is called once, by whoever closes it."""
         self.cursor = cursor
         """What it shares with the members of its group."""
-        self.closed = False
+        self.closed: bool = False
         self._follow = follow
         self._skip_gaps = skip_gaps
         self._ended = ended
