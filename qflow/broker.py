@@ -64,7 +64,7 @@ class Broker:
 
     @property
     def recovery(self) -> RecoveryReport:
-        """What opening the spool found, and what was found damaged since: as it is now, a plain value."""
+        """What was found when the spool was opened, and what was found damaged since; a plain value, as of now."""
         return self.engine.spool.recovery
 
     # Queues -------------------------------------------------------------------------------------------------------
@@ -168,18 +168,18 @@ class Broker:
 
         Args:
             key: messages of one key are in one partition of a stream, in order; without one, those of a topic are.
-            producer, number: whoever publishes, and his number for this message: one he published before is not
-                stored again. See `docs/howto/streams.md`.
-            timeout_s: seconds to wait for room in queues that are at their limit, and for what becomes of the same
-                number where somebody else is publishing it; None = without end.
+            producer, number: the name of the publisher, and its number for this call: what it published before under
+                that number is not stored again. Both or neither; see `docs/howto/streams.md`.
+            timeout_s: seconds to wait for room in queues that are at their limit, and for the outcome of another call
+                that is publishing the same number; None = without end.
 
         Returns:
-            The offset in each stream, and the sequence in each queue; None where its policy dropped it. Nothing where
-            nobody wants it, which is counted in `stats().unrouted_total`.
+            The offset in each stream, and the sequence in each queue, None where its policy dropped the message. Both
+            are empty where no stream and no queue takes the topic, which `stats().unrouted_total` counts.
 
         Raises:
             InvalidArgument: the topic is not valid, or has wildcards. All that `Queue.put` raises.
-            ProducerBusy: what became of the number was not known in time.
+            ProducerBusy: another call was publishing the same number, and its outcome was not known in time.
         Cost: transient 0.3 µs for each queue; durable a share of one commit.
         """
         if headers is None and key is None and producer is None:
@@ -266,9 +266,9 @@ class Broker:
 
     @sheltered
     def delete_stream(self, name: Stream | str) -> None:
-        """Delete a stream with its messages and subscriptions; who waits gets `StreamDeleted`.
+        """Delete a stream with its messages and subscriptions; gets that wait raise `StreamDeleted`.
 
-        If it fails, repeat it: the stream takes nothing more, but is in the log until it is deleted.
+        If this fails, repeat it: until then the stream takes no more messages, and is still in the log.
 
         Raises:
             NotFound: there is none of this name.
@@ -313,10 +313,11 @@ class Broker:
 
     @sheltered
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
-        """Delete a durable subscription, or a group: it pins nothing any more. Who has it open gets `StreamDeleted`.
+        """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted` from then on.
 
         Raises:
-            NotFound: there is none. Cost: one commit.
+            NotFound: there is none of this name.
+        Cost: one commit.
         """
         with self.engine.spool.changing:
             self.engine.spool.check_open()
@@ -335,8 +336,8 @@ class Broker:
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called for each event from now on, one after the other, by the maintenance thread.
 
-        It may use the broker, but while it runs no other event is told and no maintenance is done. What it raises is
-        written to the log of the process.
+        It may use the broker. While it runs no other event is delivered and no maintenance is done. What it raises is
+        logged by the logger `qflow`.
         """
         self.engine.listeners.add(callback)
 
@@ -350,7 +351,7 @@ class Broker:
 
     @sheltered
     def check(self) -> list[str]:
-        """Compare ledger, runs, files, rows and blocks with each other; return what does not agree, in words.
+        """Compare ledger, runs, files, rows and blocks with each other; return one text for each disagreement.
 
         Cost: O(resident messages + spilled files + blocks). Meant for tests and trouble.
         """
@@ -358,38 +359,38 @@ class Broker:
 
     @sheltered
     def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
-        """Copy what is in the log to a new spool, while everything goes on: one moment, each commit whole or not there.
+        """Copy the log to a new spool, as of one moment, while puts, gets and acks go on.
 
-        All that was confirmed, acked or given up when this was called is in it, with queues, streams, settings,
-        bindings, and how far durable subscriptions came. It is a spool with a uuid of its own, and opens as this one
-        would after a crash now: messages of queues say `redelivered`.
-        What is not logged is not in it: transient queues and messages, and who holds what.
+        Everything that was confirmed before the call is in it: messages, acks, queues, streams, settings, bindings, and
+        the positions of durable subscriptions. What is not logged is not: transient queues and messages, and which
+        consumer holds what. The copy has a uuid of its own and opens as this spool would after a crash: messages of
+        queues are `redelivered`.
 
         Args:
             path: a directory that does not exist, or is empty; outside of the spool.
 
         Raises:
             InvalidArgument: it is no path, inside the spool, or not empty.
-            DiskFull, StorageError: it could not be written; what was begun there was removed.
-            SpoolInUse: another snapshot is made there.
-        Cost: reads and writes what the log holds; nobody waits for it but other snapshots, `compact` and `close`. Pages
-            that were in use when it began are not used again before it ends, so the log may grow by what is written
-            meanwhile.
+            DiskFull, StorageError: it could not be written; the part that was written is removed.
+            SpoolInUse: another snapshot is being made there.
+        Cost: reads and writes as many bytes as the log holds. Only other snapshots, `compact` and `close` wait for it.
+            Pages that were in use when it began are not used again before it ends, so the log may grow by what is
+            written meanwhile.
         """
         return self.engine.spool.snapshot(path)
 
     @sheltered
     def compact(self) -> CompactionReport:
-        """Give disk back: unlink spill files of before, and put a copy of the log without its free pages in its place.
+        """Shrink the log: replace it by a copy without free pages; and unlink spill files of an earlier owner.
 
-        Without it the file never shrinks; what was settled is written over, so that pays after a backlog that will not
-        come again. Interrupted, it is done in the background, or not at all.
+        Otherwise the file keeps its largest size, and its free pages are written again. So this pays after a backlog
+        that will not come again. If the call is interrupted, it is completed in the background, or nothing is changed.
 
         Raises:
-            DiskFull, StorageError: there was no room for the copy beside the log; nothing has changed.
+            DiskFull, StorageError: the copy could not be written beside the log; nothing has changed.
             InDoubt: the directory could not be synced; nothing is lost, but the spool must be opened again.
-        Cost: reads and writes what the log holds, and 10 µs for each of those files. Meanwhile puts and acks wait for
-            their commits, and none fails; gets go on.
+        Cost: reads and writes as many bytes as the log holds, and 10 µs for each of those files. Commits wait until it
+            is done, none fails; gets go on.
         """
         self.engine.upkeep.finish_wiping()  # first: what it frees may be the room for the copy
         self.engine.upkeep.finish_removing()
@@ -398,12 +399,12 @@ class Broker:
     # Closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the spool: confirm what is on its way, put unacked messages back, mark it clean. Twice is fine.
+        """Close the spool: commit what was handed over, put unacked messages back, mark it clean. Twice is fine.
 
         Raises:
             StorageError: the log failed; the spool is released all the same, and is recovered at the next open.
             Reentered: a finalizer calls this in the middle of a call of the broker.
-        Cost: one commit. What is interrupted goes on: it is raised when the spool is closed.
+        Cost: one commit. An interrupt is raised when the spool is closed, not before.
         """
         self.engine.close()
         self.engine.listeners.tell_all()

@@ -20,7 +20,7 @@ ONE_ATTEMPT = 2
 
 
 class Settler(Protocol):
-    """Who takes a delivery back: its queue, or the batch it came in."""
+    """What settles a delivery: its queue, or the batch it came in."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class Settler(Protocol):
 
 
 class BatchSettler(Settler, Protocol):
-    """Who takes a batch back: its queue."""
+    """What settles a batch: its queue."""
 
     def settle_batch(self, batch: Deliveries, wait: bool) -> None: ...
     def return_batch(self, batch: Deliveries, requeue: bool, delay_s: float) -> None: ...
@@ -312,7 +312,7 @@ class Deliveries(Sequence[Delivery]):
 
 
 class Keeper(Protocol):
-    """Who moves a waiting message by hand: its queue."""
+    """What moves a waiting message between memory and disk when asked to: its queue."""
 
     def spill_entry(self, sequence: int) -> str: ...
     def restore_entry(self, sequence: int) -> str: ...
@@ -330,9 +330,9 @@ class Entry:
         self.size_bytes: int | None = size_bytes
         """Body and headers; None where only the disk knows."""
         self.state: str = state
-        """`"resident"`, `"spilled"` or `"logged"`, as it was when it was looked at or moved.
+        """`"resident"`, `"spilled"` or `"logged"`, as of `browse`, or of the last move.
 
-        A delayed one that somebody tried to move is `"delayed"`.
+        `"delayed"` after `spill` or `restore` of a delayed message, which do not move it.
         """
         self.due_ms: int | None = due_ms
         """When a delayed message is due, milliseconds since the epoch, where memory knows that."""
