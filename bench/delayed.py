@@ -15,6 +15,7 @@ import attrs
 
 import qflow
 from bench.durable import BATCH
+from bench.engines.qflow_queues import make_broker
 from bench.measure import Bound, Row, Series, Setup, Workload, at_least, rates, ratio
 from qflow.config import BrokerSettings
 
@@ -186,7 +187,7 @@ def _delayed(setup: Setup, way: Way, *, durable: bool, bound: Bound | None = Non
 def _pass(path: Path, capacity: int, count: int, way: Way, *, durable: bool) -> Passage:
     clock = Clock()
     settings = BrokerSettings(capacity_bytes=capacity, spill="segments")
-    with qflow.Broker(path / "spool", settings, clock=clock) as broker:
+    with make_broker(path / "spool", settings, clock=clock) as broker:
         passage = Passage(broker.declare_queue("bench", durable=durable), clock)
         way.schedule(passage, count)
         for step in range(1, STEPS + 1):

@@ -209,7 +209,7 @@ def _blocks(broker: qflow.Broker, stream: Any, end: int) -> int:
     """Return how many blocks hold something below a sequence."""
     from qflow.storage.topics.records import blocks_between
 
-    with broker.log.read() as txn:
+    with broker.engine.spool.log.read() as txn:
         return len(blocks_between(txn, stream.owner, 0, 0, end, 2**40))
 
 

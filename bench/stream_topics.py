@@ -179,7 +179,7 @@ def _wildcard(setup: Setup, names: list[str], expected: int, shape: str) -> Iter
         for _ in range(setup.rounds + 1):
             selection = Selection(stream.owner, topic_filter)
             times = [perf_counter()]
-            with broker.log.read() as txn:
+            with broker.engine.spool.log.read() as txn:
                 for _ in range(2):
                     selection.blocks(txn, 0, 0, 256)
                     times.append(perf_counter())

@@ -169,7 +169,7 @@ def _in_batches(broker: qflow.Broker, stream: Any, expected: int, name: str | No
         while batch := subscription.get_many(BATCH):
             taken += len(batch.bodies)
             batch.ack()
-        broker.log.drain()
+        broker.engine.spool.log.drain()
         seconds = perf_counter() - start
     if name is not None:
         broker.delete_subscription(stream, name)
@@ -199,7 +199,7 @@ def blocks_of(broker: qflow.Broker, stream: Any) -> Iterator[tuple[int, bytes]]:
     """Yield (first sequence, bytes) of each block of the first partition, in one transaction."""
     from qflow.storage.log.keys import scan
 
-    with broker.log.read() as txn:
+    with broker.engine.spool.log.read() as txn:
         for key, value in scan(txn, stream.owner, 0, 0, 2**63):
             yield int.from_bytes(key[-8:], "big"), value
 

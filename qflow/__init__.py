@@ -11,10 +11,11 @@ with qflow.open("spool", capacity_bytes="64MiB") as broker:
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
+"""As type checkers know it: `typing` is not imported for them."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from qflow.broker import Broker
     from qflow.config import Overflow, SlowConsumer
     from qflow.delivery import Deliveries, Delivery, Entry
@@ -47,6 +48,15 @@ if TYPE_CHECKING:
     )
     from qflow.events import Event, EventKind
     from qflow.opening import open_broker as open
+    from qflow.options import (
+        BrokerOptions,
+        PutOptions,
+        QueueChanges,
+        QueueOptions,
+        StreamChanges,
+        StreamOptions,
+        SubscriptionOptions,
+    )
     from qflow.queues.consumer import Consumer
     from qflow.queues.queue import Queue
     from qflow.queues.transaction import Transaction
@@ -71,6 +81,7 @@ __all__ = [
     "Broker",
     "BrokerClosed",
     "BrokerFailed",
+    "BrokerOptions",
     "BrokerStats",
     "CompactionReport",
     "Consumer",
@@ -92,11 +103,14 @@ __all__ = [
     "Overflow",
     "ProducerBusy",
     "PublishResult",
+    "PutOptions",
     "QflowError",
     "Queue",
+    "QueueChanges",
     "QueueDeleted",
     "QueueEmpty",
     "QueueFull",
+    "QueueOptions",
     "QueueStats",
     "RecoveryReport",
     "Reentered",
@@ -106,12 +120,15 @@ __all__ = [
     "SpoolInUse",
     "StorageError",
     "Stream",
+    "StreamChanges",
     "StreamDeleted",
     "StreamDeliveries",
     "StreamDelivery",
     "StreamMessage",
+    "StreamOptions",
     "StreamStats",
     "Subscription",
+    "SubscriptionOptions",
     "SubscriptionStats",
     "TooManyUnsettled",
     "Transaction",
@@ -122,6 +139,7 @@ __all__ = [
 _ROOMS = (
     "errors",
     "config",
+    "options",
     "delivery",
     "events",
     "stats",
@@ -140,6 +158,8 @@ package, as Spark's workers do, does not wait for the engine."""
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in _ROOMS or name == "inspect":
         return import_module(f"qflow.{name}")
     if name not in __all__:
@@ -152,4 +172,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__", "aio", "inspect"])

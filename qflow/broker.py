@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from datetime import datetime
-from typing import Any
+from typing import Unpack
+from uuid import UUID
 
-from qflow.config import BrokerSettings, Overflow, QueueSettings, StreamSettings, check_name, listed
+from qflow.config import BrokerSettings, QueueSettings, StreamSettings, check_name, settings_from
 from qflow.engine import Engine
 from qflow.events import Event
 from qflow.memory.waiting import shelter_made, sheltered
 from qflow.message import Headers
+from qflow.options import (
+    Body,
+    Key,
+    Publication,
+    QueueChanges,
+    QueueOptions,
+    StreamChanges,
+    StreamOptions,
+    SubscriptionOptions,
+)
 from qflow.queues.queue import Queue
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
@@ -30,68 +39,57 @@ from qflow.streams.subscription import Subscription
 class Broker:
     """A spool and its queues. Made by `qflow.open`; a context manager; every method is thread-safe."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], settings: BrokerSettings, *, files: Files | None = None,
-        open_environment: Callable[[str, Files], Environment] = Environment,
-        clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        spool = Spool(path, settings, files=files, open_environment=open_environment, clock=clock, monotonic=monotonic)
-        engine = self.engine = Engine(spool)
-        """Its parts, for other rooms."""
-        self.path, self.settings, self.uuid = spool.path, settings, spool.uuid
-        self.log, self.together, self.adoption = spool.log, engine.together, engine.adoption
-        self._spool, self._queues, self._streams, self._upkeep = spool, engine.queues, engine.streams, engine.upkeep
-        self._routing, self._publisher = engine.routing, engine.publisher
+    engine: Engine
+    """Its parts, for other rooms and for tests: they change from one version to the next."""
+
+    @property
+    def path(self) -> str:
+        """The directory of the spool."""
+        return self.engine.spool.path
+
+    @property
+    def uuid(self) -> UUID:
+        """Of the spool, made with it and kept; a snapshot has one of its own."""
+        return self.engine.spool.uuid
+
+    @property
+    def settings(self) -> BrokerSettings:
+        """How it was opened."""
+        return self.engine.spool.settings
 
     @property
     def closed(self) -> bool:
         """It was closed, by anybody."""
-        return self._spool.closed
+        return self.engine.spool.closed
 
     @property
     def recovery(self) -> RecoveryReport:
-        """What opening the spool found, and what was found damaged since: as it is now, a plain value."""
-        return self._spool.recovery
+        """What was found when the spool was opened, and what was found damaged since; a plain value, as of now."""
+        return self.engine.spool.recovery
 
     # Queues -------------------------------------------------------------------------------------------------------
 
     @sheltered
-    def declare_queue(
-        self, name: str, *, durable: bool = True, capacity_bytes: int | str | None = None,
-        limit_messages: int | None = None, limit_bytes: int | str | None = None,
-        max_message_bytes: int | str = "64MiB", on_overflow: Overflow = Overflow.BLOCK, ttl_s: float | None = None,
-        max_deliveries: int | None = None, dead_letter: str | None = None, ack_timeout_s: float | None = None,
-        priorities: int = 1, resume_ratio: float = 0.8,
-    ) -> Queue:  # fmt: skip
+    def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue of this name, making it if there is none.
 
         Args:
             name: any text of 1 to 1,024 bytes in UTF-8.
-            durable: messages are synced in the log before a put returns; False = lost at restart, the queue too.
-            capacity_bytes: memory it may use, an int or "64MiB"; None = as much as the broker has.
-            limit_messages, limit_bytes: how deep it may get, memory and disk together; None = no limit.
-            max_message_bytes: the largest message, body and headers.
-            on_overflow: what a put does at a limit.
-            ttl_s: messages expire so many seconds after they could first be delivered; None = never.
-            max_deliveries: after so many deliveries a message that comes back is a dead letter, or dropped.
-            dead_letter: name of the queue for expired, rejected and too often delivered messages; None = they are
-                dropped. It need not exist yet: it is declared when it is first needed, durable if a queue that names
-                it is.
-            ack_timeout_s: a message held for longer goes back to the queue; None = it is held until it is settled.
-            priorities: how many there are, 1 to 10; 1 is a plain FIFO.
-            resume_ratio: puts that were held back by a limit go on when the depth is down to this share of it.
+            settings: `durable=True`, `priorities=1`, `on_overflow=Overflow.BLOCK`, and `capacity_bytes`,
+                `limit_messages`, `limit_bytes`, `max_message_bytes`, `ttl_s`, `max_deliveries`, `dead_letter`,
+                `ack_timeout_s`, `resume_ratio`: see `qflow.QueueOptions`.
 
         Raises:
-            InvalidArgument: a setting makes no sense, or dead letters would go round in a cycle.
+            InvalidArgument: a setting is unknown or makes no sense, or dead letters would go round in a cycle.
             SettingsConflict: the queue exists and behaves differently. Other performance settings are applied silently.
             CorruptionError: its record in the log is damaged.
         Cost: one commit for a new durable queue.
         """
         check_name(name)
-        return self._queues.declare(name, QueueSettings(**_but(locals(), "self", "name")))
+        return self.engine.queues.declare(name, settings_from(QueueSettings, settings, "queue"))
 
     @sheltered
-    def alter_queue(self, name: Queue | str, **changes: Any) -> Queue:
+    def alter_queue(self, name: Queue | str, **changes: Unpack[QueueChanges]) -> Queue:
         """Change settings of a queue that exists, behaviour and performance alike, while it is used.
 
         A lower capacity spills from the tail, a higher one lets the head come back as it is read. A lower limit holds
@@ -99,14 +97,15 @@ class Broker:
         messages put from now on.
 
         Args:
-            changes: any of the arguments of `declare_queue` but `durable` and `priorities`, which stay as they are.
+            changes: settings of `declare_queue` but `durable` and `priorities`, which stay as they are; see
+                `qflow.QueueChanges`.
 
         Raises:
             NotFound: there is no such queue.
             InvalidArgument: a setting is unknown, cannot be changed, or makes no sense; nothing was changed.
         Cost: one commit for a durable queue.
         """
-        return self._queues.alter(name, changes)
+        return self.engine.queues.alter(name, dict(changes))
 
     def queue(self, name: str) -> Queue:
         """Return a queue that exists.
@@ -115,12 +114,12 @@ class Broker:
             NotFound: none of this name does.
             CorruptionError: its record in the log is damaged.
         """
-        return self._queues.get(name)
+        return self.engine.queues.get(name)
 
     @sheltered
     def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return self._queues.names()
+        return self.engine.queues.names()
 
     @sheltered
     def delete_queue(self, name: str) -> None:
@@ -132,7 +131,7 @@ class Broker:
             NotFound: there is none of this name.
         Cost: one commit; disk is given back in the background.
         """
-        self._queues.delete(name)
+        self.engine.queues.delete(name)
 
     # Topics -------------------------------------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class Broker:
             NotFound: there is no such queue. InvalidArgument: the filter is not valid.
         Cost: one commit for a durable queue.
         """
-        self._queues.bind(queue, topic_filter)
+        self.engine.queues.bind(queue, topic_filter)
 
     @sheltered
     def unbind(self, queue: Queue | str, topic_filter: str) -> None:
@@ -156,12 +155,11 @@ class Broker:
         Raises:
             NotFound: there is no such queue, or it is not bound with that filter.
         """
-        self._queues.unbind(queue, topic_filter)
+        self.engine.queues.unbind(queue, topic_filter)
 
     def publish(
-        self, topic: str, body: bytes | bytearray | memoryview, *,
-        key: bytes | str | None = None, headers: Headers | None = None, producer: str | None = None,
-        number: int | None = None, timeout_s: float | None = None,
+        self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
+        producer: str | None = None, number: int | None = None, timeout_s: float | None = None,
     ) -> PublishResult:  # fmt: skip
         """Put a message into every stream that takes its topic and every queue bound to it, in one commit.
 
@@ -170,94 +168,85 @@ class Broker:
 
         Args:
             key: messages of one key are in one partition of a stream, in order; without one, those of a topic are.
-            producer, number: whoever publishes, and his number for this message: one he published before is not
-                stored again. See `docs/howto/streams.md`.
-            timeout_s: seconds to wait for room in queues that are at their limit, and for what becomes of the same
-                number where somebody else is publishing it; None = without end.
+            producer, number: the name of the publisher, and its number for this call: what it published before under
+                that number is not stored again. Both or neither; see `docs/howto/streams.md`.
+            timeout_s: seconds to wait for room in queues that are at their limit, and for the outcome of another call
+                that is publishing the same number; None = without end.
 
         Returns:
-            The offset in each stream, and the sequence in each queue; None where its policy dropped it. Nothing where
-            nobody wants it, which is counted in `stats().unrouted_total`.
+            The offset in each stream, and the sequence in each queue, None where its policy dropped the message. Both
+            are empty where no stream and no queue takes the topic, which `stats().unrouted_total` counts.
 
         Raises:
             InvalidArgument: the topic is not valid, or has wildcards. All that `Queue.put` raises.
-            ProducerBusy: what became of the number was not known in time.
+            ProducerBusy: another call was publishing the same number, and its outcome was not known in time.
         Cost: transient 0.3 µs for each queue; durable a share of one commit.
         """
         if headers is None and key is None and producer is None:
-            quick = self._routing.publish_quickly(topic, body)
+            quick = self.engine.routing.publish_quickly(topic, body)
             if quick is not None:
                 return quick
-        return self._publisher.publish([(topic, body, key)], headers, producer, number, timeout_s)[0]
+        return self.engine.publisher.publish([(topic, body, key)], headers, producer, number, timeout_s)[0]
 
     def publish_many(
-        self, messages: Iterable[tuple[Any, ...]], *, headers: Headers | None = None, producer: str | None = None,
+        self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
         number: int | None = None, timeout_s: float | None = None,
     ) -> Sequence[PublishResult]:  # fmt: skip
         """Publish (topic, body) pairs, or (topic, body, key), in one commit: all of them or none; see `publish`.
 
         Cost: a commit, and 0.4 µs a message that goes to one stream; 2 µs where there are partitions or queues.
         """
-        return self._publisher.publish(messages, headers, producer, number, timeout_s)
+        return self.engine.publisher.publish(messages, headers, producer, number, timeout_s)
 
     def submit_publish(
-        self, topic: str, body: bytes | bytearray | memoryview, *,
-        key: bytes | str | None = None, headers: Headers | None = None, producer: str | None = None,
-        number: int | None = None, timeout_s: float | None = None,
+        self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
+        producer: str | None = None, number: int | None = None, timeout_s: float | None = None,
     ) -> Future[PublishResult]:  # fmt: skip
         """`publish` that waits for room but not for the sync: the future has the result once it is confirmed."""
-        return self._publisher.submit((topic, body, key), headers, producer, number, timeout_s)
+        return self.engine.publisher.submit((topic, body, key), headers, producer, number, timeout_s)
 
     # Streams ------------------------------------------------------------------------------------------------------
 
     @sheltered
-    def declare_stream(
-        self, name: str, *, topics: Iterable[str], partitions: int = 1, retention_s: float | None = None,
-        retention_bytes: int | str | None = None, retention_messages: int | None = None,
-        retain_until_consumed: bool = False, max_message_bytes: int | str = "64MiB",
-    ) -> Stream:  # fmt: skip
+    def declare_stream(self, name: str, **settings: Unpack[StreamOptions]) -> Stream:
         """Return the stream of this name, making it if there is none: a log of all that is published to some topics.
+
+        Retention is applied once a second.
 
         Args:
             name: any text of 1 to 1,024 bytes in UTF-8.
-            topics: filters as in MQTT; a message is in the stream if one of them matches its topic.
-            partitions: how many lines there are, 1 to 64; each is in order, all together are not.
-            retention_s: messages are dropped when they are older; None = never for that. Age is by the time a message
-                has in its partition, which never falls: after a clock that was ahead and was set back, messages keep
-                the later time until the clock is there again, and stay so much longer.
-            retention_bytes, retention_messages: how much is kept of the newest, of all partitions together. A message
-                that is larger than `retention_bytes` goes itself, with all before it: set it above
-                `max_message_bytes`.
-            retain_until_consumed: no message is dropped that a durable subscription is still to get. With no other
-                limit, a message is dropped when all of them have it; as long as there is none, everything is kept.
-            max_message_bytes: the largest message, headers and key included.
-
-        Retention works once a second. Bytes are those of messages, not of the disk.
+            settings: `topics`, which must be given, `partitions=1`, and `retention_s`, `retention_bytes`,
+                `retention_messages`, `retain_until_consumed`, `max_message_bytes`: see `qflow.StreamOptions`.
 
         Raises:
-            InvalidArgument: a setting or a filter makes no sense.
-            SettingsConflict: the stream exists with other settings. CorruptionError: its record is damaged.
+            InvalidArgument: a setting is unknown, or it or a filter makes no sense.
+            SettingsConflict: the stream exists with other settings.
+            CorruptionError: its record is damaged.
         Cost: one commit for a new stream.
         """
-        settings = StreamSettings(**_but(locals(), "self", "name", "topics"), topics=listed(topics))
-        with self._spool.changing:
-            self._spool.check_open()
-            stream = self._streams.declare(name, settings)
-            self._routing.forget()
+        wanted = settings_from(StreamSettings, settings, "stream")
+        with self.engine.spool.changing:
+            self.engine.spool.check_open()
+            stream = self.engine.streams.declare(name, wanted)
+            self.engine.routing.forget()
             return stream
 
     @sheltered
-    def alter_stream(self, stream: Stream | str, /, **changes: Any) -> Stream:
-        """Change settings of a stream: any of the arguments of `declare_stream` but `partitions`. Cost: one commit.
+    def alter_stream(self, stream: Stream | str, /, **changes: Unpack[StreamChanges]) -> Stream:
+        """Change settings of a stream that exists, while it is used. Cost: one commit.
+
+        Args:
+            changes: settings of `declare_stream` but `partitions`; see `qflow.StreamChanges`.
 
         Raises:
-            NotFound: there is no such stream. InvalidArgument: a setting cannot be changed, or makes no sense.
+            NotFound: there is no such stream.
+            InvalidArgument: a setting is unknown, cannot be changed, or makes no sense; nothing was changed.
         """
-        with self._spool.changing:
-            self._spool.check_open()
-            altered = self._streams.alter(stream, **changes)
-            self._routing.forget()
-            self._upkeep.hurry()
+        with self.engine.spool.changing:
+            self.engine.spool.check_open()
+            altered = self.engine.streams.alter(stream, dict(changes))
+            self.engine.routing.forget()
+            self.engine.upkeep.hurry()
             return altered
 
     def stream(self, name: Stream | str) -> Stream:
@@ -266,80 +255,73 @@ class Broker:
         Raises:
             NotFound: none of this name does. CorruptionError: its record in the log is damaged.
         """
-        self._spool.check_open()
-        return self._streams.own(name)
+        self.engine.spool.check_open()
+        return self.engine.streams.own(name)
 
     @sheltered
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
-        self._spool.check_open()
-        return self._streams.names()
+        self.engine.spool.check_open()
+        return self.engine.streams.names()
 
     @sheltered
     def delete_stream(self, name: Stream | str) -> None:
-        """Delete a stream with its messages and subscriptions; who waits gets `StreamDeleted`.
+        """Delete a stream with its messages and subscriptions; gets that wait raise `StreamDeleted`.
 
-        If it fails, repeat it: the stream takes nothing more, but is in the log until it is deleted.
+        If this fails, repeat it: until then the stream takes no more messages, and is still in the log.
 
         Raises:
             NotFound: there is none of this name.
         Cost: one commit; disk is given back in the background.
         """
-        with self._spool.changing:
-            self._spool.check_open()
-            self._streams.delete(name)
-            self._routing.forget()
+        with self.engine.spool.changing:
+            self.engine.spool.check_open()
+            self.engine.streams.delete(name)
+            self.engine.routing.forget()
 
     def subscribe(
-        self, stream: Stream | str, filter: str = "#", *, name: str | None = None,
-        start: str | int | datetime = "latest", group: str | None = None, session_expiry_s: float | None = None,
-        follow: bool = True, ack_timeout_s: float | None = None, on_gap: str = "raise",
-    ) -> Subscription:  # fmt: skip
+        self, stream: Stream | str, filter: str = "#", **options: Unpack[SubscriptionOptions]
+    ) -> Subscription:
         """Return messages of a stream that a filter matches, each once and in order: replayed, then as they come.
 
-        With a name it is *durable*: where it is, and what it has settled, is in the log, and it goes on there when it
-        is opened again, whatever `start` says. Without one there is nothing to ack: asking for more settles what the
-        same thread got before. Members of a *group* share one such place: each message goes to one.
+        With a name it is *durable*: its position, and what it has settled, is in the log, and it goes on there when it
+        is opened again, whatever `start` says. Without a name there is nothing to ack: asking for more settles what
+        the same thread got before. Members of a *group* share one position: each message goes to one of them.
 
         Args:
             filter: as in MQTT: `flights/+/UA`, `plant/#`; `#` is all but topics that begin with `$`.
-            name: of a durable subscription; nobody else may have it open at the same time.
-            start: where a new one begins: `"latest"` = with what is published from now on, `"earliest"` = with what is
-                retained; an offset, or a datetime with a time zone = the first message not earlier. `"committed"` =
-                where the name or group is, which must be known.
-            group: share the work; the first to join sets filter and start.
-            session_expiry_s: a durable one that nobody has open for so long is deleted; None = as it was told before,
-                of a new one never.
-            follow: False = end where the stream ends, instead of waiting for more.
-            ack_timeout_s: a message held for longer goes to somebody else; None = 60 s in a group, else without end.
-            on_gap: when messages that were to come are gone: `"raise"` a `GapError`, or `"skip"` and count them.
+            options: `start="latest"`, `follow=True`, `on_gap="raise"`, and `name`, `group`, `session_expiry_s`,
+                `ack_timeout_s`: see `qflow.SubscriptionOptions`.
 
         Raises:
             NotFound: there is no such stream, or no such subscription where `start="committed"`.
-            InvalidArgument: the filter is not valid, an offset is past the end, or arguments do not go together.
+            InvalidArgument: an option is unknown, the filter is not valid, an offset is past the end, or arguments do
+                not go together.
             SettingsConflict: the name is open already, or has another filter.
-            CorruptionError: where it was is damaged: `delete_subscription` removes it. DiskFull: it is a new one.
+            CorruptionError: its position is damaged: `delete_subscription` removes it.
+            DiskFull: it is a new durable one.
         Cost: a new durable one, one commit.
         """
-        terms = Terms(filter, name, start, group, session_expiry_s, follow, ack_timeout_s, on_gap)
+        terms = settings_from(Terms, {"filter": filter, **options}, "subscription")
 
         def subscribe() -> Subscription:
-            with self._spool.changing:
-                self._spool.check_open()
-                return self._streams.subscribe(stream, terms)
+            with self.engine.spool.changing:
+                self.engine.spool.check_open()
+                return self.engine.streams.subscribe(stream, terms)
 
         return shelter_made(subscribe)
 
     @sheltered
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
-        """Delete a durable subscription, or a group: it pins nothing any more. Who has it open gets `StreamDeleted`.
+        """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted` from then on.
 
         Raises:
-            NotFound: there is none. Cost: one commit.
+            NotFound: there is none of this name.
+        Cost: one commit.
         """
-        with self._spool.changing:
-            self._spool.check_open()
-            self._streams.delete_subscription(stream, name)
+        with self.engine.spool.changing:
+            self.engine.spool.check_open()
+            self.engine.streams.delete_subscription(stream, name)
 
     # Transactions and events --------------------------------------------------------------------------------------
 
@@ -354,8 +336,8 @@ class Broker:
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called for each event from now on, one after the other, by the maintenance thread.
 
-        It may use the broker, but while it runs no other event is told and no maintenance is done. What it raises is
-        written to the log of the process.
+        It may use the broker. While it runs no other event is delivered and no maintenance is done. What it raises is
+        logged by the logger `qflow`.
         """
         self.engine.listeners.add(callback)
 
@@ -364,73 +346,65 @@ class Broker:
     @sheltered
     def stats(self) -> BrokerStats:
         """Return a snapshot of the broker and each queue. Cost: see `Queue.stats`."""
-        self._spool.check_open()
+        self.engine.spool.check_open()
         return self.engine.figures.stats()
 
     @sheltered
     def check(self) -> list[str]:
-        """Compare ledger, runs, files, rows and blocks with each other; return what does not agree, in words.
+        """Compare ledger, runs, files, rows and blocks with each other; return one text for each disagreement.
 
         Cost: O(resident messages + spilled files + blocks). Meant for tests and trouble.
         """
-        return self._upkeep.check()
+        return self.engine.upkeep.check()
 
     @sheltered
     def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
-        """Copy what is in the log to a new spool, while everything goes on: one moment, each commit whole or not there.
+        """Copy the log to a new spool, as of one moment, while puts, gets and acks go on.
 
-        All that was confirmed, acked or given up when this was called is in it, with queues, streams, settings,
-        bindings, and how far durable subscriptions came. It is a spool with a uuid of its own, and opens as this one
-        would after a crash now: messages of queues say `redelivered`.
-        What is not logged is not in it: transient queues and messages, and who holds what.
+        Everything that was confirmed before the call is in it: messages, acks, queues, streams, settings, bindings, and
+        the positions of durable subscriptions. What is not logged is not: transient queues and messages, and which
+        consumer holds what. The copy has a uuid of its own and opens as this spool would after a crash: messages of
+        queues are `redelivered`.
 
         Args:
             path: a directory that does not exist, or is empty; outside of the spool.
 
         Raises:
             InvalidArgument: it is no path, inside the spool, or not empty.
-            DiskFull, StorageError: it could not be written; what was begun there was removed.
-            SpoolInUse: another snapshot is made there.
-        Cost: reads and writes what the log holds; nobody waits for it but other snapshots, `compact` and `close`. Pages
-            that were in use when it began are not used again before it ends, so the log may grow by what is written
-            meanwhile.
+            DiskFull, StorageError: it could not be written; the part that was written is removed.
+            SpoolInUse: another snapshot is being made there.
+        Cost: reads and writes as many bytes as the log holds. Only other snapshots, `compact` and `close` wait for it.
+            Pages that were in use when it began are not used again before it ends, so the log may grow by what is
+            written meanwhile.
         """
-        return self._spool.snapshot(path)
-
-    @sheltered
-    def finish_wiping(self, most_s: float = math.inf) -> None:
-        """Unlink spill files of before until none is left, or for about so long; maintenance does the rest.
-
-        Cost: 10 µs a file; where there is none, the listing of one directory.
-        """
-        self._upkeep.finish_wiping(most_s)
+        return self.engine.spool.snapshot(path)
 
     @sheltered
     def compact(self) -> CompactionReport:
-        """Give disk back: unlink spill files of before, and put a copy of the log without its free pages in its place.
+        """Shrink the log: replace it by a copy without free pages; and unlink spill files of an earlier owner.
 
-        Without it the file never shrinks; what was settled is written over, so that pays after a backlog that will not
-        come again. Interrupted, it is done in the background, or not at all.
+        Otherwise the file keeps its largest size, and its free pages are written again. So this pays after a backlog
+        that will not come again. If the call is interrupted, it is completed in the background, or nothing is changed.
 
         Raises:
-            DiskFull, StorageError: there was no room for the copy beside the log; nothing has changed.
+            DiskFull, StorageError: the copy could not be written beside the log; nothing has changed.
             InDoubt: the directory could not be synced; nothing is lost, but the spool must be opened again.
-        Cost: reads and writes what the log holds, and 10 µs for each of those files. Meanwhile puts and acks wait for
-            their commits, and none fails; gets go on.
+        Cost: reads and writes as many bytes as the log holds, and 10 µs for each of those files. Commits wait until it
+            is done, none fails; gets go on.
         """
-        self._upkeep.finish_wiping()  # first: what it frees may be the room for the copy
-        self._upkeep.finish_removing()
-        return self._spool.compact()
+        self.engine.upkeep.finish_wiping()  # first: what it frees may be the room for the copy
+        self.engine.upkeep.finish_removing()
+        return self.engine.spool.compact()
 
     # Closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the spool: confirm what is on its way, put unacked messages back, mark it clean. Twice is fine.
+        """Close the spool: commit what was handed over, put unacked messages back, mark it clean. Twice is fine.
 
         Raises:
             StorageError: the log failed; the spool is released all the same, and is recovered at the next open.
             Reentered: a finalizer calls this in the middle of a call of the broker.
-        Cost: one commit. What is interrupted goes on: it is raised when the spool is closed.
+        Cost: one commit. An interrupt is raised when the spool is closed, not before.
         """
         self.engine.close()
         self.engine.listeners.tell_all()
@@ -445,6 +419,26 @@ class Broker:
         return f"<Broker {self.path!r}{', closed' if self.closed else ''}>"
 
 
-def _but(given: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the arguments of a call without some of them."""
-    return {name: value for name, value in given.items() if name not in names}
+def make_broker(
+    path: str | os.PathLike[str],
+    settings: BrokerSettings,
+    *,
+    files: Files | None = None,
+    open_environment: Callable[[str, Files], Environment] = Environment,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Broker:
+    """Open a spool as `qflow.open` does, with clocks, files and an LMDB environment that may be others in tests."""
+    spool = Spool(path, settings, files=files, open_environment=open_environment, clock=clock, monotonic=monotonic)
+    broker = Broker()
+    broker.engine = Engine(spool)
+    return broker
+
+
+@sheltered
+def finish_wiping(broker: Broker, most_s: float) -> None:
+    """Unlink spill files of an earlier owner until none is left, or for about so long; maintenance does the rest.
+
+    Cost: 10 µs a file; where there is none, the listing of one directory.
+    """
+    broker.engine.upkeep.finish_wiping(most_s)

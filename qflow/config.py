@@ -8,14 +8,16 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from qflow.errors import InvalidArgument
+
+T = TypeVar("T")
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -196,6 +198,16 @@ def check_changes(kind: type, changes: Iterable[str], what: str) -> None:
         raise InvalidArgument(f"a {what} has no setting {min(unknown)!r}; there are {', '.join(sorted(known))}")
 
 
+def settings_from(kind: type[T], given: Mapping[str, object], what: str) -> T:
+    """Return settings, of the keyword arguments of a call.
+
+    Raises:
+        InvalidArgument: one of them is no setting, or makes no sense.
+    """
+    check_changes(kind, given, what)
+    return kind(**given)
+
+
 @attrs.frozen(kw_only=True)
 class QueueSettings:
     """How one queue behaves and performs.
@@ -262,19 +274,13 @@ class QueueSettings:
 
 
 def _topics(value: Any, what: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, list | tuple) or not value:
-        raise InvalidArgument(f"{what} must be a list of topic filters, at least one, got {value!r}")
-    if not all(isinstance(one, str) for one in value):
-        raise InvalidArgument(f"{what} must be a list of topic filters, which are str, got {value!r}")
-    return tuple(dict.fromkeys(value))
-
-
-def listed(topics: Any) -> Any:
-    """Return topic filters, of whatever can be iterated, as a list; a text as it is, for the settings to refuse."""
     try:
-        return topics if isinstance(topics, str) else list(topics)
-    except TypeError as error:
-        raise InvalidArgument(f"topics must be a list of topic filters, not {topics!r}") from error
+        topics = () if isinstance(value, str) else tuple(value)
+    except TypeError:
+        topics = ()
+    if not topics or not all(isinstance(one, str) for one in topics):
+        raise InvalidArgument(f"{what} must be a list of topic filters, which are str, at least one, got {value!r}")
+    return tuple(dict.fromkeys(topics))
 
 
 def _partitions(value: Any, what: str) -> int:
@@ -320,7 +326,9 @@ class StreamSettings:
     max_message_bytes: int = _setting(parse_size, "64MiB")
 
     def __attrs_post_init__(self) -> None:
-        for name in ("topics", "partitions", "retain_until_consumed", "max_message_bytes"):
+        if self.topics is None:
+            raise InvalidArgument("topics of a stream must be a list of topic filters, at least one")
+        for name in ("partitions", "retain_until_consumed", "max_message_bytes"):
             if getattr(self, name) is None:
                 raise InvalidArgument(f"{name} of a stream must not be None")
         if not 0 < self.max_message_bytes <= MAX_MESSAGE_BYTES:

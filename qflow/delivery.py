@@ -20,7 +20,7 @@ ONE_ATTEMPT = 2
 
 
 class Settler(Protocol):
-    """Who takes a delivery back: its queue, or the batch it came in."""
+    """What settles a delivery: its queue, or the batch it came in."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class Settler(Protocol):
 
 
 class BatchSettler(Settler, Protocol):
-    """Who takes a batch back: its queue."""
+    """What settles a batch: its queue."""
 
     def settle_batch(self, batch: Deliveries, wait: bool) -> None: ...
     def return_batch(self, batch: Deliveries, requeue: bool, delay_s: float) -> None: ...
@@ -163,11 +163,11 @@ class Deliveries(Sequence[Delivery]):
 
     def __init__(self, settler: BatchSettler, segments: list[Segment]) -> None:
         self.settler = settler
-        self.segments = segments
-        self.total = sum(len(segment.records) for segment in segments)
+        self.segments: list[Segment] = segments
+        self.total: int = sum(len(segment.records) for segment in segments)
         self.settled: set[int] | None = set()
         """Positions settled one by one; None once the batch is settled as a whole."""
-        self.settled_bytes = 0
+        self.settled_bytes: int = 0
         self._measured = (0, 0)
 
     @property
@@ -208,12 +208,15 @@ class Deliveries(Sequence[Delivery]):
         self.settler.extend_batch(self, parse_span(seconds, "seconds"))
 
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
+        """Ack a delivery of it."""
         self.settler.settle_part(self, self.position(delivery.sequence), wait)
 
     def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None:
+        """Give a delivery of it back."""
         self.settler.return_part(self, self.position(delivery.sequence), requeue, delay_s)
 
     def extend_one(self, delivery: Delivery, seconds: float) -> None:
+        """Hold a delivery of it longer, and with it what is left of the batch."""
         self.settler.extend_batch(self, seconds)
 
     def check_unsettled(self, position: int) -> None:
@@ -309,7 +312,7 @@ class Deliveries(Sequence[Delivery]):
 
 
 class Keeper(Protocol):
-    """Who moves a waiting message by hand: its queue."""
+    """What moves a waiting message between memory and disk when asked to: its queue."""
 
     def spill_entry(self, sequence: int) -> str: ...
     def restore_entry(self, sequence: int) -> str: ...
@@ -323,15 +326,15 @@ class Entry:
     def __init__(
         self, sequence: int, size_bytes: int | None, state: str, keeper: Keeper, due_ms: int | None = None
     ) -> None:
-        self.sequence = sequence
-        self.size_bytes = size_bytes
+        self.sequence: int = sequence
+        self.size_bytes: int | None = size_bytes
         """Body and headers; None where only the disk knows."""
-        self.state = state
-        """`"resident"`, `"spilled"` or `"logged"`, as it was when it was looked at or moved.
+        self.state: str = state
+        """`"resident"`, `"spilled"` or `"logged"`, as of `browse`, or of the last move.
 
-        A delayed one that somebody tried to move is `"delayed"`.
+        `"delayed"` after `spill` or `restore` of a delayed message, which do not move it.
         """
-        self.due_ms = due_ms
+        self.due_ms: int | None = due_ms
         """When a delayed message is due, milliseconds since the epoch, where memory knows that."""
         self._keeper = keeper
 

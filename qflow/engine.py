@@ -44,6 +44,7 @@ class Engine:
     def __init__(self, spool: Spool) -> None:
         """Take over what the spool holds, and begin; a failure leaves nothing open."""
         self.spool = spool
+        self.log = spool.log
         with ExitStack() as undo:
             undo.callback(spool.abandon)
             bell = Bell()

@@ -122,7 +122,7 @@ class GapError(QflowError):
         """The first offset that is gone."""
         self.end = end
         """The offset behind the last one."""
-        self.messages = end - first if messages is None else messages
+        self.messages: int = end - first if messages is None else messages
         """How many offsets that are, of all topics, without those that were settled."""
 
     def __reduce__(self) -> tuple[Any, ...]:

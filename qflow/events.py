@@ -9,6 +9,8 @@ import attrs
 
 
 class EventKind(enum.Enum):
+    """What has happened."""
+
     SPILL_STARTED = "spill_started"
     """The first message of a queue left memory for the disk."""
     SPILL_STOPPED = "spill_stopped"

@@ -4,43 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Unpack
 
-from qflow.broker import Broker
-from qflow.config import BrokerSettings
+from qflow.broker import Broker, make_broker
+from qflow.config import BrokerSettings, settings_from
 from qflow.errors import InvalidArgument, QflowError
 from qflow.memory.waiting import shelter_made
+from qflow.options import BrokerOptions
 
 
-def open_broker(
-    path: str | os.PathLike[str],
-    *,
-    capacity_bytes: int | str = "64MiB",
-    spill: str = "files",
-    segment_bytes: int | str = "8MiB",
-    max_mapped_segments: int = 0,
-    max_transaction_bytes: int | str = "64MiB",
-    unsafe_filesystem: bool = False,
-) -> Broker:
+def open_broker(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Broker:
     """Open a spool, creating it if there is none, and own it until the broker is closed.
 
     Args:
         path: a directory; made with mode 0700 if missing. It may be an existing spool or empty.
-        capacity_bytes: memory for the messages of all queues together, an int or a text such as "64MiB".
-        spill: how messages that do not fit lie on disk: `"files"`, one each, or `"segments"`, many in a file of
-            fixed size, which costs a hundredth of the file operations.
-        segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own.
-        max_mapped_segments: how many segments, of all queues, are mapped into memory for reading at once, each with a
-            file descriptor; 0 maps none and reads with `pread`, which was found as fast.
-        max_transaction_bytes: the most one `put_many` or transaction may hold. A commit has all of it in memory.
-        unsafe_filesystem: accept a network file system.
+        options: `capacity_bytes="64MiB"`, `spill="files"`, `segment_bytes="8MiB"`, `max_mapped_segments=0`,
+            `max_transaction_bytes="64MiB"`, `unsafe_filesystem=False`: see `qflow.BrokerOptions`.
 
     Raises:
         SpoolInUse: another process owns it; nothing was touched.
         StorageError: the directory or its file system cannot be used.
         FormatTooNew: a newer qflow wrote it.
         CorruptionError: its log or its first records are damaged, or it has no log any more; it was left as it is.
-        InvalidArgument: a setting makes no sense, or the path is a URL, or holds something that is no spool.
+        InvalidArgument: an option is unknown or makes no sense, or the path is a URL, or holds something that is no
+            spool.
         QflowError: a free-threaded build of CPython runs without its lock (GIL); nothing was touched.
     Cost: two commits for a new spool, one for an existing one, whatever waits in it.
     """
@@ -51,13 +38,5 @@ def open_broker(
         )
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path) or not os.fspath(path):
         raise InvalidArgument(f"the path of a spool must be a path without NUL, not {path!r}")
-    values: dict[str, Any] = {
-        "capacity_bytes": capacity_bytes,
-        "spill": spill,
-        "segment_bytes": segment_bytes,
-        "max_mapped_segments": max_mapped_segments,
-        "max_transaction_bytes": max_transaction_bytes,
-        "unsafe_filesystem": unsafe_filesystem,
-    }
-    settings = BrokerSettings(**values)
-    return shelter_made(lambda: Broker(path, settings))
+    settings = settings_from(BrokerSettings, options, "broker")
+    return shelter_made(lambda: make_broker(path, settings))

@@ -14,7 +14,7 @@ from qflow.message import Headers, check_key
 from qflow.queues.queue import Queue
 from qflow.queues.registry import Queues
 from qflow.queues.together import Place, Step, Together
-from qflow.routing import Claimed, Lots, PublishResult, Routing, result_of
+from qflow.routing import Claimed, Lots, PublishResult, Routing, duplicate_result, result_of
 from qflow.spool import Spool
 from qflow.streams import publishing
 from qflow.streams.producers import Claim, Producers
@@ -107,7 +107,7 @@ class Publisher:
             if not claim.take(timeout):
                 if done is not None:
                     done.set_result(None)
-                return lambda: [PublishResult.of_duplicate() for _ in messages]
+                return lambda: [duplicate_result() for _ in messages]
             left = None if deadline is None else max(0.0, deadline - monotonic())
             return self._begin_claimed(messages, headers, claim, left, done)
         except BaseException:

@@ -28,7 +28,7 @@ from qflow.streams.partition import Partition, offset_of
 from qflow.streams.producers import Claim
 from qflow.streams.publishing import Lot, Sent, prefix_of
 from qflow.streams.shortcut import Shortcut
-from qflow.streams.stream import Stream
+from qflow.streams.stream_log import StreamLog
 from qflow.streams.topic_filter import CACHED_CHARACTERS, FilterTrie, check_filter, check_topic
 
 ROUTES_KEPT = 4096
@@ -36,6 +36,8 @@ ROUTES_KEPT = 4096
 
 
 class _Places(NamedTuple):
+    """The pair that a `PublishResult` is."""
+
     offsets: dict[str, int]
     sequences: dict[str, int | None]
 
@@ -49,7 +51,7 @@ class PublishResult(_Places):
 
     partitions: Mapping[str, int] = MappingProxyType({})
     """By stream, where it has several."""
-    duplicate = False
+    duplicate: bool = False
     """Its producer had published it before: nothing was stored."""
 
     def __repr__(self) -> str:
@@ -58,22 +60,22 @@ class PublishResult(_Places):
             shown += f", partitions={dict(self.partitions)!r}"
         return shown + (", duplicate=True)" if self.duplicate else ")")
 
-    @classmethod
-    def of_duplicate(cls) -> PublishResult:
-        """Return what is told of a message that was published before."""
-        result = cls({}, {})
-        result.duplicate = True
-        return result
 
-    @classmethod
-    def in_partitions(
-        cls, offsets: dict[str, int], sequences: dict[str, int | None], partitions: dict[str, int]
-    ) -> PublishResult:
-        """Return where a message went, and in which partitions."""
-        result = cls(offsets, sequences)
-        if partitions:
-            result.partitions = partitions
-        return result
+def duplicate_result() -> PublishResult:
+    """Return what is told of a message that was published before."""
+    result = PublishResult({}, {})
+    result.duplicate = True
+    return result
+
+
+def result_in_partitions(
+    offsets: dict[str, int], sequences: dict[str, int | None], partitions: dict[str, int]
+) -> PublishResult:
+    """Return where a message went, and in which partitions."""
+    result = PublishResult(offsets, sequences)
+    if partitions:
+        result.partitions = partitions
+    return result
 
 
 class Route(NamedTuple):
@@ -81,7 +83,7 @@ class Route(NamedTuple):
 
     queues: tuple[Puts, ...]
     """In the order of their numbers."""
-    streams: tuple[Stream, ...]
+    streams: tuple[StreamLog, ...]
     prefix: bytes
 
 
@@ -93,7 +95,7 @@ class Routing:
 
     def __init__(self) -> None:
         self._trie: FilterTrie[Queue] = FilterTrie()
-        self.streams: FilterTrie[Stream] = FilterTrie()
+        self.streams: FilterTrie[StreamLog] = FilterTrie()
         """Changed by who declares streams, who calls `forget` then."""
         self.forget()
         self._lock = threading.Lock()
@@ -233,7 +235,7 @@ class Lots:
         self.lots: dict[Partition, Lot] = {}
         self._places: list[list[tuple[Partition, int]]] | Partition = []
 
-    def add(self, streams: tuple[Stream, ...], topic: str, body: bytes, key: bytes | None, prefix: bytes) -> None:
+    def add(self, streams: tuple[StreamLog, ...], topic: str, body: bytes, key: bytes | None, prefix: bytes) -> None:
         """Add a message. Cost: 0.8 µs a stream."""
         assert isinstance(self._places, list)
         record: Record = with_prefix(prefix, body) if prefix else body
@@ -280,7 +282,7 @@ class Lots:
             return PublishResults(places.name, offset_of(sent.puts[0].first), len(sent.puts[0].records))
         firsts = {put.lane: offset_of(put.first) for put in sent.puts}
         return [
-            PublishResult.in_partitions(
+            result_in_partitions(
                 {partition.name: firsts[partition.lane] + index for partition, index in one},
                 {},
                 {partition.name: partition.number for partition, _ in one if len(partition.stream.partitions) > 1},
@@ -363,4 +365,4 @@ def result_of(places: list[Place]) -> PublishResult:
                 partitions[owner.name] = owner.number
         else:
             sequences[owner.name] = place.first
-    return PublishResult.in_partitions(offsets, sequences, partitions)
+    return result_in_partitions(offsets, sequences, partitions)

@@ -8,6 +8,8 @@ import threading
 import qflow
 from qflow.queues import tending
 from qflow.stats import Problems
+from qflow.streams.cursor import Cursor
+from qflow.streams.subscription import member_of
 from qflow.upkeep import Upkeep
 
 
@@ -68,3 +70,8 @@ def left_behind(queue: qflow.Queue) -> dict[str, object]:
 def problems(broker: qflow.Broker) -> Problems:
     """Return what was found damaged: a test that has looked at it clears it."""
     return broker.engine.spool._problems
+
+
+def cursor(subscription: qflow.Subscription) -> Cursor:
+    """Return what a subscription shares with the members of its group."""
+    return member_of(subscription).cursor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from qflow.config import BrokerSettings
 from qflow.storage.files import Files
 
 STORES = ("files", "segments")
+make_broker: Callable[..., qflow.Broker] = getattr(qflow.broker, "make_broker", qflow.Broker)
+"""Opens a spool with clocks and files of a workload, also of a qflow where that was the class."""
 PATIENCE_S = 60
 """How long a get waits: a message that does not come by then is lost, and the row says so."""
 
@@ -23,7 +25,7 @@ def open_broker(path: Path, *, spill: str = "files", files: Files | None = None,
     try:
         if files is None:
             return qflow.open(path, spill=spill, **settings)
-        return qflow.Broker(path, BrokerSettings(spill=spill, **settings), files=files)
+        return make_broker(path, BrokerSettings(spill=spill, **settings), files=files)
     except (TypeError, qflow.InvalidArgument) as error:
         raise CannotRun(f"spill={spill!r}: {error}") from error
 

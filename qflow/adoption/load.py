@@ -14,7 +14,7 @@ from qflow.storage.inbox.stage_files import Piece
 from qflow.streams.partition import Partition
 from qflow.streams.publishing import Lot
 from qflow.streams.room import charge_for
-from qflow.streams.stream import Stream
+from qflow.streams.stream_log import StreamLog
 
 
 class Load:
@@ -30,7 +30,7 @@ class Load:
         """For queues."""
         self.messages = 0
         self._bytes = self._charged = 0
-        self._streams: tuple[Stream, ...] = ()
+        self._streams: tuple[StreamLog, ...] = ()
         self._alike: set[str] = set()
 
     def add(self, block: Block, start: int = 0) -> int:
@@ -149,5 +149,5 @@ def loads(pieces: Iterator[Piece], done: int, routing: Routing, most_bytes: int,
     yield load
 
 
-def _is_single(streams: tuple[Stream, ...]) -> bool:
+def _is_single(streams: tuple[StreamLog, ...]) -> bool:
     return all(len(stream.partitions) == 1 for stream in streams)

@@ -33,3 +33,7 @@ __all__ = [
     "AsyncTransaction",
     "open",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

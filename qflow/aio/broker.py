@@ -9,25 +9,38 @@ from concurrent import futures
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TypeVar, Unpack
 
 from qflow.aio.loops import Home, Homes, Worker
 from qflow.aio.opening import Opening
 from qflow.aio.publishing import AsyncPublishing
-from qflow.aio.queue import AsyncQueue, Body
-from qflow.aio.stream import AsyncStream
-from qflow.aio.subscription import AsyncSubscription
-from qflow.aio.transaction import AsyncTogether, AsyncTransaction
+from qflow.aio.queue import AsyncQueue, queue_of
+from qflow.aio.stream import AsyncStream, stream_of
+from qflow.aio.subscription import AsyncSubscription, subscription_of
+from qflow.aio.transaction import AsyncTogether, AsyncTransaction, transaction_of
 from qflow.broker import Broker
 from qflow.errors import BrokerClosed
 from qflow.events import Event
 from qflow.message import Headers
 from qflow.opening import open_broker
+from qflow.options import (
+    Body,
+    BrokerOptions,
+    Key,
+    Publication,
+    QueueChanges,
+    QueueOptions,
+    StreamChanges,
+    StreamOptions,
+    SubscriptionOptions,
+)
 from qflow.queues.queue import Queue
 from qflow.routing import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, SnapshotReport
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription
+
+T = TypeVar("T")
 
 
 class AsyncBroker:
@@ -40,8 +53,8 @@ class AsyncBroker:
         self.broker = broker
         """The same broker for threads; its methods block."""
         self._worker = Worker(broker.path)
-        self._homes = Homes(broker.log)
-        self._together = AsyncTogether(broker.together, self._homes, self._worker)
+        self._homes = Homes(broker.engine.log)
+        self._together = AsyncTogether(broker.engine.together, self._homes, self._worker)
         self._publishing = AsyncPublishing(broker.engine.publisher, self._together, self._homes, self._worker)
         self._queues: dict[Queue, AsyncQueue] = {}
         self._streams: dict[Stream, AsyncStream] = {}
@@ -63,7 +76,7 @@ class AsyncBroker:
 
     # Queues ------------------------------------------------------------------------------------------------------
 
-    async def declare_queue(self, name: str, **settings: Any) -> AsyncQueue:
+    async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncQueue:
         """Return the queue of this name, making it if there is none; settings as `Broker.declare_queue`."""
         return self._around(await self._run(partial(self.broker.declare_queue, name, **settings)))
 
@@ -75,9 +88,9 @@ class AsyncBroker:
         """Return the names of all queues, sorted."""
         return self.broker.queues()
 
-    async def alter_queue(self, name: str, **changes: Any) -> AsyncQueue:
+    async def alter_queue(self, name: AsyncQueue | Queue | str, **changes: Unpack[QueueChanges]) -> AsyncQueue:
         """Change settings of a queue while it is used; see `Broker.alter_queue`."""
-        return self._around(await self._run(partial(self.broker.alter_queue, name, **changes)))
+        return self._around(await self._run(partial(self.broker.alter_queue, _plain(name), **changes)))
 
     async def delete_queue(self, name: str) -> None:
         """Delete a queue with all its messages; waiting tasks get `QueueDeleted`. See `Broker.delete_queue`."""
@@ -88,7 +101,7 @@ class AsyncBroker:
     def _around(self, queue: Queue) -> AsyncQueue:
         found = self._queues.get(queue)
         if found is None:
-            found = self._queues[queue] = AsyncQueue(queue, self.broker.log, self._homes, self._worker)
+            found = self._queues[queue] = queue_of(queue, self.broker.engine.log, self._homes, self._worker)
         return found
 
     # Topics ------------------------------------------------------------------------------------------------------
@@ -106,7 +119,7 @@ class AsyncBroker:
         topic: str,
         body: Body,
         *,
-        key: bytes | str | None = None,
+        key: Key | None = None,
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
@@ -120,7 +133,7 @@ class AsyncBroker:
 
     async def publish_many(
         self,
-        messages: Iterable[tuple[Any, ...]],
+        messages: Iterable[Publication],
         *,
         headers: Headers | None = None,
         producer: str | None = None,
@@ -134,7 +147,7 @@ class AsyncBroker:
         topic: str,
         body: Body,
         *,
-        key: bytes | str | None = None,
+        key: Key | None = None,
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
@@ -148,7 +161,7 @@ class AsyncBroker:
 
     # Streams -----------------------------------------------------------------------------------------------------
 
-    async def declare_stream(self, name: str, **settings: Any) -> AsyncStream:
+    async def declare_stream(self, name: str, **settings: Unpack[StreamOptions]) -> AsyncStream:
         """Return the stream of this name, making it if there is none; settings as `Broker.declare_stream`."""
         return self._around_stream(await self._run(partial(self.broker.declare_stream, name, **settings)))
 
@@ -160,7 +173,9 @@ class AsyncBroker:
         """Return the names of all streams, sorted."""
         return self.broker.streams()
 
-    async def alter_stream(self, stream: AsyncStream | Stream | str, /, **changes: Any) -> AsyncStream:
+    async def alter_stream(
+        self, stream: AsyncStream | Stream | str, /, **changes: Unpack[StreamChanges]
+    ) -> AsyncStream:
         """Change settings of a stream while it is used; see `Broker.alter_stream`."""
         return self._around_stream(await self._run(partial(self.broker.alter_stream, _plain_stream(stream), **changes)))
 
@@ -173,7 +188,7 @@ class AsyncBroker:
             del self._streams[stream]
 
     def subscribe(
-        self, stream: AsyncStream | Stream | str, filter: str = "#", **options: Any
+        self, stream: AsyncStream | Stream | str, filter: str = "#", **options: Unpack[SubscriptionOptions]
     ) -> Opening[AsyncSubscription]:
         """Return messages of a stream that a filter matches, as they come; options and errors as `Broker.subscribe`.
 
@@ -182,10 +197,12 @@ class AsyncBroker:
         """
         return Opening(partial(self._subscribe, _plain_stream(stream), filter, options))
 
-    async def _subscribe(self, stream: Stream | str, topic_filter: str, options: dict[str, Any]) -> AsyncSubscription:
+    async def _subscribe(
+        self, stream: Stream | str, topic_filter: str, options: SubscriptionOptions
+    ) -> AsyncSubscription:
         work = partial(self.broker.subscribe, stream, topic_filter, **options)
         subscription = await self._run(work, Subscription.close)
-        return AsyncSubscription(subscription, self._homes, self._worker)
+        return subscription_of(subscription, self._homes, self._worker)
 
     async def delete_subscription(self, stream: AsyncStream | Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group; see `Broker.delete_subscription`."""
@@ -194,14 +211,14 @@ class AsyncBroker:
     def _around_stream(self, stream: Stream) -> AsyncStream:
         found = self._streams.get(stream)
         if found is None:
-            found = self._streams[stream] = AsyncStream(stream, self._homes, self._worker)
+            found = self._streams[stream] = stream_of(stream, self._homes, self._worker)
         return found
 
     # Transactions ------------------------------------------------------------------------------------------------
 
     def transaction(self, timeout_s: float | None = None) -> AsyncTransaction:
         """Return a transaction over any of the queues, for `async with`; see `Broker.transaction`."""
-        return AsyncTransaction(self.broker.transaction(timeout_s), self._together, self._homes, self._worker)
+        return transaction_of(self.broker.transaction(timeout_s), self._together, self._homes, self._worker)
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -249,7 +266,7 @@ class AsyncBroker:
         with suppress(BrokerClosed):  # by somebody else
             await self._run(end)
 
-    async def _run(self, function: Callable[[], Any], undo: Callable[[Any], object] | None = None) -> Any:
+    async def _run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         return await self._worker.run(self._homes.here(), function, undo)
 
     async def __aenter__(self) -> AsyncBroker:
@@ -264,7 +281,7 @@ class AsyncBroker:
         return f"<Async{repr(self.broker)[1:]}"
 
 
-def open(path: str | os.PathLike[str], **options: Any) -> Opening[AsyncBroker]:
+def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Opening[AsyncBroker]:
     """Open a spool for tasks; arguments and errors as `qflow.open`.
 
     `broker = await qflow.aio.open(path)`, or `async with qflow.aio.open(path) as broker`.
@@ -272,7 +289,7 @@ def open(path: str | os.PathLike[str], **options: Any) -> Opening[AsyncBroker]:
     return Opening(partial(_open, path, options))
 
 
-async def _open(path: str | os.PathLike[str], options: dict[str, Any]) -> AsyncBroker:
+async def _open(path: str | os.PathLike[str], options: BrokerOptions) -> AsyncBroker:
     """Open it in a thread; cancelled meanwhile, it is closed again."""
     worker = Worker(os.fspath(path))
     try:

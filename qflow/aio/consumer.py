@@ -28,8 +28,8 @@ class AsyncConsumed(Settling, Protocol):
     async def collect(self, most: int, timeout_s: float | None) -> Deliveries: ...
 
 
-class AsyncConsumer:
-    """Tasks that hand a queue's messages to a callback. Made by `AsyncQueue.consume`."""
+class ConsumerTasks:
+    """Tasks that hand a queue's messages to a callback."""
 
     def __init__(
         self,
@@ -72,11 +72,7 @@ class AsyncConsumer:
             in_place(partial(self._consumed.give_up_batch, self._batch))
 
     async def close(self) -> None:
-        """Stop, and wait for the callbacks that are running; called by one of them, it waits for none.
-
-        What was acquired and not handed out goes back to its place and is not counted as delivered. Cancelled while it
-        waits, the consumer is stopped all the same.
-        """
+        """See `AsyncConsumer.close`."""
         self._stopped = True
         self._stop_idle()
         others = [task for task in self._tasks if not task.done()]
@@ -153,6 +149,30 @@ class AsyncConsumer:
                 raise
             self._consumed.tell_failure(delivery.sequence, error)  # it cancelled something of its own
 
+
+class AsyncConsumer:
+    """Tasks that hand a queue's messages to a callback. Made by `AsyncQueue.consume`; `async with` closes it."""
+
+    _name: str
+    _tasks: ConsumerTasks
+
+    @property
+    def running(self) -> bool:
+        """It takes messages; False once it was closed, its queue was deleted or the broker closed."""
+        return self._tasks.running
+
+    def stop(self) -> None:
+        """Take no more messages; the callbacks that are running are not waited for. From any thread."""
+        self._tasks.stop()
+
+    async def close(self) -> None:
+        """Stop, and wait for the callbacks that are running; called by one of them, it waits for none.
+
+        What was acquired and not handed out goes back to its place and is not counted as delivered. Cancelled while it
+        waits, the consumer is stopped all the same.
+        """
+        await self._tasks.close()
+
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
@@ -162,4 +182,18 @@ class AsyncConsumer:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<AsyncConsumer of {self._queue.name!r}{'' if self.running else ', closed'}>"
+        return f"<AsyncConsumer of {self._name!r}{'' if self.running else ', closed'}>"
+
+
+def consumer_of(
+    queue: AsyncConsumed,
+    home: Home,
+    callback: Callable[[AsyncDelivery], Awaitable[object]],
+    prefetch: int,
+    concurrency: int,
+) -> AsyncConsumer:
+    """Return a consumer whose tasks have begun."""
+    made = AsyncConsumer()
+    made._name = queue.name
+    made._tasks = ConsumerTasks(queue, home, callback, prefetch, concurrency)
+    return made

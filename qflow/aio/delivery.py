@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, overload
+from typing import Protocol, overload
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled
@@ -33,7 +33,7 @@ class AsyncDelivery:
     __slots__ = ("_settling", "delivery")
 
     def __init__(self, delivery: Delivery, settling: Settling) -> None:
-        self.delivery = delivery
+        self.delivery: Delivery = delivery
         """The same as a thread would hold it."""
         self._settling = settling
 
@@ -150,7 +150,7 @@ class AsyncDeliveries(Sequence[AsyncDelivery]):
     __slots__ = ("_settling", "deliveries")
 
     def __init__(self, deliveries: Deliveries, settling: Settling) -> None:
-        self.deliveries = deliveries
+        self.deliveries: Deliveries = deliveries
         """The same as a thread would hold them."""
         self._settling = settling
 
@@ -219,10 +219,9 @@ class AsyncStreamDeliveries(AsyncDeliveries):
     @overload
     def __getitem__(self, index: slice) -> Sequence[AsyncStreamDelivery]: ...
     def __getitem__(self, index: int | slice) -> AsyncStreamDelivery | Sequence[AsyncStreamDelivery]:
-        found: Any = self.deliveries[index]
         if isinstance(index, slice):
-            return [AsyncStreamDelivery(one, self._settling) for one in found]
-        return AsyncStreamDelivery(found, self._settling)
+            return [AsyncStreamDelivery(one, self._settling) for one in self.deliveries[index]]
+        return AsyncStreamDelivery(self.deliveries[index], self._settling)
 
     def __iter__(self) -> Iterator[AsyncStreamDelivery]:
         for one in self.deliveries:

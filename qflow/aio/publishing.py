@@ -13,7 +13,7 @@ from qflow.errors import QueueDeleted, StreamDeleted
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.publishing import Publisher
-from qflow.routing import Claimed, Lots, PublishResult
+from qflow.routing import Claimed, Lots, PublishResult, duplicate_result
 from qflow.streams.producers import Answer, Claim
 from qflow.streams.publishing import Sending, Sent
 from qflow.streams.room import Asking
@@ -41,7 +41,7 @@ class AsyncPublishing:
             return await self._publish(messages, headers, None)
         try:
             if not await self._take(claim):
-                return [PublishResult.of_duplicate() for _ in messages]
+                return [duplicate_result() for _ in messages]
             return await self._publish(messages, headers, claim)
         except BaseException:
             in_place(claim.give_up)

@@ -6,24 +6,28 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import Any, Unpack
 
 from qflow import config
-from qflow.aio.consumer import AsyncConsumer
+from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Home, Homes, Log, Worker, attend
+from qflow.aio.queue_work import QueueWork
 from qflow.config import QueueSettings, SlowConsumer
-from qflow.delivery import Deliveries, Delivery, Entry
+from qflow.delivery import Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
-from qflow.queues.envelope import Envelope, Moment
+from qflow.options import Body, Moment, PutOptions
+from qflow.queues.claims import Claims
+from qflow.queues.envelope import Envelope
+from qflow.queues.gets import Gets
 from qflow.queues.overflow import Decision
+from qflow.queues.puts import Puts
 from qflow.queues.putting import TurnedAway
 from qflow.queues.queue import Queue
 from qflow.stats import QueueStats
 
-Body = bytes | bytearray | memoryview
 TURNS = 8
 """So many batches an `async for` takes at most before others have their turn."""
 PREFETCH = 100
@@ -33,15 +37,15 @@ BROWSED_AT_ONCE = 1000
 class AsyncQueue:
     """A named queue, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Queue` has."""
 
-    def __init__(self, queue: Queue, log: Log, homes: Homes, worker: Worker) -> None:
-        self.queue = queue
-        """The same queue for threads; its methods block."""
-        self._puts = queue.parts.puts
-        self._gets = queue.parts.gets
-        self._claims = queue.parts.claims
-        self._log = log
-        self._homes = homes
-        self._worker = worker
+    queue: Queue
+    """The same queue for threads; its methods block."""
+    _log: Log
+    _homes: Homes
+    _worker: Worker
+    _work: QueueWork
+    _puts: Puts
+    _gets: Gets
+    _claims: Claims
 
     @property
     def name(self) -> str:
@@ -98,7 +102,7 @@ class AsyncQueue:
         record = envelope.record(body)
         return await self._put([record], type(record) is bytes, envelope, timeout_s)
 
-    async def put_nowait(self, body: Body, **options: Any) -> int | None:
+    async def put_nowait(self, body: Body, **options: Unpack[PutOptions]) -> int | None:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return await self.put(body, **options, timeout_s=0)
 
@@ -198,11 +202,11 @@ class AsyncQueue:
         """
         delivery = self._gets.get_at_once()
         if delivery is not None:
-            return AsyncDelivery(delivery, self)
-        batch = await self.collect(1, timeout_s)
+            return AsyncDelivery(delivery, self._work)
+        batch = await self._work.collect(1, timeout_s)
         if not batch:
             raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
-        return AsyncDelivery(self._claims.leave_batch(batch, 0) or batch[0], self)
+        return AsyncDelivery(self._claims.leave_batch(batch, 0) or batch[0], self._work)
 
     async def get_nowait(self) -> AsyncDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""
@@ -214,21 +218,7 @@ class AsyncQueue:
         Cancelled as `get`.
         """
         config.parse_count(max_messages, "max_messages")
-        return AsyncDeliveries(await self.collect(max_messages, timeout_s), self)
-
-    async def collect(self, most: int, timeout_s: float | None) -> Deliveries:
-        """`get_many` with the batch as threads have it."""
-        home = self._homes.here()
-        getting = self._gets.begin(most, timeout_s)
-        await attend(home, self._worker, getting.step, getting.give_up)
-        try:
-            joined = self._gets.join_attempts(getting.batch)
-            if joined is not None:
-                await home.confirmed(joined)
-        except BaseException:
-            in_place(getting.give_up)
-            raise
-        return getting.batch
+        return AsyncDeliveries(await self._work.collect(max_messages, timeout_s), self._work)
 
     def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
         return self.iterate()
@@ -249,7 +239,7 @@ class AsyncQueue:
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
-            batch = await self.collect(prefetch, None)
+            batch = await self._work.collect(prefetch, None)
             try:
                 for index in range(len(batch)):
                     try:
@@ -257,7 +247,7 @@ class AsyncQueue:
                     except AlreadySettled:
                         break  # it was held for too long: all of it went back
                     if delivery is not None:
-                        yield AsyncDelivery(delivery, self)
+                        yield AsyncDelivery(delivery, self._work)
             finally:
                 in_place(partial(claims.give_up, batch))
 
@@ -279,7 +269,7 @@ class AsyncQueue:
             raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
         config.parse_count(prefetch, "prefetch")
         config.parse_count(concurrency, "concurrency")
-        return AsyncConsumer(self, self._homes.here(), callback, prefetch, concurrency)
+        return consumer_of(self._work, self._homes.here(), callback, prefetch, concurrency)
 
     # Settle ------------------------------------------------------------------------------------------------------
 
@@ -290,20 +280,7 @@ class AsyncQueue:
         else:
             in_place(partial(self.queue.ack_many, [one.delivery for one in deliveries]))
         if wait:
-            await self.settled()
-
-    async def settled(self) -> None:
-        """Return when everything that was settled so far is synced."""
-        joined = self._claims.join_settles()
-        if joined is not None:
-            await self._homes.here().confirmed(joined)
-
-    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
-        """Nack; by a thread if that takes the disk."""
-        if self._claims.returns_by_disk(requeue):
-            await self._worker.run(self._homes.here(), partial(held.nack, requeue, delay_s))
-        else:
-            in_place(partial(held.nack, requeue, delay_s))
+            await self._work.settled()
 
     # Whole queue -------------------------------------------------------------------------------------------------
 
@@ -333,6 +310,15 @@ class AsyncQueue:
 
     def __repr__(self) -> str:
         return f"<AsyncQueue {self.name!r}>"
+
+
+def queue_of(queue: Queue, log: Log, homes: Homes, worker: Worker) -> AsyncQueue:
+    """Return a queue for tasks."""
+    made = AsyncQueue()
+    made.queue, made._log, made._homes, made._worker = queue, log, homes, worker
+    made._work = QueueWork(queue, homes, worker)
+    made._puts, made._gets, made._claims = queue.parts.puts, queue.parts.gets, queue.parts.claims
+    return made
 
 
 def _resolved(home: Home, result: int) -> asyncio.Future[int | None]:

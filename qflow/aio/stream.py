@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from qflow.aio.loops import Homes, Worker
 from qflow.config import StreamSettings
 from qflow.stats import StreamStats
 from qflow.streams.deliveries import StreamMessage
+from qflow.streams.history import Bound
 from qflow.streams.stream import Stream
 
 QUERIED_AT_ONCE = 256
@@ -19,11 +19,10 @@ QUERIED_AT_ONCE = 256
 class AsyncStream:
     """A named stream, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Stream` has."""
 
-    def __init__(self, stream: Stream, homes: Homes, worker: Worker) -> None:
-        self.stream = stream
-        """The same stream for threads; its methods block."""
-        self._homes = homes
-        self._worker = worker
+    stream: Stream
+    """The same stream for threads; its methods block."""
+    _homes: Homes
+    _worker: Worker
 
     @property
     def name(self) -> str:
@@ -35,13 +34,27 @@ class AsyncStream:
         """How it was declared, or altered since."""
         return self.stream.settings
 
-    async def query(self, topic_filter: str = "#", **options: Any) -> AsyncIterator[StreamMessage]:
-        """Yield retained messages that a filter matches, without subscribing; options and errors as `Stream.query`.
+    async def query(
+        self,
+        topic_filter: str = "#",
+        *,
+        partition: int | None = None,
+        start: Bound = None,
+        end: Bound = None,
+        skip: int = 0,
+        limit: int | None = None,
+        newest: int | None = None,
+    ) -> AsyncIterator[StreamMessage]:
+        """Yield retained messages that a filter matches, without subscribing; arguments and errors as `Stream.query`.
 
         Cost: as `Stream.query`, and a turn of a thread for each 256 messages.
         """
         home = self._homes.here()
-        messages = await self._worker.run(home, partial(self.stream.query, topic_filter, **options))
+        query = partial(
+            self.stream.query, topic_filter, partition=partition, start=start, end=end, skip=skip, limit=limit,
+            newest=newest,
+        )  # fmt: skip
+        messages = await self._worker.run(home, query)
         while found := await self._worker.run(home, lambda: list(islice(messages, QUERIED_AT_ONCE))):
             for message in found:
                 yield message
@@ -56,3 +69,10 @@ class AsyncStream:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.stream)[1:]}"
+
+
+def stream_of(stream: Stream, homes: Homes, worker: Worker) -> AsyncStream:
+    """Return a stream for tasks."""
+    made = AsyncStream()
+    made.stream, made._homes, made._worker = stream, homes, worker
+    return made

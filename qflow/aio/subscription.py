@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import datetime
 from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery
 from qflow.aio.loops import Homes, Worker, attend
@@ -18,8 +18,10 @@ from qflow.errors import BrokerClosed, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.stats import SubscriptionStats
 from qflow.streams.deliveries import StreamDeliveries
-from qflow.streams.subscription import Subscription
+from qflow.streams.member import Member
+from qflow.streams.subscription import Subscription, member_of
 
+T = TypeVar("T")
 TURNS = 8
 """So many batches an `async for` takes at most before others have their turn."""
 
@@ -31,11 +33,12 @@ class AsyncSubscription:
     same task got before.
     """
 
-    def __init__(self, subscription: Subscription, homes: Homes, worker: Worker) -> None:
-        self.subscription = subscription
-        """The same for threads; its methods block."""
-        self._homes = homes
-        self._worker = worker
+    subscription: Subscription
+    """The same for threads; its methods block."""
+    _member: Member
+    _settling: MemberSettling
+    _homes: Homes
+    _worker: Worker
 
     @property
     def name(self) -> str | None:
@@ -54,6 +57,7 @@ class AsyncSubscription:
 
     @property
     def closed(self) -> bool:
+        """It was closed; a broker that closes, or a stream that is deleted, closes none."""
         return self.subscription.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
@@ -67,7 +71,7 @@ class AsyncSubscription:
         batch = await self._collect(1, timeout_s)
         if batch is None:
             raise QueueEmpty(f"no message of stream {self.stream!r} for {self.filter!r} came in time")
-        return AsyncStreamDelivery(batch[0], self)
+        return AsyncStreamDelivery(batch[0], self._settling)
 
     async def get_nowait(self) -> AsyncStreamDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""
@@ -79,11 +83,11 @@ class AsyncSubscription:
         Errors as `Subscription.get_many`. Cancelled as `get`.
         """
         batch = await self._collect(parse_count(max_messages, "max_messages"), timeout_s)
-        return AsyncStreamDeliveries(self.subscription.empty_batch() if batch is None else batch, self)
+        return AsyncStreamDeliveries(self._member.empty_batch() if batch is None else batch, self._settling)
 
     async def _collect(self, most: int, timeout_s: float | None, *, ahead: bool = False) -> StreamDeliveries | None:
-        cursor = self.subscription.cursor
-        getting = self.subscription.begin_get(most, timeout_s, asyncio.current_task(), ahead=ahead)
+        cursor = self._member.cursor
+        getting = self._member.begin_get(most, timeout_s, asyncio.current_task(), ahead=ahead)
         await attend(
             self._homes.here(), self._worker, partial(cursor.try_get, getting), partial(cursor.give_up_get, getting)
         )
@@ -101,8 +105,8 @@ class AsyncSubscription:
 
         Cost: 2 µs a message in a replay.
         """
-        claims = self.subscription.cursor.claims
-        most = self.subscription.ahead_at_once
+        claims = self._member.cursor.claims
+        most = self._member.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
@@ -116,7 +120,7 @@ class AsyncSubscription:
                     if index in batch.settled:  # what went back, or was left behind
                         continue
                     batch.shown = index + 1
-                    yield AsyncStreamDelivery(delivery, self)
+                    yield AsyncStreamDelivery(delivery, self._settling)
                     if batch.settled is not None and index not in batch.settled:
                         in_place(partial(claims.settle_part, batch, index, False))
             finally:
@@ -127,16 +131,6 @@ class AsyncSubscription:
     async def ack(self, delivery: AsyncStreamDelivery | AsyncStreamDeliveries, wait: bool = False) -> None:
         """Settle a message, or a batch; see `AsyncDelivery.ack`."""
         await delivery.ack(wait)
-
-    async def settled(self) -> None:
-        """Return when everything that was settled so far is synced."""
-        joined = self.subscription.cursor.claims.join_settles()
-        if joined is not None:
-            await self._homes.here().confirmed(joined)
-
-    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
-        """Nack: a matter of memory."""
-        held.nack(requeue, delay_s)
 
     async def seek(self, to: int | datetime, *, partition: int | None = None) -> None:
         """Go on somewhere else; see `Subscription.seek`. Cancelled while it waits, it is done all the same."""
@@ -161,8 +155,7 @@ class AsyncSubscription:
         """Return a snapshot; of a group, all of it; see `Subscription.stats`."""
         if not matching:
             return self.subscription.stats()
-        found: SubscriptionStats = await self._run(partial(self.subscription.stats, matching=True))
-        return found
+        return await self._run(partial(self.subscription.stats, matching=True))
 
     async def close(self) -> None:
         """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`.
@@ -176,7 +169,7 @@ class AsyncSubscription:
         except BrokerClosed:
             self.subscription.close()  # there is nothing left to give back, or to log
 
-    async def _run(self, function: Any) -> Any:
+    async def _run(self, function: Callable[[], T]) -> T:
         return await self._worker.run(self._homes.here(), function)
 
     async def __aenter__(self) -> AsyncSubscription:
@@ -189,3 +182,29 @@ class AsyncSubscription:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.subscription)[1:]}"
+
+
+class MemberSettling:
+    """What deliveries ask of a subscription of tasks: to give back, to wait for the sync."""
+
+    def __init__(self, member: Member, homes: Homes) -> None:
+        self._claims = member.cursor.claims
+        self._homes = homes
+
+    async def settled(self) -> None:
+        """Return when everything that was settled so far is synced."""
+        joined = self._claims.join_settles()
+        if joined is not None:
+            await self._homes.here().confirmed(joined)
+
+    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
+        """Nack: a matter of memory."""
+        held.nack(requeue, delay_s)
+
+
+def subscription_of(subscription: Subscription, homes: Homes, worker: Worker) -> AsyncSubscription:
+    """Return a subscription for tasks."""
+    made = AsyncSubscription()
+    made.subscription, made._member, made._homes, made._worker = subscription, member_of(subscription), homes, worker
+    made._settling = MemberSettling(made._member, homes)
+    return made

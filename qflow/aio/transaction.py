@@ -8,22 +8,25 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import groupby
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
-from qflow.aio.queue import AsyncQueue, Body
+from qflow.aio.queue import AsyncQueue
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
-from qflow.queues.envelope import Moment
+from qflow.options import Body, Key, Moment, PutOptions
 from qflow.queues.exits import Leaving
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue
 from qflow.queues.together import Parts, Place, Step, Together, by_lane, draft_together, party_of
 from qflow.queues.transaction import Transaction
+from qflow.routing import PublishResult
 
 T = TypeVar("T")
+Result: TypeAlias = int | range | PublishResult | None
+"""What a put, a put_many or a publish returned."""
 
 
 class AsyncTogether:
@@ -115,12 +118,12 @@ class AsyncTransaction:
     the commit waits for room, it is rolled back; while it waits for its sync, it is done all the same, or refused.
     """
 
-    def __init__(self, transaction: Transaction, together: AsyncTogether, homes: Homes, worker: Worker) -> None:
-        self._transaction = transaction
-        self._together = together
-        self._homes = homes
-        self._worker = worker
-        self._lock = threading.Lock()  # held by a step of it: one whose task was cancelled may still run in a thread
+    _transaction: Transaction
+    _together: AsyncTogether
+    _homes: Homes
+    _worker: Worker
+    _lock: threading.Lock
+    """Held by a step of it: one whose task was cancelled may still run in a thread."""
 
     async def put(
         self,
@@ -148,15 +151,15 @@ class AsyncTransaction:
         )
         await self._add(work, _size(body))
 
-    async def put_many(self, queue: AsyncQueue | Queue | str, bodies: Iterable[Body], **options: Any) -> None:
+    async def put_many(
+        self, queue: AsyncQueue | Queue | str, bodies: Iterable[Body], **options: Unpack[PutOptions]
+    ) -> None:
         """Put messages when the transaction commits; options as `put`; see `Transaction.put_many`."""
         all_bodies = list(bodies)
         size = sum(map(_size, all_bodies))
         await self._add(partial(self._transaction.put_many, _plain(queue), all_bodies, **options), size)
 
-    async def publish(
-        self, topic: str, body: Body, *, key: bytes | str | None = None, headers: Headers | None = None
-    ) -> None:
+    async def publish(self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None) -> None:
         """Publish when the transaction commits; see `Transaction.publish`."""
         steps = self._transaction.steps_of(topic, body, headers, key)
         await self._add(partial(self._transaction.publish_steps, steps), len(steps) * _size(body))
@@ -173,11 +176,11 @@ class AsyncTransaction:
         await self._step(partial(self._transaction.ack_many, held), False)
 
     @property
-    def result(self) -> list[Any]:
+    def result(self) -> list[Result]:
         """What each put, put_many and publish returned, in order, once it is committed; see `Transaction.result`."""
         return self._transaction.result
 
-    async def commit(self) -> list[Any]:
+    async def commit(self) -> list[Result]:
         """Commit now; returns `result`. The end of the `async with` block does it, too. See `Transaction.commit`."""
         transaction = self._transaction
         steps, leavings = await self._step(
@@ -232,6 +235,14 @@ class AsyncTransaction:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._transaction)[1:]}"
+
+
+def transaction_of(transaction: Transaction, together: AsyncTogether, homes: Homes, worker: Worker) -> AsyncTransaction:
+    """Return a transaction for tasks."""
+    made = AsyncTransaction()
+    made._transaction, made._together, made._homes, made._worker = transaction, together, homes, worker
+    made._lock = threading.Lock()
+    return made
 
 
 def _plain(queue: AsyncQueue | Queue | str) -> Queue | str:

@@ -23,6 +23,7 @@ from qflow.cli.spool import owned, queue_to_fill
 from qflow.cli.stop import Stop, Stopped
 from qflow.config import LONGEST_S
 from qflow.errors import QflowError
+from qflow.options import Spill
 
 _FIRST_PAUSE_S = 0.2
 _WINDOW_BYTES = 1024 * 1024
@@ -130,7 +131,7 @@ def pipe(
     resume_from: int | str,
     delimiter: bytes,
     capacity: int,
-    spill: str,
+    spill: Spill,
     as_json: bool,
     **settings: int | float | None,
 ) -> int | None:

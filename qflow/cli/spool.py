@@ -14,6 +14,7 @@ from qflow.errors import NotFound, SpoolInUse
 
 if TYPE_CHECKING:
     from qflow.broker import Broker
+    from qflow.options import Spill
     from qflow.queues.queue import Queue
 
 
@@ -36,21 +37,23 @@ def owned_if_there(spool: Path, capacity: int, stop: Stop | None) -> Iterator[Br
 
 
 @contextmanager
-def owned(spool: Path, capacity: int, stop: Stop | None, *, spill: str = "files") -> Iterator[Broker]:
+def owned(spool: Path, capacity: int, stop: Stop | None, *, spill: Spill = "files") -> Iterator[Broker]:
     """Own a spool as long as the context lasts; with `stop`, wait while another process does.
 
     Raises:
         Stopped: asked to stop while waiting.
     """
+    from qflow.broker import finish_wiping
+
     with _opened(spool, capacity, stop, spill) as broker:
         try:
             yield broker
         finally:
             damage.of_command().note(spool, broker)
-        broker.finish_wiping(WIPING_S)
+        finish_wiping(broker, WIPING_S)
 
 
-def _opened(spool: Path, capacity: int, stop: Stop | None, spill: str) -> Broker:
+def _opened(spool: Path, capacity: int, stop: Stop | None, spill: Spill) -> Broker:
     import qflow
 
     told_elsewhere = logging.getLogger("qflow.damage")  # at the end of the command, in one line

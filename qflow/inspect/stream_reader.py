@@ -26,7 +26,7 @@ from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Found
-from qflow.streams.deliveries import StreamMessage
+from qflow.streams.deliveries import StreamMessage, message_of
 from qflow.streams.interest import Interest
 from qflow.streams.partition import offset_of
 
@@ -191,7 +191,7 @@ class StreamReader:
             found = self._read(number, self._positions[number], end)
             self._positions[number] = found.position
             yield [
-                StreamMessage(self.name, sequence, record, topic, time_ms)
+                message_of(self.name, sequence, record, topic, time_ms)
                 for piece in found.pieces
                 for sequence, record, topic, time_ms in zip(*piece[2:], strict=True)
             ]

@@ -134,8 +134,8 @@ class Handover:
         spools.let_go(self._spool)  # LMDB opens a file once a process
         try:
             with open_broker(self._spool) as broker:
-                broker.adoption.run()
-                found = broker.adoption.stats()
+                broker.engine.adoption.run()
+                found = broker.engine.adoption.stats()
         except SpoolInUse:
             return False
         except QflowError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled
@@ -19,17 +19,21 @@ class StreamMessage:
 
     __slots__ = ("_record", "offset", "partition", "stream", "time_ms", "topic")
 
-    def __init__(self, stream: str, sequence: int, record: Record, topic: str, time_ms: int) -> None:
-        self.stream = stream
-        self.partition = lane_of(sequence)
-        self.offset = offset_of(sequence)
-        self.topic = topic
-        self.time_ms = time_ms
-        """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
-        self._record = record
+    stream: str
+    """The stream's name."""
+    partition: int
+    """The number of its partition."""
+    offset: int
+    """Its place in its partition: dense, and never given again."""
+    topic: str
+    """What it was published under."""
+    time_ms: int
+    """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
+    _record: Record
 
     @property
     def body(self) -> bytes:
+        """The bytes that were published."""
         return body_of(self._record)
 
     @property
@@ -47,6 +51,15 @@ class StreamMessage:
         return f"<StreamMessage of {where}: {self.topic!r}, {len(self.body)} B>"
 
 
+def message_of(stream: str, sequence: int, record: Record, topic: str, time_ms: int) -> StreamMessage:
+    """Return a message of a stream, for a query."""
+    message = StreamMessage()
+    message.stream, message.topic, message.time_ms = stream, topic, time_ms
+    message.partition, message.offset = lane_of(sequence), offset_of(sequence)
+    message._record = record
+    return message
+
+
 def key_of(record: Record) -> bytes | None:
     """Return the key a message was published with."""
     return record.key or None if isinstance(record, Message) else None
@@ -57,6 +70,9 @@ class StreamDelivery(Delivery):
 
     __slots__ = ("_topic", "time_ms")
 
+    record: Record
+    sequence: int
+    """The partition's number in the top byte, the offset below it."""
     time_ms: int
     """When it was confirmed, milliseconds since the epoch; it never falls along a partition."""
     _topic: str
@@ -82,6 +98,7 @@ class StreamDelivery(Delivery):
 
     @property
     def partition(self) -> int:
+        """The number of its partition."""
         return self.sequence >> LANE_SHIFT
 
     @property
@@ -116,24 +133,35 @@ class StreamDeliveries(Deliveries):
 
     __slots__ = ("charged", "leaving", "member", "shares", "shown", "taken", "taker", "unsettled")
 
-    def __init__(self, settler: Any, shares: list[Share], member: Any, charged: int, taker: object = None) -> None:
+    shares: list[Share]
+    total: int
+    unsettled: int
+    """How many are not settled, of `total`; changed with `settled`."""
+    member: object
+    """The subscription that got it."""
+    taker: object
+    """The thread or task that got it."""
+    charged: int
+    """What it takes of memory, as the ledger counts."""
+    leaving: int
+    """Commits that are to settle some of it."""
+
+    def __init__(self, settler: Any, shares: list[Share], member: object, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
         self.shares = shares
         self.total = self.unsettled = sum(len(share.piece.records) for share in shares)
-        """How many there are, and how many of them are not settled; that is changed with `settled`."""
         self.member = member
         self.charged = charged
         self.taken: set[int] = set()
         """Positions that a seek has taken back: settling them does nothing."""
         self.taker = taker
-        """The thread or task that got it."""
         self.shown: int | None = None
         """How many of it an iteration has shown; None where all of it is."""
         self.leaving = 0
-        """Commits that are to settle some of it."""
 
     @property
     def bodies(self) -> list[bytes]:
+        """All bodies, in order."""
         return [body_of(record) for share in self.shares for record in share.piece.records]
 
     @property
@@ -143,6 +171,7 @@ class StreamDeliveries(Deliveries):
 
     @property
     def sequences(self) -> Sequence[int]:
+        """All sequences, in order: the partition's number in the top byte, the offset below it."""
         return [sequence for share in self.shares for sequence in share.piece.sequences]
 
     @property
@@ -210,18 +239,22 @@ class StreamDeliveries(Deliveries):
         return share._replace(piece=share.piece.part(index, index + 1))
 
     def check_unsettled(self, position: int) -> None:
+        """Refuse a message of it that was settled, or went back."""
         if self.settled is None or position in self.settled:
             offset = offset_of(self.at(position)[0])
             raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
 
     def take_back(self, delivery: Delivery, position: int) -> None:
+        """Not asked for."""
         raise NotImplementedError("deliveries of a stream never leave their batch")
 
     def left_size(self) -> tuple[int, int]:
+        """Return (messages, bytes) of what is not settled yet. Cost: O(messages)."""
         left = self.left_shares()
         return sum(len(share.piece.records) for share in left), sum(share.piece.size for share in left)
 
     def at(self, position: int) -> tuple[int, Record, int]:
+        """Return (sequence, record, marks) of one message."""
         (_, piece, marks), index = self._find(position)
         return piece.sequences[index], piece.records[index], marks
 
@@ -244,7 +277,11 @@ class StreamDeliveries(Deliveries):
             position += len(piece.records)
         raise IndexError(f"sequence {sequence} is not in the batch")
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> StreamDelivery: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StreamDelivery]: ...
+    def __getitem__(self, index: int | slice) -> StreamDelivery | list[StreamDelivery]:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(self.total))]
         (_, piece, marks), place = self._find(index + self.total if index < 0 else index)

@@ -15,7 +15,7 @@ from qflow.message import LANE_SHIFT
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Found, Hole, Piece
-from qflow.streams.deliveries import StreamMessage
+from qflow.streams.deliveries import StreamMessage, message_of
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Home, Partition, offset_of
 from qflow.streams.shared import Shared
@@ -130,7 +130,7 @@ class History:
 
     def _of_piece(self, piece: Piece) -> Iterator[StreamMessage]:
         for sequence, record, topic, time_ms in zip(*piece[2:], strict=True):
-            yield StreamMessage(self.name, sequence, record, topic, time_ms)
+            yield message_of(self.name, sequence, record, topic, time_ms)
 
     def newest(self, interest: Interest, bounds: list[tuple[int, int, int]], count: int) -> Iterator[StreamMessage]:
         """Yield the newest ones only."""

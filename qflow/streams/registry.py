@@ -36,7 +36,8 @@ from qflow.storage.streams import producers as table
 from qflow.streams.producers import Producers
 from qflow.streams.sessions import Sessions, Terms
 from qflow.streams.shared import Shared
-from qflow.streams.stream import QUIET_S, Stream
+from qflow.streams.stream import Stream
+from qflow.streams.stream_log import QUIET_S, StreamLog
 from qflow.streams.subscription import Subscription
 from qflow.streams.topic_filter import FilterTrie, check_filter
 
@@ -59,7 +60,7 @@ class Streams:
         self, shared: Shared, records: Records, *, new_owner: Callable[[], int], reroute: Callable[[], None]
     ) -> None:
         self.room = shared.room
-        self.routes: FilterTrie[Stream] = FilterTrie()
+        self.routes: FilterTrie[StreamLog] = FilterTrie()
         """Which streams take a topic."""
         self.deleted: list[int] = []
         """Numbers of what was deleted, for the broker to clear away."""
@@ -73,7 +74,7 @@ class Streams:
         self.producers = Producers(self._log.read, self._clock)
         self._forgotten_to = b""
         self._forget_at = 0.0
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, StreamLog] = {}
         self._broken: dict[str, QueueRecord] = {}
         self._sessions = Sessions(shared, records, new_owner, self.deleted)
 
@@ -88,7 +89,7 @@ class Streams:
             unread: numbers of records that cannot be read. Cursors of such a stream stay, too.
         """
         problems: list[str] = []
-        by_owner: dict[int, Stream] = {}
+        by_owner: dict[int, StreamLog] = {}
         for record in streams:
             if record.deleted:
                 self.deleted.append(record.owner)
@@ -123,7 +124,7 @@ class Streams:
     # Streams ---------------------------------------------------------------------------------------------------------
 
     @sheltered
-    def declare(self, name: str, settings: StreamSettings) -> Stream:
+    def declare(self, name: str, settings: StreamSettings) -> StreamLog:
         """Return the stream of this name, making it if there is none."""
         check_name(name, "stream")
         for topic_filter in settings.topics:
@@ -151,18 +152,18 @@ class Streams:
         self._records.add(owner, value, rows, partial(self._register, stream))
         return stream
 
-    def _build(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row]) -> Stream:
+    def _build(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row]) -> StreamLog:
         rows = {number: rows.get(number) or new_row(number) for number in range(settings.partitions)}
-        return Stream(name, settings, owner, rows, self._shared)
+        return StreamLog(name, settings, owner, rows, self._shared)
 
-    def _register(self, stream: Stream) -> None:
+    def _register(self, stream: StreamLog) -> None:
         """Have a stream known; twice is fine."""
         self._streams[stream.name] = stream
         for topic_filter in stream.settings.topics:
             self.routes.add(topic_filter, stream)
 
     @sheltered
-    def alter(self, of: Stream | str, /, **changes: Any) -> Stream:
+    def alter(self, of: Stream | str, changes: dict[str, Any]) -> StreamLog:
         """Change what a stream takes, or how long it keeps it."""
         stream = self.own(of)
         name = stream.name
@@ -176,7 +177,7 @@ class Streams:
         self._records.replace(stream.owner, value, partial(self._apply, stream, settings))
         return stream
 
-    def _apply(self, stream: Stream, settings: StreamSettings) -> None:
+    def _apply(self, stream: StreamLog, settings: StreamSettings) -> None:
         """Have a stream follow other settings; twice is fine."""
         gone = set(stream.settings.topics) - set(settings.topics)
         for topic_filter in settings.topics:  # before others go, so that what is published meanwhile finds its way
@@ -185,7 +186,7 @@ class Streams:
             self.routes.remove(topic_filter, stream)
         stream.settings = settings
 
-    def get(self, name: str) -> Stream:
+    def get(self, name: str) -> StreamLog:
         """Return a stream that exists.
 
         Raises:
@@ -209,7 +210,7 @@ class Streams:
         """Return the names of all streams, sorted."""
         return sorted(self._streams)
 
-    def all(self) -> list[Stream]:
+    def all(self) -> list[StreamLog]:
         """Return all streams."""
         return list(self._streams.values())
 
@@ -253,7 +254,7 @@ class Streams:
         """Delete a durable subscription, or a group, with where it was; who has it open gets `StreamDeleted`."""
         self._sessions.delete(self.own(stream), name)
 
-    def own(self, stream: Stream | str) -> Stream:
+    def own(self, stream: Stream | str) -> StreamLog:
         """Return a stream of this broker, given itself or by name.
 
         Raises:
@@ -262,6 +263,7 @@ class Streams:
         """
         if not isinstance(stream, Stream):
             return self.get(stream)
+        assert isinstance(stream, StreamLog)
         stream.check_open()
         if self._streams.get(stream.name) is not stream:
             raise InvalidArgument(f"{stream!r} is a stream of another broker: use the one it came from")

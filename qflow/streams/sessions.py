@@ -9,9 +9,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -26,6 +25,7 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import sheltered
+from qflow.options import Start
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.log import recovery
 from qflow.storage.log.ending import Piece, of_row
@@ -36,9 +36,10 @@ from qflow.storage.log.recovery import CURSOR, QueueRecord
 from qflow.storage.log.rows import Row, new_row
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.cursor import Cursor, Kept
+from qflow.streams.member import Member
 from qflow.streams.shared import Shared
-from qflow.streams.stream import Stream
-from qflow.streams.subscription import Subscription
+from qflow.streams.stream_log import StreamLog
+from qflow.streams.subscription import Subscription, subscription_of
 from qflow.streams.topic_filter import check_filter
 
 _logger = logging.getLogger("qflow")
@@ -47,21 +48,19 @@ GROUP_ACK_TIMEOUT_S = 60.0
 """A member of a group holds a message so long at most, unless it says otherwise."""
 STARTS = ("latest", "earliest", "committed")
 
-Start = str | int | datetime
 
-
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Terms:
-    """What a subscription is asked for with; see `Broker.subscribe`."""
+    """What a subscription is asked for with; see `SubscriptionOptions`."""
 
     filter: str
-    name: str | None
-    start: Start
-    group: str | None
-    session_expiry_s: float | None
-    follow: bool
-    ack_timeout_s: float | None
-    on_gap: str
+    name: str | None = None
+    start: Start = "latest"
+    group: str | None = None
+    session_expiry_s: float | None = None
+    follow: bool = True
+    ack_timeout_s: float | None = None
+    on_gap: Literal["raise", "skip"] = "raise"
 
     @property
     def title(self) -> str | None:
@@ -116,7 +115,7 @@ class Terms:
 class _Facts:
     """What is known of a durable cursor beside where it is."""
 
-    def __init__(self, stream: Stream, cursor: Cursor, expiry_s: float | None, seen_s: float) -> None:
+    def __init__(self, stream: StreamLog, cursor: Cursor, expiry_s: float | None, seen_s: float) -> None:
         self.stream = stream
         self.cursor = cursor
         self.expiry_s = expiry_s
@@ -160,7 +159,7 @@ class Sessions:
         self._lock = threading.Lock()
         """Held while subscriptions come and go. It comes before that of retention, and those of cursors."""
 
-    def recover(self, stream: Stream, record: QueueRecord, *, clean: bool) -> str | None:
+    def recover(self, stream: StreamLog, record: QueueRecord, *, clean: bool) -> str | None:
         """Take over a cursor; return why it cannot be served."""
         facts = record.settings
         if record.name in stream.cursors or record.name in stream.pinned:
@@ -190,7 +189,7 @@ class Sessions:
             ]
         cursor.place.recall(skips)
 
-    def open(self, stream: Stream, terms: Terms) -> Subscription:
+    def open(self, stream: StreamLog, terms: Terms) -> Subscription:
         """Return a subscription, of terms that are checked."""
         with self._lock:
             if terms.title is None:
@@ -203,15 +202,16 @@ class Sessions:
                     cursor.claims.ack_timeout_s = terms.ack_timeout_s
                 self._facts[cursor].seen_s = self._clock()
             skip_gaps = terms.on_gap == "skip"
-            return Subscription(stream, cursor, follow=terms.follow, skip_gaps=skip_gaps, ended=self._left)
+            member = Member(cursor, follow=terms.follow, skip_gaps=skip_gaps, ended=self._left)
+            return subscription_of(stream, member)
 
-    def _ephemeral(self, stream: Stream, terms: Terms) -> Cursor:
+    def _ephemeral(self, stream: StreamLog, terms: Terms) -> Cursor:
         if terms.start == "committed":
             raise InvalidArgument('start="committed" needs the name of a subscription, or of a group')
         starts = self._starts(stream, terms.start)
         return Cursor(stream.history, stream.history.interest(terms.filter), self._shared, starts)
 
-    def _durable(self, stream: Stream, title: str, terms: Terms) -> Cursor:
+    def _durable(self, stream: StreamLog, title: str, terms: Terms) -> Cursor:
         topic_filter, group, expiry_s = terms.filter, terms.group is not None, terms.session_expiry_s
         self._records.make_sure()
         if title in stream.pinned:
@@ -253,7 +253,7 @@ class Sessions:
                 raise
         return cursor
 
-    def _new_durable(self, stream: Stream, title: str, terms: Terms) -> Cursor:
+    def _new_durable(self, stream: StreamLog, title: str, terms: Terms) -> Cursor:
         owner = self._new_owner()
         rows = {number: Row(next=at, floor=at) for number, at in enumerate(self._starts(stream, terms.start))}
         cursor = self._build(stream, title, terms.filter, owner, rows, group=terms.group is not None)
@@ -268,14 +268,14 @@ class Sessions:
         facts.stream.cursors[cursor.title or ""] = cursor
 
     def _build(
-        self, stream: Stream, title: str, topic_filter: str, owner: int, rows: dict[int, Row], *, group: bool
+        self, stream: StreamLog, title: str, topic_filter: str, owner: int, rows: dict[int, Row], *, group: bool
     ) -> Cursor:
         lanes = [Lane(owner, number, row, _NoLane()) for number, row in rows.items()]  # type: ignore[arg-type]
         interest = stream.history.interest(topic_filter)
         starts = [row.floor for row in rows.values()]
         return Cursor(stream.history, interest, self._shared, starts, Kept(title, owner, group, lanes))
 
-    def _starts(self, stream: Stream, start: Start) -> list[int]:
+    def _starts(self, stream: StreamLog, start: Start) -> list[int]:
         """Return where a new subscription begins, by partition."""
         if start == "latest":
             return [partition.next for partition in stream.partitions]
@@ -288,11 +288,11 @@ class Sessions:
         return [stream.history.position_for(number, start) for number in range(len(stream.partitions))]  # type: ignore[arg-type]
 
     @sheltered
-    def _left(self, subscription: Subscription) -> None:
-        """Somebody closed a subscription."""
+    def _left(self, member: Member) -> None:
+        """A subscription was closed."""
         with self._lock:
-            cursor = subscription.cursor
-            last = cursor.leave(subscription)
+            cursor = member.cursor
+            last = cursor.leave(member)
             facts = self._facts.get(cursor)
             if last and facts is not None and cursor.ended is None:
                 facts.seen_s = self._clock()
@@ -310,7 +310,7 @@ class Sessions:
         self._records.renew(facts.cursor.owner, facts.record)
         facts.written_s = seen_s
 
-    def delete(self, stream: Stream, name: str) -> None:
+    def delete(self, stream: StreamLog, name: str) -> None:
         """Delete a durable subscription, or a group, with where it was; who has it open gets `StreamDeleted`."""
         check_name(name, "subscription")
         with self._lock:
@@ -327,7 +327,7 @@ class Sessions:
                 raise NotFound(f"stream {stream.name!r} has no subscription {name!r}; there are: {names}")
             self._delete(stream, cursor)
 
-    def _delete(self, stream: Stream, cursor: Cursor) -> None:
+    def _delete(self, stream: StreamLog, cursor: Cursor) -> None:
         """Delete a cursor: end it and have done what is on its way, so that nothing of it is written afterwards.
 
         It is known until that holds: if it fails, delete it again. Holding the lock.
@@ -340,14 +340,14 @@ class Sessions:
         self._facts.pop(cursor, None)
         self._deleted.append(cursor.owner)
 
-    def end(self, streams: list[Stream], error: type[QflowError]) -> None:
+    def end(self, streams: list[StreamLog], error: type[QflowError]) -> None:
         """Serve nobody of these any more."""
         with self._lock:
             self._records.make_sure()
             for stream in streams:
                 stream.end(error)
 
-    def delete_with(self, stream: Stream) -> list[int]:
+    def delete_with(self, stream: StreamLog) -> list[int]:
         """Delete a stream that has ended, with its subscriptions; return their numbers."""
         with self._lock:
             cursors = list(stream.cursors.values())

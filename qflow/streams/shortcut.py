@@ -16,7 +16,7 @@ from qflow.streams.partition import Partition
 from qflow.streams.topic_filter import CACHED_CHARACTERS, MAX_TOPIC_BYTES, FilterTrie
 
 if TYPE_CHECKING:
-    from qflow.streams.stream import Stream
+    from qflow.streams.stream_log import StreamLog
 
 MOST_FILTERS = 16
 KEPT = 16_384
@@ -26,11 +26,11 @@ KEPT = 16_384
 class Shortcut:
     """See the module. Any thread may ask; when a filter changes, another one takes its place."""
 
-    def __init__(self, queues: FilterTrie[Any], streams: FilterTrie[Stream]) -> None:
+    def __init__(self, queues: FilterTrie[Any], streams: FilterTrie[StreamLog]) -> None:
         self._queues = queues
         self._streams = streams
         self._known: dict[str, Partition] = {}
-        self._patterns: tuple[list[re.Pattern[bytes]], dict[Stream, list[re.Pattern[bytes]]]] | None = None
+        self._patterns: tuple[list[re.Pattern[bytes]], dict[StreamLog, list[re.Pattern[bytes]]]] | None = None
 
     def partition_for(self, topics: Collection[str]) -> Partition | None:
         """Return the partition that all of these lead to, and to nothing else; None if it is not that, or not known.
@@ -91,9 +91,9 @@ class Shortcut:
 
 
 def _patterns_of(
-    queues: Iterable[tuple[str, Any]], streams: Iterable[tuple[str, Stream]]
-) -> tuple[list[re.Pattern[bytes]], dict[Stream, list[re.Pattern[bytes]]]]:
-    by_stream: dict[Stream, list[re.Pattern[bytes]]] = {}
+    queues: Iterable[tuple[str, Any]], streams: Iterable[tuple[str, StreamLog]]
+) -> tuple[list[re.Pattern[bytes]], dict[StreamLog, list[re.Pattern[bytes]]]]:
+    by_stream: dict[StreamLog, list[re.Pattern[bytes]]] = {}
     for topic_filter, stream in streams:
         by_stream.setdefault(stream, []).append(pattern_of(topic_filter))
     return [pattern_of(topic_filter) for topic_filter, _ in queues], by_stream

@@ -3,63 +3,45 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
 
-from qflow.config import parse_count, parse_timeout
+from qflow.config import parse_count
 from qflow.errors import InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
 from qflow.stats import SubscriptionStats
-from qflow.streams.cursor import Cursor, Getting
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
+from qflow.streams.member import Member
 from qflow.streams.stream import Stream
-
-READ_AHEAD = 256
-"""An iterator takes so many messages at once, where it shares them with nobody."""
+from qflow.streams.stream_log import StreamLog
 
 
 class Subscription:
     """Made by `Broker.subscribe`; a context manager; may be used by several threads."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        cursor: Cursor,
-        *,
-        follow: bool,
-        skip_gaps: bool,
-        ended: Callable[[Subscription], None],
-    ) -> None:
-        self._stream = stream
-        self._cursor = cursor
-        self._follow = follow
-        self._skip_gaps = skip_gaps
-        self._ended = ended
-        self._closed = False
-        cursor.join(self)
+    _stream: StreamLog
+    _member: Member
 
     @property
     def name(self) -> str | None:
-        """Under which its cursor is kept; None where it is not."""
-        return self._cursor.title
+        """Under which its position is kept, its own or that of its group; None where it is not."""
+        return self._member.cursor.title
 
     @property
     def stream(self) -> Stream:
+        """What it reads."""
         return self._stream
 
     @property
     def filter(self) -> str:
-        return self._cursor.interest.filter
+        """Which topics it gets."""
+        return self._member.cursor.interest.filter
 
     @property
     def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def cursor(self) -> Cursor:
-        """What it shares with the members of its group."""
-        return self._cursor
+        """It was closed; a broker that closes, or a stream that is deleted, closes none."""
+        return self._member.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
 
@@ -77,14 +59,14 @@ class Subscription:
             InvalidArgument: the subscription is closed.
         Cost: 8 µs where it was read ahead, with its ack 10; a loop takes 2, 3 with a name.
         """
-        batch = self._get(1, timeout_s)
+        batch = self._member.get(1, timeout_s, threading.get_ident())
         if batch is None:
             raise QueueEmpty(f"no message of stream {self.stream.name!r} for {self.filter!r} came in time")
         try:
             delivery: StreamDelivery = batch[0]
             return delivery
         except BaseException:
-            self._cursor.claims.release(batch)
+            self._member.cursor.claims.release(batch)
             raise
 
     def get_nowait(self) -> StreamDelivery:
@@ -98,29 +80,8 @@ class Subscription:
             As `get`, but for `QueueEmpty`.
         Cost: 0.3 µs a message in a replay.
         """
-        batch = self._get(parse_count(max_messages, "max_messages"), timeout_s)
-        return self.empty_batch() if batch is None else batch
-
-    def empty_batch(self) -> StreamDeliveries:
-        """Return what `get_many` gives at the time-out."""
-        return StreamDeliveries(self._cursor.claims, [], self, 0)
-
-    def begin_get(self, most: int, timeout_s: float | None, taker: object, *, ahead: bool = False) -> Getting:
-        """Begin a get; who has no thread to wait with takes its steps himself. With `ahead`, it is for an iteration."""
-        deadline = self._cursor.deadline(parse_timeout(timeout_s))
-        return Getting(self, most, deadline, taker, follow=self._follow, skip_gaps=self._skip_gaps, ahead=ahead)
-
-    def _get(self, most: int, timeout_s: float | None) -> StreamDeliveries | None:
-        return self._cursor.get(self.begin_get(most, timeout_s, threading.get_ident()))
-
-    @property
-    def ahead_at_once(self) -> int:
-        """How many messages an iteration takes at once: one where others share them, or the lease of a batch ends."""
-        return 1 if self._cursor.is_group or self._cursor.claims.ack_timeout_s is not None else READ_AHEAD
-
-    def get_ahead(self, taker: object) -> StreamDeliveries | None:
-        """Return a batch for an iteration, which shows one after the other; None at the end."""
-        return self._cursor.get(self.begin_get(self.ahead_at_once, None, taker, ahead=True))
+        batch = self._member.get(parse_count(max_messages, "max_messages"), timeout_s, threading.get_ident())
+        return self._member.empty_batch() if batch is None else batch
 
     def __iter__(self) -> Iteration:
         """Return an iteration over the messages; asking it for the next acks the previous one.
@@ -129,7 +90,7 @@ class Subscription:
         about to show when it was left, by `break` or an exception, comes with the next call; the message it showed
         last is held until it is acked, and comes again with the next iteration.
         """
-        return Iteration(self)
+        return Iteration(self._member)
 
     # Settling and moving ---------------------------------------------------------------------------------------------
 
@@ -152,7 +113,7 @@ class Subscription:
             InvalidArgument: the offset is past the end; or it is one of several partitions, and it does not say which.
         Cost: durable, a commit.
         """
-        stream = self.stream
+        stream = self._stream
         count = len(stream.partitions)
         if partition is None and count > 1 and not isinstance(to, datetime):
             raise InvalidArgument(
@@ -160,7 +121,7 @@ class Subscription:
             )
         numbers = range(count) if partition is None else [partition]
         places = {number: stream.history.position_for(number, to) for number in numbers}
-        self._cursor.place.seek(self, places)
+        self._member.cursor.place.seek(self._member, places)
 
     @property
     def position(self) -> int:
@@ -177,7 +138,7 @@ class Subscription:
     @property
     def positions(self) -> list[int]:
         """The next offset to be delivered, of each partition."""
-        return self._cursor.place.positions()
+        return self._member.cursor.place.positions()
 
     @property
     def lag(self) -> int:
@@ -188,7 +149,7 @@ class Subscription:
 
         Cost: 6 µs, in the main thread 20; nothing is read.
         """
-        return self._cursor.place.lag()
+        return self._member.cursor.place.lag()
 
     def stats(self, *, matching: bool = False) -> SubscriptionStats:
         """Return a snapshot; of a group, all of it.
@@ -199,14 +160,12 @@ class Subscription:
         Cost: 30 µs; `matching` reads the blocks that hold a wanted topic and are not delivered, 0.2 s for a million
             messages of 100 bytes.
         """
-        return self._cursor.stats(matching=matching)
+        return self._member.cursor.stats(matching=matching)
 
     @sheltered
     def close(self) -> None:
         """Give back what is held. A durable subscription can be opened again, any other is gone. Twice is fine."""
-        if not self._closed:
-            self._closed = True
-            self._ended(self)
+        self._member.close()
 
     def __enter__(self) -> Subscription:
         return self
@@ -221,15 +180,27 @@ class Subscription:
         return f"<Subscription{name} of stream {self.stream.name!r}, {self.filter!r}>"
 
 
+def subscription_of(stream: StreamLog, member: Member) -> Subscription:
+    """Return what a subscriber sees."""
+    subscription = Subscription()
+    subscription._stream, subscription._member = stream, member
+    return subscription
+
+
+def member_of(subscription: Subscription) -> Member:
+    """Return what a subscription does its work with."""
+    return subscription._member
+
+
 class Iteration(Iterator[StreamDelivery]):
     """A loop over a subscription; see `Subscription.__iter__`. Of one thread.
 
     An interrupt comes before a message is shown, or finds that noted: then the next call shows the one behind it.
     """
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-        self._claims = subscription.cursor.claims
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._claims = member.cursor.claims
         self._taker = (threading.get_ident(), object())
         self._batch: StreamDeliveries | None = None
         self._index = -1
@@ -261,7 +232,7 @@ class Iteration(Iterator[StreamDelivery]):
                         batch.shown = index + 1
                         return delivery
                     index += 1
-            batch = self._subscription.get_ahead(self._taker)
+            batch = self._member.get_ahead(self._taker)
             self._batch, self._index, self._share, self._passed = batch, -1, 0, 0
             if batch is None:
                 raise StopIteration

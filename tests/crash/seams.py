@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qflow.broker import Broker
+from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
@@ -64,7 +64,7 @@ def open_stepped(path: Any, steps: Steps, **settings: Any) -> Broker:
             setattr(env, name, steps.watched(name, getattr(env, name)))
         return env
 
-    return Broker(path, BrokerSettings(**settings), files=SteppedFiles(steps), open_environment=environment)
+    return make_broker(path, BrokerSettings(**settings), files=SteppedFiles(steps), open_environment=environment)
 
 
 def run_in_child(task: Callable[[], None]) -> int:

@@ -45,7 +45,7 @@ def settle_down(broker: Broker, *, whole: bool = False) -> None:
 
 def blocks_of(broker: Broker) -> dict[int, int]:
     """Return the size of each block of the first queue, by its first sequence."""
-    with broker.log.read() as txn:
+    with broker.engine.log.read() as txn:
         found = scan(txn, OWNER, 0, 0, NO_PREVIOUS)
         return {int.from_bytes(key[-8:], "big"): len(value) for key, value in found}
 
@@ -53,7 +53,7 @@ def blocks_of(broker: Broker) -> dict[int, int]:
 def copy(broker: Broker, path: Path) -> Path:
     """Make a spool of the log as it is now: what a kill would leave."""
     (path / "log").mkdir(parents=True)
-    broker.log._env.copy_to(str(path / "log"))
+    broker.engine.log._env.copy_to(str(path / "log"))
     return path
 
 
@@ -334,7 +334,7 @@ def test_a_pass_whose_commit_fails_changes_nothing_for_anybody(error, late, spoo
         settle_down(broker)
     except (qflow.StorageError, KeyboardInterrupt):
         faults.heal()
-    if not broker.log.failed:
+    if not broker.engine.log.failed:
         settle_down(broker)
         assert len(blocks_of(broker)) < len(before)
         assert broker.check() == []
@@ -364,7 +364,7 @@ def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monk
     class Meanwhile:
         def reading(self) -> Any:
             assert inside.upkeep(broker).hollow() or not queue.parts.logged_lanes[0].hollow_due
-            return broker.log._env.reading()
+            return broker.engine.log._env.reading()
 
     record = QueueRecord(OWNER, "q", 0, {}, {0: Row()}, False)
     assert list(log_check.check_lane(Meanwhile(), record, 0, Row())) == []  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def stored(broker: qflow.Broker) -> list[bytes]:
 
 def recorded(broker: qflow.Broker) -> int:
     """Return the highest batch in the log."""
-    with broker.log.read() as txn:
+    with broker.engine.log.read() as txn:
         return sink_batches.read(txn, "q").batch
 
 
@@ -50,11 +50,11 @@ def adopt(steps: Steps, spool: Path, most: str = "64MiB") -> None:
     """Adopt what waits, in an owner whose steps are counted, and stop there."""
     broker = open_stepped(spool, Steps(), max_transaction_bytes=most)
     inside.still(broker)
-    files, log = broker.adoption._inbox, broker.log._env
+    files, log = broker.engine.adoption._inbox, broker.engine.log._env
     files._files = SteppedFiles(steps)
     for name in ("begin", "commit", "make_room"):
         setattr(log, name, steps.watched(name, getattr(log, name)))
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert broker.stats().inbox.problem is None
 
 
@@ -83,10 +83,10 @@ def test_an_owner_that_is_killed_while_it_adopts_leaves_a_batch_once(start, spoo
                 assert found in ([], BODIES)
             assert (recorded(broker) == 0) is (found == BODIES)
             seen.add(len(found))
-            broker.adoption.run()
+            broker.engine.adoption.run()
             assert stored(broker) == BODIES
             hand(spool, uuid, ROWS)  # the query comes again with it
-            broker.adoption.run()
+            broker.engine.adoption.run()
             assert stored(broker) == BODIES
             assert broker.check() == []
         assert not [name for name in (spool / "inbox").iterdir() if name.name.startswith("q-")]
@@ -110,7 +110,7 @@ def test_a_sink_that_is_killed_while_it_hands_in_leaves_a_batch_or_none(start, s
         assert hand(spool, uuid, ROWS) is not handed
         stages.remove_staged(Files(), str(spool), "q", up_to=0)
         with qflow.open(spool) as broker:
-            broker.adoption.run()
+            broker.engine.adoption.run()
             assert stored(broker) == BODIES
         assert not list((spool / "inbox" / "staging").iterdir())
     assert whole > 0
@@ -129,5 +129,5 @@ def test_a_stage_that_is_taken_back_is_adopted_or_gone(start, spool):
     for _ in kills(take_back, spool, start):
         there = (spool / "inbox" / "q-0").exists()
         with qflow.open(spool) as broker:
-            broker.adoption.run()
+            broker.engine.adoption.run()
             assert stored(broker) == (BODIES if there else [])

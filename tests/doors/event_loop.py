@@ -70,7 +70,7 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
     Everything is acked then, and nothing may be left in memory.
     """
     await turns()  # loops that were left give back what they fetched
-    broker.broker.log.drain()
+    broker.broker.engine.log.drain()
     problems = await broker.check()
     assert not problems, problems
     found = []
@@ -91,10 +91,10 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
 async def leave_no_reader_behind(broker: qflow.aio.AsyncBroker) -> None:
     """Check that nobody waits for a stream or for room, that no subscription is open, and that all books agree."""
     await turns()
-    broker.broker.log.drain()
+    broker.broker.engine.log.drain()
     problems = await broker.check()
     assert not problems, problems
-    streams: Any = broker.broker._streams
+    streams: Any = broker.broker.engine.streams
     for stream in streams.all():
         assert len(stream.readers) == 0, stream
         for cursor in stream.cursors.values():

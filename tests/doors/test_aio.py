@@ -18,7 +18,7 @@ import qflow
 import qflow.aio
 from doors.event_loop import leave_nothing_behind, run, turns, until
 from faults.seams import Faults, open_faulty
-from qflow.broker import Broker
+from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 
 Scenario = Callable[[qflow.aio.AsyncBroker], Any]
@@ -32,7 +32,7 @@ def on(path: Path, scenario: Scenario, **settings: Any) -> Any:
             result = await scenario(broker)
             if not broker.closed:
                 await turns()
-                broker.broker.log.drain()
+                broker.broker.engine.log.drain()
                 assert await broker.check() == []
             return result
 
@@ -599,14 +599,14 @@ def test_a_thousand_tasks_share_commits_and_wake_ups(spool: Path) -> None:
             wake_ups += 1
             return real(*arguments, **options)
 
-        before, threads = broker.broker.log.commits, set(threading.enumerate())
+        before, threads = broker.broker.engine.log.commits, set(threading.enumerate())
         loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
         try:
             sequences = await asyncio.gather(*(queue.put(b"%d" % number) for number in range(1000)))
         finally:
             loop.call_soon_threadsafe = real  # type: ignore[method-assign]
         assert sequences == list(range(1, 1001))
-        assert wake_ups == broker.broker.log.commits - before == 1
+        assert wake_ups == broker.broker.engine.log.commits - before == 1
         assert set(threading.enumerate()) <= threads
 
     on(spool, scenario)
@@ -709,7 +709,7 @@ def test_an_ack_timeout_reaches_a_task_that_waits(spool: Path) -> None:
     clock = Clock()
 
     async def scenario() -> None:
-        broker = qflow.aio.AsyncBroker(Broker(spool, BrokerSettings(), clock=clock, monotonic=clock))
+        broker = qflow.aio.AsyncBroker(make_broker(spool, BrokerSettings(), clock=clock, monotonic=clock))
         async with broker:
             for dead_letter in (None, "dead"):
                 queue = await broker.declare_queue(
@@ -741,7 +741,7 @@ def test_an_expired_message_becomes_a_dead_letter_on_the_way_to_a_task(spool: Pa
     clock = Clock()
 
     async def scenario() -> None:
-        async with qflow.aio.AsyncBroker(Broker(spool, BrokerSettings(), clock=clock, monotonic=clock)) as broker:
+        async with qflow.aio.AsyncBroker(make_broker(spool, BrokerSettings(), clock=clock, monotonic=clock)) as broker:
             queue = await broker.declare_queue("q", dead_letter="dead")
             await queue.put(b"late", ttl_s=5)
             await queue.put(b"good")
@@ -802,7 +802,7 @@ def test_loops_in_several_threads_share_a_broker(spool: Path) -> None:
         thread.start()
         assert run(ask()) == [b"%d" % number for number in range(30)] + [b"last"]
         thread.join()
-        plain.log.drain()
+        plain.engine.log.drain()
         assert plain.check() == []
 
 
@@ -819,7 +819,7 @@ def test_a_loop_that_ended_with_tasks_in_the_middle_holds_nobody_up(spool: Path)
             await turns(1)
 
         run(leave())
-        plain.log.drain()
+        plain.engine.log.drain()
         assert len(queue) == 3
         assert not queue.parts.admission.line
         queue.purge()

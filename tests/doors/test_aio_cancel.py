@@ -382,7 +382,7 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None
             stage.faults.heal()
             await stage.broker.check()  # what threads have begun is done
             held = [delivery.body for delivery in stage.held]
-            stage.broker.broker.log.drain()
+            stage.broker.broker.engine.log.drain()
             for delivery in stage.held:
                 try:
                     await delivery.nack()

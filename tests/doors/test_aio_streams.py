@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 import qflow.aio
 from doors.event_loop import leave_no_reader_behind, run, turns, until
@@ -45,7 +46,7 @@ def begin(work: Any) -> asyncio.Task[Any]:
 
 async def waiting(subscription: qflow.aio.AsyncSubscription, number: int = 1) -> None:
     """Return when so many tasks wait."""
-    line: Any = subscription.subscription.cursor._line
+    line: Any = inside.cursor(subscription.subscription)._line
     await until(lambda: len(line.watchers) == number)
 
 
@@ -296,7 +297,7 @@ def test_a_commit_that_memory_does_not_hold_is_read_to_its_end(spool: Path, monk
     """I16: a live reader that is told of a large commit reads it from the log, in parts, and misses none of them."""
 
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
-        room: Any = broker.broker._streams.room  # type: ignore[attr-defined]
+        room: Any = broker.broker.engine.streams.room  # type: ignore[attr-defined]
         monkeypatch.setattr(room, "keep", lambda *_: None)
         async with broker.subscribe("s", "t/1", ack_timeout_s=100) as reader:
             first = begin(reader.get())
@@ -404,7 +405,7 @@ def test_publishers_see_who_only_looks_whether_he_must_wait(spool: Path, monkeyp
 
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         async with broker.subscribe("s") as reader:
-            cursor: Any = reader.subscription.cursor
+            cursor: Any = inside.cursor(reader.subscription)
             seen, patience = [], cursor.claims.patience
 
             def look(*given: Any) -> float:
@@ -467,7 +468,7 @@ def test_publishes_wait_in_line_for_room(spool: Path) -> None:
     """
 
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
-        room: Any = broker.broker._streams.room  # type: ignore[attr-defined]
+        room: Any = broker.broker.engine.streams.room  # type: ignore[attr-defined]
         held = 0
         while room.reserve_at_once(50_000):
             held += 50_000
@@ -555,7 +556,7 @@ def test_a_stream_that_is_being_deleted_is_not_reached(spool: Path, monkeypatch:
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         inner: Any = broker.broker
         await broker.publish("t/1", b"x")
-        room, log = inner._streams.room, inner._streams._log
+        room, log = inner.engine.streams.room, inner.engine.streams._log
         held = 0
         while room.reserve_at_once(50_000):
             held += 50_000
@@ -621,7 +622,7 @@ def test_every_call_in_a_forked_child_says_so(spool: Path) -> None:
     with asyncio.Runner() as runner:
         broker, reader = runner.run(begun())
         inner: Any = broker.broker
-        lock = inner._streams.room._lock
+        lock = inner.engine.streams.room._lock
         lock.acquire()  # as if another thread had it
         child = os.fork()
         if child:

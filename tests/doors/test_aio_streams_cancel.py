@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 import qflow.aio
 from doors.event_loop import cancelled_at, leave_no_reader_behind, run, turns
@@ -31,7 +32,7 @@ class Stage:
     @property
     def room(self) -> Any:
         inner: Any = self.broker.broker
-        return inner._streams.room
+        return inner.engine.streams.room
 
 
 Act = Callable[[Stage], Coroutine[Any, Any, Any]]
@@ -218,7 +219,7 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
     """See that each message is stored once, and comes once to the subscriber, as if nothing had been cancelled."""
     broker = stage.broker
     await broker.check()  # what threads have begun is done
-    broker.broker.log.drain()
+    broker.broker.engine.log.drain()
     stored = [message.body.rstrip(b"\0") async for message in broker.stream("s").query()]
     news = [body for body in stored if body not in OLD]
     assert len(set(stored)) == len(stored), "a message was stored twice"
@@ -243,7 +244,7 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
         stage.acked = [body for body in stage.acked if body not in bodies]  # it was about to ack it
     assert stage.acked + bodies == OLD
     await left.ack()
-    assert not stage.sub.subscription.cursor._line.watchers
+    assert not inside.cursor(stage.sub.subscription)._line.watchers
     await stage.sub.close()
 
 

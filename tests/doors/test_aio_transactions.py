@@ -93,7 +93,7 @@ def test_a_spilled_transaction_that_is_cancelled_holds_no_delivery(spool: Path, 
             task = asyncio.ensure_future(cancelled_at(act(), at, late))  # type: ignore[arg-type]
             await asyncio.wait([task])
             await broker.check()  # what threads have begun is done
-            broker.broker.log.drain()
+            broker.broker.engine.log.drain()
             inner: Any = queue.queue
             assert not inner.parts.held.leaving
             committed = len(broker.queue("to")) == 3

@@ -393,7 +393,7 @@ def publish_at(cli: CommandLine, *moments: datetime) -> None:
     """Publish a message at each of these moments, whose body is its number; the broker believes it is then."""
     times = iter(moments)
     now = [next(times).timestamp()]
-    with qflow.broker.Broker(cli.spool, qflow.config.BrokerSettings(), clock=lambda: now[0]) as broker:
+    with qflow.broker.make_broker(cli.spool, qflow.config.BrokerSettings(), clock=lambda: now[0]) as broker:
         broker.declare_stream("plant", topics=["plant/#"])
         for number in range(len(moments)):
             broker.publish("plant/1", b"%d" % number)

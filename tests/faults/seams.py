@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 
 import qflow
-from qflow.broker import Broker
+from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
@@ -113,7 +113,7 @@ class FaultyEnvironment(Environment):
 
 def open_faulty(path: Any, faults: Faults, **settings: Any) -> Broker:
     """Open a spool with faulty files and a faulty log."""
-    return Broker(
+    return make_broker(
         path,
         BrokerSettings(**settings),
         files=FaultyFiles(faults),

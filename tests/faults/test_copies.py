@@ -19,7 +19,7 @@ import qflow
 from crash.seams import SteppedFiles, Steps
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, open_faulty
 from faults.test_full_disk import fill, small_disk  # noqa: F401  (a fixture)
-from qflow.broker import Broker
+from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings
 from qflow.storage import environment
 from qflow.storage.environment import Environment
@@ -59,7 +59,7 @@ def make_spool(path: Path) -> None:
 
 def open_striking(path: Path, steps: Striking) -> Broker:
     """Open a spool whose file operations may fail, without maintenance beside."""
-    broker = Broker(path, BrokerSettings(), files=SteppedFiles(steps))
+    broker = make_broker(path, BrokerSettings(), files=SteppedFiles(steps))
     inside.still(broker)
     return broker
 
@@ -168,7 +168,7 @@ def test_no_room_for_a_copy_is_a_full_disk_and_nothing_else(spool, tmp_path):
             return os.open("/dev/full" if path.endswith("log.new/data.mdb") else path, flags & ~os.O_EXCL, mode)
 
     make_spool(spool)
-    with Broker(spool, BrokerSettings(), files=Full()) as broker:
+    with make_broker(spool, BrokerSettings(), files=Full()) as broker:
         with pytest.raises(qflow.DiskFull, match="free some space"):
             broker.snapshot(tmp_path / "copy")
         with pytest.raises(qflow.DiskFull, match="free some space"):
@@ -232,7 +232,7 @@ def test_commits_wait_for_a_compaction_and_gets_do_not(spool):
     confirmed = queue.submit(b"new")
     assert queue.get(0).body == b"0"
     assert broker.stats().messages == 3
-    with broker.log.read() as txn:
+    with broker.engine.log.read() as txn:
         assert txn.stat()["entries"]
     assert not confirmed.done()
     closing = threading.Thread(target=broker.close)
@@ -270,8 +270,8 @@ def test_nobody_waits_for_a_snapshot_but_who_must(spool, tmp_path):
             in_thread(lambda body=b"%d" % number: queue.put(body))
         in_thread(lambda: queue.get(0).ack(wait=True))
         late = Order(lambda batch: None, lambda env, still: taken.append("never"))
-        broker.log._writer.hand_over(late)  # as one that was about to be when the snapshot began
-        broker.log.wait(late)
+        broker.engine.log._writer.hand_over(late)  # as one that was about to be when the snapshot began
+        broker.engine.log.wait(late)
         assert "try again" in str(late.error)
         assert taken == []
         go_on.set()
@@ -295,10 +295,10 @@ def test_the_log_is_exchanged_while_nobody_reads(spool):
             seen.append(sorted(name for name in os.listdir(spool) if name.startswith("log")))
 
         def work(env: Environment, reading: object) -> None:
-            assert reading is broker.log._reading
+            assert reading is broker.engine.log._reading
             snapshots.compact(env, str(spool), Files(), broker.uuid, still())
 
-        broker.log.alone(work)
+        broker.engine.log.alone(work)
         assert seen == [["log", "log.new"], ["log", "log.old"]]
         assert drained(broker.queue("q")) == KEPT
 
@@ -311,12 +311,12 @@ def test_close_waits_for_a_snapshot(spool, tmp_path):
 
     def pause() -> None:
         copying.set()
-        until(lambda: broker.log._writer._ended)
+        until(lambda: broker.engine.log._writer._ended)
 
     faults.before["copy_to"] = pause
     make_spool(spool)
     broker = open_faulty(spool, faults)
-    env = broker.log._env
+    env = broker.engine.log._env
     copy_to, close = env.copy_to, env.close
     env.copy_to = lambda directory: (copy_to(directory), order.append("copied"))
     env.close = lambda: (order.append("closed"), close())
@@ -327,7 +327,7 @@ def test_close_waits_for_a_snapshot(spool, tmp_path):
     taking.join(PATIENCE_S)
     assert order == ["copied", "closed"]
     with pytest.raises(qflow.BrokerClosed):
-        broker.log.alone(lambda env, still: None)
+        broker.engine.log.alone(lambda env, still: None)
     with qflow.open(tmp_path / "copy") as copy:
         assert drained(copy.queue("q")) == KEPT
 
@@ -363,12 +363,12 @@ def test_what_a_killed_reader_pinned_is_let_go_while_the_broker_runs(spool):
         )
         assert child.stdout is not None
         assert child.stdout.readline() == b"reading\n"
-        env: Environment = broker.log._env
+        env: Environment = broker.engine.log._env
         assert env.forget_dead_readers() == 0
         child.send_signal(signal.SIGKILL)
         child.communicate()
         assert env.forget_dead_readers() == 1
-        broker.log.forget_dead_readers()
+        broker.engine.log.forget_dead_readers()
         assert env.forget_dead_readers() == 0
 
 

@@ -257,13 +257,13 @@ def test_an_ack_that_found_no_room_is_tried_again_by_itself(spool, faults, monke
         held = hold(queue)
         faults.fail("make_room", qflow.DiskFull("no room"))
         held[1].ack()
-        broker.log.drain()
+        broker.engine.log.drain()
         with pytest.raises(qflow.DiskFull):
             held[0].ack(wait=True)
         faults.heal()
 
         def row() -> Row:
-            with broker.log.read() as txn:
+            with broker.engine.log.read() as txn:
                 return read_row(txn, queue.parts.context.owner, 0)
 
         until(lambda: row().messages == 1)

@@ -203,13 +203,13 @@ def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch)
     steps = 0
     with qflow.open(written) as broker:
         inside.still(broker)
-        with broker.log.read() as txn, txn.cursor() as cursor:
+        with broker.engine.log.read() as txn, txn.cursor() as cursor:
             records = sum(key[1:5] == OWNER.to_bytes(4, "big") for key in cursor.iternext(values=False))
         broker.delete_queue("q")
         while inside.upkeep(broker).remove_deleted():
             steps += 1
         assert steps == 1 + (records - 2) // limit  # one of them is its name
-        with broker.log.read() as txn, txn.cursor() as cursor:
+        with broker.engine.log.read() as txn, txn.cursor() as cursor:
             left = [key for key in cursor.iternext(values=False) if key[0] not in (META,)]
         assert {key[1:5] for key in left} == {(2).to_bytes(4, "big")}
         assert len(left) == 3

@@ -104,8 +104,8 @@ def test_a_lone_unwaited_ack_reaches_the_log_with_nobody_after_it(spool):
         queue = broker.declare_queue("q")
         queue.put(b"x")
         queue.get().ack()
-        until(lambda: not broker.log.busy)
-        txn = broker.log._env.begin()
+        until(lambda: not broker.engine.log.busy)
+        txn = broker.engine.log._env.begin()
         try:
             assert read_row(txn, queue.parts.context.owner, 0).messages == 0
         finally:
@@ -214,7 +214,7 @@ def test_ack_many_settles_all_or_none_though_the_log_fails_meanwhile(spool, faul
 
     def gather():
         yield held[0]
-        broker.log.drain()  # had the first one been settled by itself, it would be on disk now
+        broker.engine.log.drain()  # had the first one been settled by itself, it would be on disk now
         faults.fail("commit", lmdb.Error("Input/output error"), times=1)
         with pytest.raises(qflow.InDoubt):
             queue.put(b"doubtful")
@@ -254,7 +254,7 @@ def test_a_task_that_waits_for_settles_of_before_the_log_failed_is_in_doubt(spoo
             reader = await broker.subscribe("s", name="r", start="earliest")
             await (await queue.get()).ack()
             await (await reader.get()).ack()
-            broker.broker.log.drain()
+            broker.broker.engine.log.drain()
             faults.fail("commit", lmdb.Error("Input/output error"), times=1)
             with pytest.raises(qflow.InDoubt):
                 await queue.put(b"doubtful")
@@ -282,7 +282,7 @@ def test_a_full_map_is_grown_and_the_put_goes_on(spool, monkeypatch):
             queue.put_many(bodies)
             if number % 4 == 0:
                 queue.get().ack(wait=True)
-        assert broker.log._env._env.info()["map_size"] > 2**20
+        assert broker.engine.log._env._env.info()["map_size"] > 2**20
         assert broker.check() == []
         assert drained(queue) == (bodies * 20)[5:]
         assert broker.check() == []
@@ -308,7 +308,7 @@ def test_a_long_reader_does_not_stop_puts(spool):
     with qflow.open(spool) as broker:
         queue = broker.declare_queue("q")
         queue.put(b"a")
-        txn = broker.log._env.begin()
+        txn = broker.engine.log._env.begin()
         try:
             for _ in range(50):
                 queue.put(b"x" * 1_000)
@@ -326,14 +326,14 @@ def test_no_room_for_the_log_refuses_puts_and_lets_acks_and_gets_go_on(number, s
     with faulty_broker(spool, faults) as broker:
         queue = broker.declare_queue("q")
         queue.put_many([b"x" * 1_000] * 10)
-        real = broker.log._env.make_room
+        real = broker.engine.log._env.make_room
 
         def full(value_bytes: int, values: int, *, settles_only: bool) -> None:
             if not settles_only:
                 raise qflow.DiskFull("no room: free some space")
             real(value_bytes, values, settles_only=settles_only)
 
-        broker.log._env.make_room = full
+        broker.engine.log._env.make_room = full
         with pytest.raises(qflow.DiskFull, match="free some space"):
             queue.put(b"y")
         with pytest.raises(qflow.DiskFull):
@@ -342,7 +342,7 @@ def test_no_room_for_the_log_refuses_puts_and_lets_acks_and_gets_go_on(number, s
         queue.get().ack(wait=True)
         queue.get().ack()
         assert broker.check() == []
-        broker.log._env.make_room = real
+        broker.engine.log._env.make_room = real
         queue.put(b"z")
         assert len(queue) == 9
         assert broker.check() == []

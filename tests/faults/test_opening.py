@@ -21,7 +21,7 @@ import qflow
 from crash.seams import run_in_child, was_killed
 from faults.seams import Faults, in_thread, open_faulty
 from qflow import inspect
-from qflow.broker import Broker
+from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.storage import environment
 from qflow.storage.environment import Environment
@@ -256,7 +256,7 @@ def test_the_log_is_synced_at_each_commit_data_and_the_page_that_names_it(open_s
     """No kill shows whether it is, only a power cut; a log that took the place of another has it, too."""
     broker = open_spool()
     for _ in range(2):
-        flags = broker.log._env._env.flags()
+        flags = broker.engine.log._env._env.flags()
         assert {name: flags[name] for name in ("sync", "metasync", "writemap", "map_async")} == {
             "sync": True,
             "metasync": True,
@@ -283,7 +283,7 @@ def test_a_new_log_is_on_the_disk_before_it_is_in_its_place(spool):
             steps.append(("sync", os.path.basename(path)))
             super().sync_directory(path)
 
-    Broker(spool, BrokerSettings(), files=Watched()).close()
+    make_broker(spool, BrokerSettings(), files=Watched()).close()
     assert steps[:5] == [
         ("sync", spool.parent.name),
         ("sync", "data.mdb"),

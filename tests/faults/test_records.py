@@ -124,7 +124,7 @@ def test_a_queue_that_was_altered_with_an_interrupt_has_the_settings_of_the_log(
         for name in everywhere(lambda name: broker.alter_queue("q", limit_messages=next(limits))):
             broker.declare_queue("q2")
             found[name] = queue.settings.limit_messages
-            with broker.log.read() as txn:
+            with broker.engine.log.read() as txn:
                 record = txn.get(qflow.storage.log.keys.queue_key(queue.parts.context.owner))
             assert f'"limit_messages": {found[name]}'.replace("None", "null").encode() in record
         assert len(set(found.values())) > 3

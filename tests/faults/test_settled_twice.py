@@ -33,14 +33,16 @@ def test_an_ack_that_was_interrupted_and_repeated_settles_one_message(acked, spo
         queue = broker.declare_queue("q")
         queue.put_many([b"0", b"11", b"222"])
         held = [queue.get(0) for _ in range(3)]
-        interrupt_after(monkeypatch, broker.log, "handed_over")
+        interrupt_after(monkeypatch, broker.engine.log, "handed_over")
         with pytest.raises(KeyboardInterrupt):
             held[acked].ack()
         with pytest.raises(qflow.AlreadySettled):  # it is done, though its caller does not know
             held[acked].ack(wait=True)
         (lane,) = queue.parts.logged_lanes
-        broker.log.commit(broker.log.settle(lane, [Settled(acked, acked + 1, 1, acked + 1)]))  # all the same
-        with broker.log.read() as txn:
+        broker.engine.log.commit(
+            broker.engine.log.settle(lane, [Settled(acked, acked + 1, 1, acked + 1)])
+        )  # all the same
+        with broker.engine.log.read() as txn:
             row = read_row(txn, queue.parts.context.owner, 0)
         assert (row.messages, row.bytes) == (2, 5 - acked)
     assert inspect.check_spool(spool) == []
@@ -57,7 +59,7 @@ def test_a_batch_whose_ack_was_interrupted_and_repeated_in_parts(spool, monkeypa
         queue.put_many([b"%d" % number for number in range(6)])
         batch = queue.get_many(4)
         batch[0].ack()
-        interrupt_after(monkeypatch, broker.log, "settle_all")
+        interrupt_after(monkeypatch, broker.engine.log, "settle_all")
         with pytest.raises(KeyboardInterrupt):
             batch.ack()
         batch[1].ack()
@@ -72,7 +74,7 @@ def test_a_whole_batch_whose_ack_was_interrupted_and_repeated(spool, monkeypatch
         queue = broker.declare_queue("q")
         queue.put_many([b"%d" % number for number in range(6)])
         batch = queue.get_many(4)
-        interrupt_after(monkeypatch, broker.log, "handed_over")
+        interrupt_after(monkeypatch, broker.engine.log, "handed_over")
         with pytest.raises(KeyboardInterrupt):
             batch.ack()
         with pytest.raises(qflow.AlreadySettled):

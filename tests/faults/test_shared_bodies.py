@@ -382,7 +382,7 @@ def test_a_message_whose_body_is_damaged_is_reported_and_the_rest_is_served(how,
             while inside.upkeep(broker).remove_settled():
                 pass
         assert broker.check() == []
-        assert stored(broker.log) == {}
+        assert stored(broker.engine.log) == {}
     kept = [f"damaged shared body {number} was set aside" in text for text in inspect.check_spool(written)]
     assert kept == ([True] if how == "damaged" else [])
 
@@ -401,7 +401,7 @@ def test_a_shared_body_is_read_back_and_removed_by_queues_that_know_nothing_of_i
             assert (delivery.body, delivery.headers) == (OTHER.body, {"a": 1})
             delivery.ack(wait=True)
             queue.get(0).ack(wait=True)
-        assert stored(broker.log) == {}
+        assert stored(broker.engine.log) == {}
         assert broker.check() == []
 
 

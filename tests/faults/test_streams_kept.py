@@ -15,7 +15,7 @@ import pytest
 import inside
 import qflow
 from faults.seams import in_thread
-from qflow.broker import Broker
+from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.storage.files import Files
 from qflow.storage.log import recovery
@@ -152,7 +152,7 @@ def test_two_streams_or_subscriptions_of_one_name_are_told_of(written: Path) -> 
 
 def interrupted(broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
     """Do something that is interrupted when its commit holds."""
-    log = broker.log
+    log = broker.engine.log
     wait = log.wait
 
     def stop(batch: Any) -> None:
@@ -191,7 +191,7 @@ def test_a_delete_that_failed_can_be_repeated(spool: Path, monkeypatch: pytest.M
             broker.publish("t", b"old")
             broker.subscribe("s", name="panel", start="earliest").close()
             with monkeypatch.context() as patch:
-                patch.setattr(broker.log._env, "make_room", no_room)
+                patch.setattr(broker.engine.log._env, "make_room", no_room)
                 with pytest.raises(qflow.DiskFull):
                     broker.delete_subscription("s", "panel")
                 with pytest.raises(qflow.DiskFull):
@@ -225,7 +225,7 @@ def test_the_number_of_what_was_deleted_does_not_come_back(spool: Path) -> None:
         with qflow.open(spool) as broker:
             numbers.append(broker.declare_stream("s", topics=["t"]).owner)
             with broker.subscribe("s", name="panel") as panel:
-                numbers.append(panel.cursor.owner)
+                numbers.append(inside.cursor(panel).owner)
             numbers.append(broker.declare_queue("q").parts.context.owner)
             broker.delete_queue("q")
             broker.delete_stream("s")
@@ -245,9 +245,9 @@ def test_what_settles_a_subscription_is_done_before_it_is_deleted(written: Path)
         panel = broker.subscribe("s", name="panel")
         batch = panel.get_many(10)
         order: list[str] = []
-        join, settle = broker.log.join, broker.log.settle
-        broker.log.join = lambda *given: (order.append("write"), join(*given))[1]  # type: ignore[method-assign]
-        broker.log.settle = lambda *given: (order.append("settle"), settle(*given))[1]  # type: ignore[method-assign]
+        join, settle = broker.engine.log.join, broker.engine.log.settle
+        broker.engine.log.join = lambda *given: (order.append("write"), join(*given))[1]  # type: ignore[method-assign]
+        broker.engine.log.settle = lambda *given: (order.append("settle"), settle(*given))[1]  # type: ignore[method-assign]
         broker.engine.spool.records.delete = late(broker.engine.spool.records.delete, batch[4].ack)  # type: ignore
         broker.delete_subscription("s", "panel")
         assert order == ["write"]
@@ -281,12 +281,12 @@ class FullFiles(Files):
 def test_new_records_leave_acks_their_reserve(spool: Path) -> None:
     """Where a message is refused, so are new streams and subscriptions; who leaves, or deletes, is not."""
     files = FullFiles()
-    with Broker(spool, BrokerSettings(), files=files) as broker:
+    with make_broker(spool, BrokerSettings(), files=files) as broker:
         broker.declare_stream("s", topics=["t"])
         queue = broker.declare_queue("q")
         queue.put_many([b"x" * 100] * 100)
         panel = broker.subscribe("s", name="panel", session_expiry_s=1000)
-        facts = broker._streams._sessions._facts[panel.cursor]
+        facts = broker.engine.streams._sessions._facts[inside.cursor(panel)]
         files.limit = 0
         with suppress(qflow.DiskFull):
             while True:
@@ -295,7 +295,7 @@ def test_new_records_leave_acks_their_reserve(spool: Path) -> None:
             for number in range(10_000):
                 broker.declare_stream(f"new {number}", topics=["new"])
             pytest.fail("streams take all there is")
-        env = broker.log._env
+        env = broker.engine.log._env
         confine = env.confine  # what is smaller than a stream finds no room, either
         env.confine = lambda *need, settles_only: settles_only and confine(*need, settles_only=True)  # type: ignore
         with pytest.raises(qflow.DiskFull):

@@ -25,8 +25,8 @@ def test_a_publish_that_is_interrupted_leaks_no_room(
     """Before it is handed over nothing is done; after that all is, whatever becomes of the caller."""
     broker = open_spool(capacity_bytes="1MiB")
     broker.declare_stream("s", topics=["t"])
-    room = broker._streams.room
-    real = getattr(broker.log, step)
+    room = broker.engine.streams.room
+    real = getattr(broker.engine.log, step)
 
     def interrupted(*given: Any) -> Any:
         if late:
@@ -34,7 +34,7 @@ def test_a_publish_that_is_interrupted_leaks_no_room(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(broker.log, step, interrupted)
+        patch.setattr(broker.engine.log, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             broker.publish("t", b"x")
     until(lambda: not room.busy)
@@ -51,7 +51,7 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
     stream = broker.declare_stream("s", topics=["t"])
     place = stream.partitions[0]
     broker.bind(broker.declare_queue("q"), "t")
-    join = broker.log.join
+    join = broker.engine.log.join
     about, go = threading.Event(), threading.Event()
 
     def late(unit: Any, soon: bool = True) -> Any:
@@ -67,7 +67,7 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
             with broker.transaction() as tx:
                 tx.publish("t", b"late")
 
-    drain, written = broker.log.drain, broker.engine.spool.records.delete
+    drain, written = broker.engine.log.drain, broker.engine.spool.records.delete
     there: list[int] = []
 
     def draining() -> None:
@@ -80,8 +80,8 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
         go.set()
         written(owners)
 
-    monkeypatch.setattr(broker.log, "join", late)
-    monkeypatch.setattr(broker.log, "drain", draining)
+    monkeypatch.setattr(broker.engine.log, "join", late)
+    monkeypatch.setattr(broker.engine.log, "drain", draining)
     monkeypatch.setattr(broker.engine.spool.records, "delete", write)
     with ThreadPoolExecutor() as threads:
         publishing = threads.submit(work)
@@ -93,7 +93,7 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
     with inside.paused(broker):
         while inside.upkeep(broker).remove_deleted():
             pass
-    with broker.log.read() as txn:
+    with broker.engine.log.read() as txn:
         left = [key for key, _ in txn.cursor() if key[0] == BLOCKS and key[1:5] == stream.owner.to_bytes(4, "big")]
     assert left == []
 
@@ -106,7 +106,7 @@ def test_a_publish_waits_no_longer_for_another_with_its_number_than_it_says(open
     queue.put(b"full")
     with ThreadPoolExecutor() as threads:
         first = threads.submit(broker.publish, "t", b"x", producer="p", number=1)
-        until(lambda: broker._streams.producers._busy)
+        until(lambda: broker.engine.streams.producers._busy)
         with pytest.raises(qflow.ProducerBusy):
             broker.publish("t", b"x", producer="p", number=1, timeout_s=0.01)
         with pytest.raises(qflow.QueueFull):

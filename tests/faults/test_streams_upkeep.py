@@ -83,7 +83,7 @@ def reopen(written: Path, clock: Clock) -> Iterator[Callable[[], qflow.Broker]]:
 
 
 def maintain(broker: qflow.Broker) -> None:
-    while broker._streams.tick(inside.upkeep(broker).attempt) or inside.upkeep(broker).remove_settled():
+    while broker.engine.streams.tick(inside.upkeep(broker).attempt) or inside.upkeep(broker).remove_settled():
         pass
 
 
@@ -248,7 +248,7 @@ def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatc
         stream = broker.declare_stream("s", topics=["#"])
         for number in range(40):
             broker.publish_many([(f"t/{number}", bytes(2000)) for _ in range(40)])
-        env = broker.log._env
+        env = broker.engine.log._env
         room = env.make_room
 
         def refuse(value_bytes: int, values: int, *, settles_only: bool) -> None:
@@ -280,7 +280,7 @@ def test_the_index_asks_for_room_for_each_topic(spool: Path, monkeypatch: pytest
         stream = broker.declare_stream("s", topics=["#"])
         for number in range(0, 3000, 100):
             broker.publish_many([(f"{number + more}/t", bytes(1000)) for more in range(100)])
-        env = broker.log._env
+        env = broker.engine.log._env
         room = env.make_room
         asked: list[int] = []
 
@@ -304,7 +304,9 @@ def test_what_is_dropped_counts_when_it_is_committed(
     stream = broker.stream("a")
     broker.alter_stream("a", retention_messages=180)
     with monkeypatch.context() as patch:
-        patch.setattr(broker.log._env, "make_room", lambda *_, **__: (_ for _ in ()).throw(qflow.DiskFull("full")))
+        patch.setattr(
+            broker.engine.log._env, "make_room", lambda *_, **__: (_ for _ in ()).throw(qflow.DiskFull("full"))
+        )
         for _ in range(2):
             with pytest.raises(qflow.DiskFull):
                 stream.retain()
@@ -314,7 +316,7 @@ def test_what_is_dropped_counts_when_it_is_committed(
     assert (held(broker), stream.stats().dropped_total) == ((30, 170), 30)
     broker.alter_stream("a", retention_messages=150)
     with monkeypatch.context() as patch:
-        patch.setattr(broker.log, "wait", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(broker.engine.log, "wait", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             stream.retain()
     for _ in range(2):
@@ -330,7 +332,7 @@ def test_a_durable_subscription_begins_while_nothing_is_dropped(
     broker.alter_stream("a", retain_until_consumed=True, retention_messages=10)
     stream = broker.stream("a")
     seen: list[bool] = []
-    starts, write = broker._streams._sessions._starts, broker.engine.spool.records.add
+    starts, write = broker.engine.streams._sessions._starts, broker.engine.spool.records.add
 
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -339,7 +341,7 @@ def test_a_durable_subscription_begins_while_nothing_is_dropped(
 
         return call
 
-    monkeypatch.setattr(broker._streams._sessions, "_starts", noting(starts))
+    monkeypatch.setattr(broker.engine.streams._sessions, "_starts", noting(starts))
     monkeypatch.setattr(broker.engine.spool.records, "add", noting(write))
     with broker.subscribe("a", name="panel", start="earliest") as panel:
         assert seen == [True, True]

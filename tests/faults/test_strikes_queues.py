@@ -151,7 +151,7 @@ class World:
     def check_books(self) -> None:
         """Nothing is charged, reserved, held or waiting."""
         broker: Any = self.broker
-        broker.log.drain()
+        broker.engine.log.drain()
         for queue in (self.queue, self.other, self.dead):
             assert inside.left_behind(queue) == {}
             stats = queue.stats()
@@ -173,7 +173,7 @@ class World:
         self.check_books()
 
     def check_contents(self, here: Round, struck: bool) -> None:
-        self.broker.log.drain()  # type: ignore[attr-defined]
+        self.broker.engine.log.drain()  # type: ignore[attr-defined]
         found, others, dead = self.drained(self.queue), self.drained(self.other), self.drained(self.dead)
         assert max([*found.values(), *others.values(), *dead.values()], default=0) <= 1, (found, others, dead)
         for body in here.others:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from faults.seams import in_thread
 from faults.strikes import TORTURE, Strike, places, reach
@@ -125,8 +126,8 @@ class World:
     def check_books(self) -> None:
         """Nothing is charged, reserved, held, enlisted or waiting."""
         broker: Any = self.broker
-        broker.log.drain()
-        streams, room = broker._streams, broker._streams.room
+        broker.engine.log.drain()
+        streams, room = broker.engine.streams, broker.engine.streams.room
         assert (room._incoming, room._held, room._slack, list(room._line)) == (0, 0, 0, [])
         assert not streams.producers._busy
         assert broker.engine.desk.borrowed == 0
@@ -143,7 +144,7 @@ class World:
     def verify(self, here: Round, struck: bool) -> None:
         """What was confirmed is delivered once, and what the call was to do is done, or not."""
         if struck and not here.keeps:
-            assert here.sub.cursor.claims.unsettled == 0, "what nobody got is held"
+            assert inside.cursor(here.sub).claims.unsettled == 0, "what nobody got is held"
         for held in here.held:
             held.nack()
         for sub in [here.sub, *here.opened]:
@@ -152,7 +153,7 @@ class World:
         self.check_books()
 
     def check_contents(self, here: Round, struck: bool) -> None:
-        self.broker.log.drain()  # type: ignore[attr-defined]
+        self.broker.engine.log.drain()  # type: ignore[attr-defined]
         streamed, queued = map(Counter, self.drained())
         assert max([*streamed.values(), *queued.values()], default=0) <= 1, (streamed, queued)
         for body in here.others:

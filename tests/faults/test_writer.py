@@ -346,9 +346,9 @@ def test_an_interrupted_close_lets_go_of_nothing_that_is_being_written(spool, fa
 def test_the_writer_cannot_close_the_broker_it_writes_for(open_spool):
     """As a finalizer may try that runs in its thread: it is told, and the broker goes on."""
     broker = open_spool()
-    for work in (broker.close, lambda: broker.log.wait(broker.log.write(lambda txn: None))):
+    for work in (broker.close, lambda: broker.engine.log.wait(broker.engine.log.write(lambda txn: None))):
         with pytest.raises(qflow.Reentered, match="in another thread"):
-            in_thread(lambda: broker.log.alone(lambda env, reading: work()))  # noqa: B023
+            in_thread(lambda: broker.engine.log.alone(lambda env, reading: work()))  # noqa: B023
     assert not broker.closed
     assert in_thread(lambda: broker.declare_queue("q").put(b"x")) == 0
 

@@ -44,7 +44,7 @@ class SpoolMachine(RuleBasedStateMachine):
         after.mkdir()
         (after / "log").mkdir()
         shutil.copytree(self.path / "spill", after / "spill")
-        self.broker.log._env.copy_to(str(after / "log"))
+        self.broker.engine.log._env.copy_to(str(after / "log"))
         assert inspect.check_spool(after) == []
         self.broker.close()
         self.number += 1

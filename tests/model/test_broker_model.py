@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 import inside
 import qflow
 from model.spool_machine import SpoolMachine
-from qflow.broker import Broker
+from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.delivery import Delivery
 from qflow.queues import admission
@@ -114,7 +114,7 @@ class BrokerMachine(SpoolMachine):
         self.patch.setattr(admission, "RETRY_S", 0.005)
 
     def open(self) -> None:
-        self.still(Broker(self.path, self.broker_settings, clock=self.clock, monotonic=self.monotonic))
+        self.still(make_broker(self.path, self.broker_settings, clock=self.clock, monotonic=self.monotonic))
         self.broker.declare_queue("work", durable=self.durable, **self.settings)
         self.broker.declare_queue("copy", durable=self.durable, priorities=2)
         self.broker.declare_queue("dead", durable=self.durable)
@@ -282,7 +282,7 @@ class BrokerMachine(SpoolMachine):
             try:
                 return queue.get(0)
             except qflow.QueueEmpty:
-                self.broker.log.drain()
+                self.broker.engine.log.drain()
                 self.monotonic.now += 0.001
         return queue.get(0)
 
@@ -341,7 +341,7 @@ class BrokerMachine(SpoolMachine):
             return
         name, delivery, sent, _ = found
         delivery.nack(requeue, delay)
-        self.broker.log.drain()
+        self.broker.engine.log.drain()
         if requeue:
             self.give_back(name, sent, delay)
         elif name == "work":
@@ -391,7 +391,7 @@ class BrokerMachine(SpoolMachine):
             or inside.upkeep(self.broker).hollow()
         ):
             pass
-        self.broker.log.drain()
+        self.broker.engine.log.drain()
 
     @rule(
         capacity=st.sampled_from([None, 0, 500, 5_000]),
@@ -426,7 +426,7 @@ class BrokerMachine(SpoolMachine):
 
     @rule(dirty=st.booleans())
     def restart(self, dirty: bool) -> None:
-        self.broker.log.drain()
+        self.broker.engine.log.drain()
         if dirty and self.durable:
             self.crash_broker()
         else:
@@ -461,7 +461,7 @@ class BrokerMachine(SpoolMachine):
         if not hasattr(self, "broker"):
             return
         self.waits = 0
-        self.broker.log.drain()
+        self.broker.engine.log.drain()
         assert self.broker.check() == []
         for name in QUEUES:
             stats = self.queue(name).stats()

@@ -162,7 +162,7 @@ class FullDisk(RuleBasedStateMachine):
                 delivery.ack()
             for delivery in held[:1]:
                 delivery.ack(wait=True)
-        self.broker.log.drain()
+        self.broker.engine.log.drain()
         with inside.paused(self.broker):
             while (
                 inside.upkeep(self.broker).remove_settled()

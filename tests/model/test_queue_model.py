@@ -114,7 +114,7 @@ class QueueMachine(SpoolMachine):
     def submit(self, body: bytes) -> None:
         if self.room(1 + len(self.uncertain)):
             future = self.queue.submit(body, timeout_s=0)
-            self.broker.log.drain()
+            self.broker.engine.log.drain()
             self.note(future.result(), body, True)
 
     def received(self, delivery: Delivery) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 import inside
 import qflow
 from model.spool_machine import SpoolMachine
-from qflow.broker import Broker
+from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.storage import encoding
 from qflow.storage.log import append, removal
@@ -175,7 +175,7 @@ class StreamMachine(SpoolMachine):
 
     def open(self) -> None:
         settings = BrokerSettings(capacity_bytes=self.capacity)
-        self.still(Broker(self.path, settings, clock=self.clock.wall, monotonic=self.clock.monotonic))
+        self.still(make_broker(self.path, settings, clock=self.clock.wall, monotonic=self.clock.monotonic))
         self.broker.bind(self.broker.declare_queue("q"), "q/#")
         self.declare()
 
@@ -462,7 +462,7 @@ class StreamMachine(SpoolMachine):
     @rule()
     def evict(self) -> None:
         """Queues take the memory of live tails."""
-        self.broker._streams.room.give_way(2**30)
+        self.broker.engine.streams.room.give_way(2**30)
 
     def misses_something(self, reader: Reader) -> bool:
         """Something is ready, and neither skipped nor held back for want of memory."""
@@ -655,14 +655,14 @@ class StreamMachine(SpoolMachine):
         before = self.stream.stats()
         for _ in range(50):
             inside.is_due(self.broker)
-            more = self.broker._streams.tick()
-            for stream in self.broker._streams.all():
+            more = self.broker.engine.streams.tick()
+            for stream in self.broker.engine.streams.all():
                 more |= stream.index(1)
             if not (more | inside.upkeep(self.broker).remove_settled() | inside.upkeep(self.broker).remove_deleted()):
                 break
         else:
             raise AssertionError("maintenance never ends")
-        self.broker.log.drain()
+        self.broker.engine.log.drain()
         self.all_logged()
         for reader in [reader for reader in self.readers if reader.expires and not reader.members]:
             is_late = self.clock.wall_s - reader.left_at > EXPIRY_S
@@ -739,7 +739,7 @@ class StreamMachine(SpoolMachine):
     @rule(dirty=st.booleans(), drained=st.booleans())
     def restart(self, dirty: bool, drained: bool) -> None:
         if drained or not dirty:
-            self.broker.log.drain()
+            self.broker.engine.log.drain()
             self.all_logged()
         if dirty:
             self.crash_broker()
@@ -808,11 +808,11 @@ class StreamMachine(SpoolMachine):
     @rule()
     def snapshot(self) -> None:
         """A copy opens as a spool, and has what the log has."""
-        self.broker.log.drain()
+        self.broker.engine.log.drain()
         self.all_logged()
         path = self.directory / "snapshot"
         self.broker.snapshot(path)
-        copy = Broker(path, BrokerSettings(), clock=self.clock.wall, monotonic=self.clock.monotonic)
+        copy = make_broker(path, BrokerSettings(), clock=self.clock.wall, monotonic=self.clock.monotonic)
         try:
             stats = copy.stream("s").stats()
             assert (stats.first_offsets, stats.next_offsets) == (self.floors, [len(line) for line in self.lines])
@@ -839,9 +839,9 @@ class StreamMachine(SpoolMachine):
         assert stats.first_offsets == self.floors
         assert stats.messages == sum(map(len, self.lines)) - sum(self.floors)
         assert stats.damaged_total == 0
-        room = self.broker._streams.room
+        room = self.broker.engine.streams.room
         assert room._incoming == 0
-        cursors = {reader.members[0].cursor for reader in self.readers if reader.members}
+        cursors = {inside.cursor(reader.members[0]) for reader in self.readers if reader.members}
         assert room._held == sum(
             sum(part.charged for part in cursor.parts)
             + sum(batch.charged for batch in cursor.claims.held)

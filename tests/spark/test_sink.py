@@ -215,7 +215,7 @@ def test_two_queries_at_once_and_an_owner_that_leaves_and_comes_meanwhile(spark,
             query.stop()
         broker.close()
     with open_when_free(spool) as last:
-        last.adoption.run()
+        last.engine.adoption.run()
     found = [bytes(row.value).decode() for row in read(subscribe="copies").collect()]
     assert len(found) == len(set(found))
     for name in ("one", "two"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import inside
-from qflow.broker import Broker
+from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings
 from qflow.storage.files import Files
 
@@ -46,6 +46,6 @@ def until(condition: Callable[[], object]) -> None:
 
 def open_still(path: Path, clock: Clock, files: Files | None = None, **settings: Any) -> Broker:
     """Open a spool whose time is the clock's, and where maintenance is a step of the test: `Queue.tick` and so on."""
-    broker = Broker(path, BrokerSettings(**settings), files=files, clock=clock.wall, monotonic=clock.monotonic)
+    broker = make_broker(path, BrokerSettings(**settings), files=files, clock=clock.wall, monotonic=clock.monotonic)
     inside.still(broker)
     return broker

@@ -11,7 +11,7 @@ import pytest
 
 import inside
 import qflow
-from qflow.broker import Broker
+from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from unit.clocks import LONG_S, Clock
 
@@ -29,14 +29,14 @@ def test_a_purge_takes_nothing_that_comes_with_its_commit(open_spool: Open) -> N
         began.set()
         assert go_on.wait(LONG_S)
 
-    held = broker.log.write(hold)
-    waiting = threading.Thread(target=broker.log.wait, args=(held,))
+    held = broker.engine.log.write(hold)
+    waiting = threading.Thread(target=broker.engine.log.wait, args=(held,))
     waiting.start()
     assert began.wait(LONG_S)
-    purged = broker.log.purge(queue.parts.logged_lanes)  # joins the next batch
+    purged = broker.engine.log.purge(queue.parts.logged_lanes)  # joins the next batch
     later = queue.submit(b"new", delay_s=1)
     go_on.set()
-    broker.log.wait(purged)
+    broker.engine.log.wait(purged)
     waiting.join()
     later.result(LONG_S)
     assert len(queue) == 1
@@ -73,7 +73,7 @@ def test_two_first_delayed_messages_open_one_lane(open_spool: Open, monkeypatch:
 def test_an_expired_message_does_not_hide_behind_one_that_has_not(spool: Path) -> None:
     """Delayed messages of one time, some of them with a short life, taken in one batch."""
     clock = Clock()
-    with Broker(spool, BrokerSettings(), clock=clock.wall, monotonic=clock.monotonic) as broker:
+    with make_broker(spool, BrokerSettings(), clock=clock.wall, monotonic=clock.monotonic) as broker:
         queue = broker.declare_queue("q", durable=False)
         due_s = clock.wall_s + 5
         for _ in range(5):
@@ -110,7 +110,7 @@ def test_after_a_reopen_the_highest_priority_comes_first(open_spool: Open) -> No
 def test_who_waits_for_a_message_holds_none(spool: Path) -> None:
     """A getter that finds nothing is no slow consumer."""
     clock = Clock()
-    with Broker(spool, BrokerSettings(), clock=clock.wall, monotonic=clock.monotonic) as broker:
+    with make_broker(spool, BrokerSettings(), clock=clock.wall, monotonic=clock.monotonic) as broker:
         queue = broker.declare_queue("q", durable=False)
         getter = threading.Thread(target=queue.get)
         getter.start()

@@ -168,7 +168,7 @@ def test_a_lease_that_ends_too_often_makes_a_dead_letter(open_at: Open, clock: C
         inside.tick(queue)
     with pytest.raises(qflow.AlreadySettled):
         delivery.ack()
-    broker.log.drain()
+    broker.engine.log.drain()
     assert bodies_of(broker.queue("dead")) == [b"1"]
     assert queue.stats().dead_lettered_total == 1
 
@@ -194,7 +194,7 @@ def test_counts_of_deliveries_survive_a_crash_where_they_matter(open_at: Open, s
         path = copy
     else:
         raise AssertionError("it killed its worker again and again")
-    broker.log.drain()
+    broker.engine.log.drain()
     assert bodies_of(broker.queue("dead")) == [b"deadly"]
     assert broker.check() == []
     broker.close()
@@ -203,7 +203,7 @@ def test_counts_of_deliveries_survive_a_crash_where_they_matter(open_at: Open, s
 def crash(broker: qflow.Broker, copy: Path) -> None:
     """Leave what a kill would leave in another directory, and close the broker."""
     (copy / "log").mkdir(parents=True)
-    broker.log._env.copy_to(str(copy / "log"))
+    broker.engine.log._env.copy_to(str(copy / "log"))
     broker.close()
 
 
@@ -216,7 +216,7 @@ def test_a_crash_at_any_commit_finds_a_message_in_one_place(open_spool: Open, sp
     queue = broker.declare_queue("q", dead_letter="dead", max_deliveries=1)
     broker.declare_queue("dead")
     queue.put_many([b"%d" % number for number in range(8)])
-    env = broker.log._env
+    env = broker.engine.log._env
     real = env.commit
     copies: list[Path] = []
 
@@ -231,7 +231,7 @@ def test_a_crash_at_any_commit_finds_a_message_in_one_place(open_spool: Open, sp
     queue.get().nack()
     queue.get().nack(requeue=False)
     queue.get_many(3).nack()
-    broker.log.drain()
+    broker.engine.log.drain()
     env.commit = real  # type: ignore[method-assign]
     assert copies
     for copy in copies:
@@ -250,10 +250,10 @@ def test_dead_letters_ride_one_commit_with_what_settles_them(open_spool: Open) -
     broker.declare_queue("dead")
     queue.put_many([b"x"] * 50)
     batch = queue.get_many(50)
-    broker.log.drain()
+    broker.engine.log.drain()
     before = broker.stats().commits_total
     batch.nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.stats().commits_total == before + 1
     assert (len(queue), len(broker.queue("dead"))) == (0, 50)
 
@@ -300,7 +300,7 @@ def test_a_transient_source_may_have_a_durable_target(open_spool: Open) -> None:
     broker.declare_queue("dead")
     queue.put_many([b"1", b"2"])
     queue.get().nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert len(queue) == 1
     broker.close()
     assert bodies_of(open_spool().queue("dead")) == [b"1"]
@@ -331,7 +331,7 @@ def test_dead_letters_pass_the_limit_of_their_queue(open_spool: Open, durable: b
     queue.put_many([b"%d" % number for number in range(5)])
     for _ in range(5):
         queue.get().nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert bodies_of(dead) == [b"%d" % number for number in range(5)]
 
 
@@ -342,7 +342,7 @@ def test_a_blocking_target_holds_nobody_back(open_spool: Open, durable: bool) ->
     dead = broker.declare_queue("dead", durable=durable, limit_messages=1)
     queue.put_many([b"1", b"2"])
     queue.get_many(2).nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     with pytest.raises(qflow.QueueFull):
         dead.put_nowait(b"3")
     assert bodies_of(dead) == [b"1", b"2"]
@@ -357,7 +357,7 @@ def test_a_target_that_drops_does_so(open_spool: Open, durable: bool, policy: Ov
     queue.put_many([b"%d" % number for number in range(5)])
     for _ in range(5):
         queue.get().nack(requeue=False)
-        broker.log.drain()
+        broker.engine.log.drain()
     assert len(queue) == 0
     assert dead.stats().dropped_total == 3
     assert b"".join(bodies_of(dead)) == left
@@ -397,7 +397,7 @@ def test_a_target_deleted_under_it_is_made_again(open_at: Open, clock: Clock) ->
     assert len(queue) == 1
     clock.advance(1)
     queue.get(0).nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert (len(queue), bodies_of(broker.queue("dead"))) == (0, [b"1"])
 
 
@@ -413,18 +413,18 @@ def test_dead_letters_stay_while_the_disk_is_full_and_go_later(spool: Path) -> N
             if not settles_only:
                 raise qflow.DiskFull("no space left")
 
-        real = broker.log._env.make_room
-        broker.log._env.make_room = full  # type: ignore[method-assign]
+        real = broker.engine.log._env.make_room
+        broker.engine.log._env.make_room = full  # type: ignore[method-assign]
         queue.get(0).nack()
-        broker.log.drain()
+        broker.engine.log.drain()
         assert (len(queue), len(dead)) == (3, 0)
         batch = queue.get_many(10, timeout_s=LONG_S)
         assert b"2" in batch.bodies
         batch.ack()
-        broker.log._env.make_room = real  # type: ignore[method-assign]
+        broker.engine.log._env.make_room = real  # type: ignore[method-assign]
         with pytest.raises(qflow.QueueEmpty):
             queue.get(2)
-        broker.log.drain()
+        broker.engine.log.drain()
         assert (len(queue), bodies_of(dead)) == (0, [b"1"])
         assert queue.stats().dead_lettered_total == 1
         assert broker.check() == []
@@ -456,7 +456,7 @@ def test_a_spilled_message_dies_with_its_body(open_spool: Open, durable: bool) -
     queue.put_many([b"%03d" % number * 500 for number in range(20)])
     for _ in range(20):
         queue.get(LONG_S).nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.check() == []
     assert bodies_of(broker.queue("dead")) == [b"%03d" % number * 500 for number in range(20)]
 
@@ -481,7 +481,7 @@ def test_an_end_while_a_letter_is_carried_away_is_no_trouble(
     queue.parts.exits.bury = end_first
     held.nack(requeue=False)
     if end == "delete":
-        broker.log.drain()
+        broker.engine.log.drain()
         assert broker.check() == []
         assert broker.queues() == ["dead"]
     elif durable:
@@ -513,7 +513,7 @@ def test_nothing_of_a_copy_is_left_when_its_spool_is_removed(open_spool: Open, s
     queue = broker.declare_queue("q", dead_letter="dead")
     queue.put_many([b"1", b"2"])
     queue.get_many(2).nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.queue("dead").purge() == 2
     broker.close()
     broker = open_spool()

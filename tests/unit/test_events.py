@@ -207,7 +207,7 @@ def test_a_callback_that_closes_the_broker_ends_the_round_of_maintenance(
         for name in ("tick", "sweep", "remove_settled", "remove_deleted", "hollow"):
             monkeypatch.setattr(inside.upkeep(broker), name, lambda *_, name=name: done.append(name))
         monkeypatch.setattr(broker.engine.figures, "write", lambda: done.append("write"))
-        monkeypatch.setattr(broker.adoption, "look", lambda: done.append("look"))
+        monkeypatch.setattr(broker.engine.adoption, "look", lambda: done.append("look"))
         qflow.open(spool).close()
         ended.set()
 

@@ -152,5 +152,5 @@ def test_each_message_comes_once_and_in_order_whenever_a_subscriber_comes(
             rounds += 1
             handovers += Round(broker, rounds, partitions, largest).run()
             assert broker.check() == []
-            assert broker._streams.room._held == broker._streams.room._incoming == 0
+            assert broker.engine.streams.room._held == broker.engine.streams.room._incoming == 0
             broker.delete_stream(f"s{rounds}")

@@ -36,7 +36,7 @@ def bodies(broker: qflow.Broker, stream: str = "plants") -> list[bytes]:
 
 def record(broker: qflow.Broker, query: str = "q") -> Adopted:
     """Return what the log says of a query."""
-    with broker.log.read() as txn:
+    with broker.engine.log.read() as txn:
         return sink_batches.read(txn, query)
 
 
@@ -69,7 +69,7 @@ def test_a_batch_is_published_with_its_keys_and_headers_in_the_order_of_its_file
         ("plant/9", b"y", None, {"n": "1"}),
     ]
     assert hand(spool, broker.uuid, rows)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     found = [
         (message.topic, message.body, message.key or None, message.headers)
         for message in broker.stream("plants").query()
@@ -89,7 +89,7 @@ def test_a_batch_goes_wherever_a_publish_of_its_rows_would(broker, spool):
     rows = [("plant/1", b"%d" % n, b"k%d" % n) for n in range(8)] + [("plant/2", b"j", b"k9", {"a": "b"})]
     before = broker.stats().commits_total
     hand(spool, broker.uuid, rows)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert broker.stats().commits_total == before + 1
     wide = broker.stream("wide")
     for topic, body, key, *_ in rows:
@@ -117,11 +117,11 @@ def test_a_batch_that_is_in_the_log_is_not_stored_again(broker, spool):
     """Nor one before it; the same number of another query is another batch."""
     for number in (0, 1, 1, 0):
         assert hand(spool, broker.uuid, ROWS, number=number)
-        broker.adoption.run()
+        broker.engine.adoption.run()
     assert len(bodies(broker)) == 2 * len(ROWS)
     assert broker.stats().inbox.replayed_total == 2
     hand(spool, broker.uuid, ROWS, query="other")
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert len(bodies(broker)) == 3 * len(ROWS)
     assert names(spool) == []
 
@@ -129,11 +129,11 @@ def test_a_batch_that_is_in_the_log_is_not_stored_again(broker, spool):
 def test_what_is_in_the_log_is_known_after_it_was_opened_again(broker, open_at, spool):
     """The record is a part of the log."""
     hand(spool, broker.uuid, ROWS, number=7)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     broker.close()
     again = open_at()
     hand(spool, again.uuid, ROWS, number=7)
-    again.adoption.run()
+    again.engine.adoption.run()
     assert bodies(again) == [body for _, body in ROWS]
     assert again.stats().inbox.replayed_total == 1
 
@@ -144,7 +144,7 @@ def test_a_second_attempt_at_a_batch_that_waits_is_dropped(broker, spool):
     assert not hand(spool, broker.uuid, [("plant/1", b"second")])
     os.rename(spool / "inbox" / "q-0", spool / "inbox" / "q-0~")
     assert not hand(spool, broker.uuid, [("plant/1", b"third")])
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"first"]
     assert os.listdir(spool / "inbox" / "staging") == []
 
@@ -153,7 +153,7 @@ def test_batches_of_a_query_are_adopted_in_the_order_of_their_numbers(broker, sp
     """Of numbers, not of names."""
     for number in (10, 2, 9):
         hand(spool, broker.uuid, [("plant/1", b"%d" % number)], number=number)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"2", b"9", b"10"]
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_stage_is_set_aside_as_a_whole(broker, open_at, spool, what, e
     else:
         os.rename(stage, spool / "inbox" / "q-5")
     number = 5 if what == "renamed" else 0
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"z"]
     assert record(broker) == Adopted()
     assert broker.stats().inbox.refused_total == 1
@@ -204,7 +204,7 @@ def test_a_damaged_stage_is_set_aside_as_a_whole(broker, open_at, spool, what, e
     assert any(reason in problem for problem in check_spool(spool))
     hand(spool, broker.uuid, rows, number=number)  # the batch comes again, and the old one is forgotten
     again = open_at()
-    again.adoption.run()
+    again.engine.adoption.run()
     assert bodies(again) == [b"z", *(body for _, body in rows)]
     again.close()
     assert check_spool(spool) == []
@@ -213,7 +213,7 @@ def test_a_damaged_stage_is_set_aside_as_a_whole(broker, open_at, spool, what, e
 def test_a_batch_nobody_takes_is_set_aside_and_not_dropped(broker, spool):
     """A publish would count it as unrouted; here somebody is told."""
     hand(spool, broker.uuid, [*ROWS, ("nowhere/1", b"x")])
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == []
     assert "no stream takes topic 'nowhere/1'" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
 
@@ -222,14 +222,14 @@ def test_a_message_that_is_too_large_has_its_batch_set_aside(broker, spool):
     """With the name of the stream, and what to do."""
     broker.declare_stream("small", topics=["small"], max_message_bytes=10)
     hand(spool, broker.uuid, [("small", b"x" * 11)])
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert "max_message_bytes=10 of stream 'small'" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
 
 
 def test_a_stage_for_another_log_is_set_aside(broker, spool):
     """The spool was made anew, and the query's batches belong to the one before."""
     hand(spool, "another", ROWS)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == []
     assert "made anew" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
 
@@ -248,13 +248,13 @@ def test_what_is_planted_in_the_place_of_a_stage_is_set_aside_and_not_followed(k
     else:
         planted.symlink_to(elsewhere if kind == "link" else tmp_path / "nowhere")
     hand(spool, broker.uuid, [("plant/7", b"z")], query="healthy")
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"z"]
     assert any("q-0" in problem and "not a directory" in problem for problem in broker.recovery.problems)
     assert names(spool) == []
-    broker.adoption.run()
+    broker.engine.adoption.run()
     hand(spool, broker.uuid, ROWS)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"z", *(body for _, body in ROWS)]
     assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
 
@@ -269,7 +269,7 @@ def test_a_link_in_the_place_of_the_inbox_is_not_followed(name, broker, spool, t
     (spool / name).symlink_to(elsewhere)
     with pytest.raises(OSError, match="Not a directory"):
         hand(spool, broker.uuid, ROWS, number=1)
-    broker.adoption.look()
+    broker.engine.adoption.look()
     assert bodies(broker) == []
     assert list(elsewhere.iterdir()) == []
 
@@ -279,7 +279,7 @@ def test_what_lies_in_the_inbox_and_is_none_of_ours_stays(broker, spool):
     hand(spool, broker.uuid, ROWS)
     (spool / "inbox" / "notes.txt").write_text("x")
     (spool / "inbox" / "q-1.tmp").mkdir()
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert names(spool) == ["notes.txt", "q-1.tmp"]
     assert len(bodies(broker)) == len(ROWS)
 
@@ -305,12 +305,12 @@ def test_a_stage_of_several_transactions_goes_on_where_a_failure_stopped_it(brok
 
     def adopt(faulty: qflow.Broker) -> None:
         with pytest.raises(MemoryError):
-            faulty.adoption.run()
+            faulty.engine.adoption.run()
         partial = record(faulty).partial
         assert partial is not None
         assert len(bodies(faulty)) == partial.messages
         assert 0 < partial.messages < len(MANY)
-        assert faulty.log.busy is False
+        assert faulty.engine.log.busy is False
 
     crash(faults, spool, adopt)
     assert names(spool) == ["q-0~"]
@@ -328,12 +328,12 @@ def test_a_batch_of_which_a_part_is_stored_cannot_be_taken_back(broker, open_at,
     hand(spool, broker.uuid, [*MANY, ("job", b"x")])
     broker.close()
     again = open_at(max_transaction_bytes=8_000)
-    again.adoption.run()
+    again.engine.adoption.run()
     assert 0 < len(bodies(again)) < len(MANY) + 1
     assert again.stats().inbox.waiting == 1
     assert not stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
     again.queue("jobs").get_nowait().ack(wait=True)
-    again.adoption.run()
+    again.engine.adoption.run()
     assert bodies(again) == [body for _, body in MANY]
     assert again.queue("jobs").get_nowait().body == b"x"
 
@@ -341,11 +341,11 @@ def test_a_batch_of_which_a_part_is_stored_cannot_be_taken_back(broker, open_at,
 def test_a_part_of_a_batch_is_not_completed_from_another_attempt(broker, spool):
     """Its rows may be in another order, so nobody knows which are missing."""
     manifest = staged(spool, broker.uuid, MANY)
-    broker.log.commit(
-        broker.log.write(lambda txn: sink_batches.write(txn, "q", Adopted(-1, Partial(0, "another", 40))))
+    broker.engine.log.commit(
+        broker.engine.log.write(lambda txn: sink_batches.write(txn, "q", Adopted(-1, Partial(0, "another", 40))))
     )
     stages.hand_in(Files(), str(spool), manifest)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == []
     assert "the first 40 messages" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
 
@@ -356,7 +356,7 @@ def test_of_a_large_damaged_stage_nothing_is_stored(broker, open_at, spool):
     damage(spool / "inbox" / "q-0" / "000001-b", -20)
     broker.close()
     again = open_at(max_transaction_bytes=8_000)
-    again.adoption.run()
+    again.engine.adoption.run()
     assert bodies(again) == []
     assert record(again) == Adopted()
     assert again.stats().inbox.refused_total == 1
@@ -371,7 +371,7 @@ def test_a_bound_queue_stores_topics_too_and_a_transaction_has_room_for_them(ope
     rows = [("plant/" + "long/" * 20, b"%04d" % n) for n in range(500)]
     for query, at_once in (("q", 4), ("r", 500)):
         hand(spool, broker.uuid, rows, query=query, at_once=at_once)
-        broker.adoption.run()
+        broker.engine.adoption.run()
         assert broker.stats().inbox.refused_total == 0
         assert record(broker, query).batch == 0
     assert bodies(broker) == [body for _, body in rows] * 2
@@ -385,7 +385,7 @@ def test_of_a_large_stage_whose_end_cannot_be_stored_nothing_is(open_at, spool, 
     broker.declare_stream("plants", topics=["plant/#"])
     broker.bind(broker.declare_queue("tight", max_message_bytes=10), "small")
     hand(spool, broker.uuid, [*MANY, last])
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == []
     assert record(broker) == Adopted()
     assert broker.stats().inbox.refused_total == 1
@@ -397,11 +397,13 @@ def test_a_batch_takes_a_part_of_the_memory_at_once(open_at, spool):
     broker.declare_stream("plants", topics=["plant/#"])
     most = 400_000 // MEMORY_SHARE
     asked: list[int] = []
-    reserve = broker._streams.room.try_reserve
-    broker._streams.room.try_reserve = lambda asking, *a, **k: asked.append(asking.amount) or reserve(asking, *a, **k)
+    reserve = broker.engine.streams.room.try_reserve
+    broker.engine.streams.room.try_reserve = lambda asking, *a, **k: (
+        asked.append(asking.amount) or reserve(asking, *a, **k)
+    )
     rows = [("plant/1", b"%d" % n) for n in range(3_000)]
     hand(spool, broker.uuid, rows, at_once=700)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [body for _, body in rows]
     assert most * 0.9 < max(asked) <= most
 
@@ -418,13 +420,13 @@ def test_a_batch_waits_for_the_disk(broker, spool):
         faulty.declare_stream("plants", topics=["plant/#"])
         hand(spool, faulty.uuid, ROWS)
         faults.fail("make_room", qflow.DiskFull("the disk is full"))
-        faulty.adoption.run()
+        faulty.engine.adoption.run()
         stats = faulty.stats().inbox
         assert stats.waiting == 1
         assert "the disk is full" in str(stats.problem)
         assert names(spool) == ["q-0"]  # it can be withdrawn
         faults.heal()
-        faulty.adoption.run()
+        faulty.engine.adoption.run()
         assert len(bodies(faulty)) == len(ROWS)
         assert (faulty.stats().inbox.waiting, faulty.stats().inbox.problem) == (0, None)
 
@@ -437,13 +439,13 @@ def test_a_batch_waits_for_a_queue_at_its_limit_and_those_behind_it_wait_too(bro
     hand(spool, broker.uuid, [("job", b"3"), ("plant/1", b"x")])
     hand(spool, broker.uuid, [("plant/1", b"y")], number=1)
     hand(spool, broker.uuid, [("plant/1", b"z")], query="r")
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"z"]
     assert broker.stats().inbox.waiting == 2
-    assert not broker._streams.room.busy  # what was reserved for the part that streams take was given back
+    assert not broker.engine.streams.room.busy  # what was reserved for the part that streams take was given back
     assert "'jobs'" in str(broker.stats().inbox.problem)
     jobs.get_many(2).ack(wait=True)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"z", b"x", b"y"]
     assert len(jobs) == 1
 
@@ -452,20 +454,20 @@ def test_a_batch_waits_in_line_for_memory_and_is_told_when_there_is_some(open_at
     """Whoever has the memory gives it back, and the owner is woken; what is withdrawn meanwhile leaves no trace."""
     broker = open_at(capacity_bytes=10_000)
     broker.declare_stream("plants", topics=["plant/#"])
-    room = broker._streams.room
+    room = broker.engine.streams.room
     room.reserve(9_000)
     hand(spool, broker.uuid, [("plant/1", b"x" * 5_000)])
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert "memory" in str(broker.stats().inbox.problem)
     bell = inside.upkeep(broker)._bell._event
     bell.clear()
     room.arrived(9_000)
     assert bell.is_set()
     assert stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert not room.busy
     hand(spool, broker.uuid, [("plant/1", b"y" * 50_000)])  # more than there is: it passes alone
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert [len(body) for body in bodies(broker)] == [50_000]
     assert not room.busy
 
@@ -474,19 +476,19 @@ def test_who_waits_for_memory_is_not_read_again_and_keeps_its_place_in_the_line(
     """Two batches that wait would take it from each other; and one that is asked for is not taken from the inbox."""
     broker = open_at(capacity_bytes=10_000)
     broker.declare_stream("plants", topics=["plant/#"])
-    room = broker._streams.room
+    room = broker.engine.streams.room
     room.reserve(9_000)
     hand(spool, broker.uuid, [("plant/1", b"x" * 5_000)], query="s")
-    broker.adoption.run()
-    asking = broker.adoption._asking
+    broker.engine.adoption.run()
+    asking = broker.engine.adoption._asking
     hand(spool, broker.uuid, [("plant/1", b"y" * 4_000)], query="r")
     with monkeypatch.context() as patched:
         patched.setattr(Inbox, "take", None)
-        broker.adoption.run()
-    assert broker.adoption._asking is asking
+        broker.engine.adoption.run()
+    assert broker.engine.adoption._asking is asking
     assert (broker.stats().inbox.waiting, names(spool)) == (2, ["r-0", "s-0"])
     room.arrived(9_000)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"x" * 5_000, b"y" * 4_000]
     assert not room.busy
 
@@ -508,12 +510,12 @@ def test_what_was_tried_in_vain_is_left_alone_for_a_while(broker, spool, monkeyp
 
     monkeypatch.setattr(Inbox, "take", slowly)
     for _ in range(100):
-        broker.adoption.look()
+        broker.engine.adoption.look()
         now[0] += 0.1
     assert len(taken) == 5
     assert "'jobs'" in str(broker.stats().inbox.problem)
     hand(spool, broker.uuid, [("plant/1", b"x")], query="r")
-    broker.adoption.look()
+    broker.engine.adoption.look()
     assert bodies(broker) == [b"x"]
 
 
@@ -524,10 +526,10 @@ def test_what_is_being_adopted_cannot_be_withdrawn(broker, spool):
     """One rename against another: either it is stored, or it is back."""
     hand(spool, broker.uuid, ROWS)
     assert stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == []
     hand(spool, broker.uuid, ROWS)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert not stages.withdraw(Files(), str(spool), Batch("q", 0), "0" * 32)
 
 
@@ -539,7 +541,7 @@ def test_stages_that_were_never_handed_in_are_removed_when_they_are_a_day_old(br
     day_before = old.stat().st_mtime - 25 * 3600
     for path in [*old.iterdir(), old]:
         os.utime(path, (day_before, day_before))
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert [path.name.partition(".")[0] for path in (spool / "inbox" / "staging").iterdir()] == ["young-0"]
     stages.remove_staged(Files(), str(spool), "young", up_to=0)
     assert os.listdir(spool / "inbox" / "staging") == []
@@ -552,7 +554,7 @@ def test_files_of_tasks_that_do_not_count_are_left_out(broker, spool):
     (directory / "000000-z").write_bytes((directory / "000000-a").read_bytes())
     stages.hand_in(Files(), str(spool), manifest)
     assert not (spool / "inbox" / "q-0" / "000000-z").exists()
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert len(bodies(broker)) == len(ROWS)
 
 
@@ -560,11 +562,11 @@ def test_the_record_of_a_query_of_one_batch_goes_when_it_is_a_week_old(broker, s
     """That of a streaming query stays: it may be started again at any time."""
     hand(spool, broker.uuid, ROWS, query="once", once=True)
     hand(spool, broker.uuid, ROWS, query="stream")
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert record(broker, "once").once
     clock.advance(ONCE_EXPIRY_S + 1)
     hand(spool, broker.uuid, ROWS, query="another", once=True)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert record(broker, "once") == Adopted()
     assert record(broker, "stream").batch == record(broker, "another").batch == 0
 
@@ -574,15 +576,15 @@ def test_a_record_stays_while_a_stage_it_knows_is_in_the_inbox(broker, spool, cl
     with monkeypatch.context() as patched:
         patched.setattr(Inbox, "remove", lambda self, waiting: None)
         hand(spool, broker.uuid, [("plant/1", b"a")], query="old", once=True)
-        broker.adoption.run()
+        broker.engine.adoption.run()
     assert names(spool) == ["old-0~"]
     clock.advance(ONCE_EXPIRY_S + 1)
     hand(spool, broker.uuid, [("plant/1", b"b")], query="new", once=True)
-    broker.adoption.run()
-    broker.adoption.run()
+    broker.engine.adoption.run()
+    broker.engine.adoption.run()
     assert bodies(broker) == [b"a", b"b"]
     hand(spool, broker.uuid, [("plant/1", b"c")], query="newer", once=True)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert record(broker, "old") == Adopted()  # nothing of it is there any more
 
 
@@ -601,7 +603,7 @@ def test_records_are_forgotten_some_at_a_time(broker):
         assert txn.get(behind) == b"of another table"
         txn.delete(behind)
 
-    broker.log.commit(broker.log.write(work))
+    broker.engine.log.commit(broker.engine.log.write(work))
     assert found == [(2, bytes((sink_batches.SINK_BATCHES,)) + b"c"), (2, b"")]
 
 
@@ -643,11 +645,11 @@ def test_of_two_stages_of_a_batch_the_one_that_was_begun_comes_first(broker, spo
 def test_a_damaged_record_refuses_the_batches_of_its_query(broker, spool):
     """Taken for an empty one, it would have a batch stored twice."""
     hand(spool, broker.uuid, ROWS)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     key = bytes((sink_batches.SINK_BATCHES,)) + b"q"
-    broker.log.commit(broker.log.write(lambda txn: txn.put(key, b"x" + txn.get(key)[1:])))
+    broker.engine.log.commit(broker.engine.log.write(lambda txn: txn.put(key, b"x" + txn.get(key)[1:])))
     hand(spool, broker.uuid, ROWS)
-    broker.adoption.run()
+    broker.engine.adoption.run()
     assert len(bodies(broker)) == len(ROWS)
     assert "nobody knows which of them are in the log" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
     broker.close()

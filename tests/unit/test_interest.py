@@ -58,7 +58,7 @@ def replayed(broker: qflow.Broker, wanted: str, start: int, most: int) -> list[t
 
 def blocks_with(wanted: str, broker: qflow.Broker) -> int:
     """Return how many blocks hold a topic that a filter matches."""
-    with broker.log.read() as txn:
+    with broker.engine.log.read() as txn:
         values = [value for _, value in scan(txn, broker.stream("s").owner, 0, 0, MESSAGES)]
     return sum(any(topic_filter.matches(wanted, name) for name in read_names(value, where="")) for value in values)
 

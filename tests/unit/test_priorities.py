@@ -135,8 +135,8 @@ def test_a_deleted_queue_leaves_nothing_of_any_priority_in_the_log(open_spool: O
     broker.delete_queue("q")
     while inside.upkeep(broker).remove_deleted():
         pass
-    broker.log.drain()
-    with broker.log.read() as txn, txn.cursor() as cursor:
+    broker.engine.log.drain()
+    with broker.engine.log.read() as txn, txn.cursor() as cursor:
         left = [bytes(key) for key, _ in cursor if bytes(key)[1:5] == owner.to_bytes(4, "big")]
     assert left == []
 

@@ -343,7 +343,7 @@ def test_a_queue_deleted_under_what_is_reserved_in_it_gets_nothing(
     two.get(0).ack()
     publisher.join(LONG_S)
     assert results == [{"two": 1}]
-    with broker.log.read() as txn, txn.cursor() as cursor:
+    with broker.engine.log.read() as txn, txn.cursor() as cursor:
         assert not [key for key, _ in cursor if bytes(key)[1:5] == owner.to_bytes(4, "big")]
 
 
@@ -486,7 +486,7 @@ def test_spilled_on_one_and_resident_on_another(open_spool: Open, durable: bool,
             received[queue.name].append(delivery.body)
     assert received == {"one": bodies, "two": bodies}
     assert broker.stats().resident_bytes == 0
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.check() == []
 
 

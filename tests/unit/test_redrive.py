@@ -28,7 +28,7 @@ def kill(broker: qflow.Broker, name: str, *bodies: bytes, **settings: Any) -> qf
     if bodies:
         queue.put_many(bodies)
         queue.get_many(len(bodies)).nack(requeue=False)
-        broker.log.drain()
+        broker.engine.log.drain()
     return queue
 
 
@@ -40,7 +40,7 @@ def test_each_goes_back_to_its_own_queue_in_order(open_spool: Open) -> None:
     broker.bind(two, "t/#")
     broker.publish("t/u", b"published", headers={"kept": 1})
     two.get().nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     moving = Redrive(broker, "dead")
     assert moving.run() == 252
     assert (moving.moved, moving.kept) == ({"one": 250, "two": 2}, {})
@@ -51,7 +51,7 @@ def test_each_goes_back_to_its_own_queue_in_order(open_spool: Open) -> None:
     assert (delivery.body, delivery.topic, delivery.delivery_count) == (b"published", "t/u", 1)
     assert delivery.headers == {"kept": 1, "dead_letter_count": 1}
     delivery.nack(requeue=False)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.queue("dead").get().headers["dead_letter_count"] == 2
 
 
@@ -127,7 +127,7 @@ def test_more_than_a_transaction_holds_is_several(open_spool: Open) -> None:
     for body in bodies:
         queue.put(body)
         queue.get().nack(requeue=False)
-        broker.log.drain()
+        broker.engine.log.drain()
     moving = Redrive(broker, "dead")
     assert moving.run() == 20
     assert bodies_of(queue) == bodies

@@ -25,9 +25,9 @@ def publish(broker: qflow.Broker, count: int, size: int = 10) -> None:
 def maintain(broker: qflow.Broker) -> None:
     """What the maintenance thread does, until nothing is left to do."""
     for _ in range(2):  # what subscribers have settled, and what goes by that
-        while broker._streams.tick() or inside.upkeep(broker).remove_settled():
+        while broker.engine.streams.tick() or inside.upkeep(broker).remove_settled():
             pass
-        broker.log.drain()
+        broker.engine.log.drain()
 
 
 def kept(broker: qflow.Broker) -> list[int]:
@@ -107,7 +107,7 @@ def test_a_lot_goes_in_parts(open_at: Open) -> None:
         publish(broker, 100, 4000)
     broker.alter_stream("s", retention_messages=1)
     steps = 0
-    while broker._streams.tick() or inside.upkeep(broker).remove_settled():
+    while broker.engine.streams.tick() or inside.upkeep(broker).remove_settled():
         steps += 1
     assert steps
     assert kept(broker) == [5999]
@@ -119,16 +119,16 @@ def test_retention_that_failed_is_tried_again_and_counts_once(open_at: Open, mon
     broker = open_at()
     declare(broker, retention_messages=5)
     publish(broker, 20)
-    make_room = broker.log._env.make_room
+    make_room = broker.engine.log._env.make_room
 
     def full(*_: object, **__: object) -> None:
         raise qflow.DiskFull("no room")
 
-    monkeypatch.setattr(broker.log._env, "make_room", full)
+    monkeypatch.setattr(broker.engine.log._env, "make_room", full)
     for _ in range(3):
         with pytest.raises(qflow.DiskFull):
             broker.stream("s").retain()
-    monkeypatch.setattr(broker.log._env, "make_room", make_room)
+    monkeypatch.setattr(broker.engine.log._env, "make_room", make_room)
     maintain(broker)
     assert kept(broker) == [15, 16, 17, 18, 19]
     stats = broker.stats().streams["s"]
@@ -206,7 +206,7 @@ def test_settled_stretches_are_passed_over_when_it_is_opened_again(open_at: Open
     left.ack(wait=True)
     assert not subscription.get_many(1, 0)
     maintain(broker)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert subscription.stats().committed == [54]
     maintain(broker)
     assert kept(broker) == []
@@ -264,7 +264,7 @@ def test_a_gap_may_be_skipped_and_is_counted(open_at: Open) -> None:
     subscription = broker.subscribe("s", start="earliest", on_gap="skip")
     publish(broker, 100)
     maintain(broker)
-    broker._streams.room.give_way(2**30)  # live tails do not help
+    broker.engine.streams.room.give_way(2**30)  # live tails do not help
     assert subscription.get_many(100, 0).offsets == list(range(90, 100))
     assert subscription.stats().gap_total == 90
     with pytest.raises(qflow.InvalidArgument, match="on_gap"):

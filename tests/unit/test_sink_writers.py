@@ -261,7 +261,7 @@ def test_a_version_that_was_stored_before_targets_were_told_apart_is_known(ready
     """Of a log in which an application had one record."""
     with qflow.open(ready) as broker:
         hand(ready, broker.uuid, [("copy/1", b"of before")], query="app-a", number=3)
-        broker.adoption.run()
+        broker.engine.adoption.run()
     for version in ("3", "4"):
         found = writer(ready, txnAppId="a", txnVersion=version)
         found.commit([found.write(iter([numbered(int(version), 1)]))])
@@ -276,7 +276,7 @@ def test_the_same_version_to_two_streams_waits_for_both(ready):
         hand_in_only(found, found.write(iter([rows(value=[topic], topic=[topic])])))
     spools.let_go(str(ready))
     with qflow.open(ready) as broker:
-        broker.adoption.run()
+        broker.engine.adoption.run()
     assert (stored(ready), stored(ready, "others")) == ([b"copy/1"], [b"also"])
 
 
@@ -502,7 +502,7 @@ def test_a_query_that_left_out_batches_without_rows_goes_on(ready, stream_query)
     """As before they were recorded: what its record says of numbers that are missing is not known."""
     with qflow.open(ready) as broker:
         hand(ready, broker.uuid, [("copy/1", b"7")], query="query", number=0)
-        broker.adoption.run()
+        broker.engine.adoption.run()
     stream_query(5, 1)
     with pytest.raises(qflow.StorageError, match="is at batch 7, .* has its batches up to 5 only"):
         stream_query(7, 1)

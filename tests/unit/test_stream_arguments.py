@@ -92,7 +92,7 @@ def test_a_session_opened_again_expires_as_it_was_told_before(open_at: Open) -> 
     broker.subscribe("s", name="n").close()
     broker.close()
     broker = open_at()
-    (facts,) = broker._streams._sessions._facts.values()
+    (facts,) = broker.engine.streams._sessions._facts.values()
     assert facts.expiry_s == 7
     broker.subscribe("s", name="n", session_expiry_s=9).close()
     assert facts.expiry_s == 9

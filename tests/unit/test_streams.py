@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import inside
 import qflow
 from crash.seams import run_in_child
 from qflow.stats import StreamStats
@@ -445,7 +446,7 @@ def test_nothing_works_in_a_forked_child_and_the_parent_goes_on(open_spool: Open
     offsets(broker, "a")
     subscription = broker.subscribe("s", name="d", start="earliest")
     delivery = subscription.get(0)
-    held = [subscription.cursor._lock, broker._streams.room._lock, broker._streams.producers._lock]
+    held = [inside.cursor(subscription)._lock, broker.engine.streams.room._lock, broker.engine.streams.producers._lock]
 
     def child() -> None:
         for call in (

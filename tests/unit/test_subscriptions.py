@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from unit.clocks import LONG_S, Clock, until
 
@@ -152,7 +153,7 @@ def test_get_waits_and_gives_up(open_spool: Open) -> None:
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(subscription.get(LONG_S).offset))
     thread.start()
-    until(lambda: subscription.cursor._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watchers)
     broker.publish("b", b"")  # not wanted
     broker.publish("a", b"")
     thread.join(LONG_S)
@@ -268,7 +269,7 @@ def test_a_transaction_settles_and_publishes_together(broker: qflow.Broker, cloc
     assert tx.result[0].offsets == {"s": 10}
     with pytest.raises(qflow.AlreadySettled):
         batch[0].ack()
-    leaving = subscription.cursor.claims.begin_leaving([batch])  # as a commit does that waits for room then
+    leaving = inside.cursor(subscription).claims.begin_leaving([batch])  # as a commit does that waits for room then
     clock.advance(100)
     assert subscription.get_many(100, 0).offsets == [4, 5, 6, 7, 8, 9, 10]
     leaving.refused(None)
@@ -282,7 +283,7 @@ def test_what_a_commit_settled_goes_to_no_other_member(broker: qflow.Broker) -> 
     """The member closes while its transaction is committed: the rest of what it held is for others, that is not."""
     one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
     batch, other = one.get_many(4, 0), one.get_many(2, 0)
-    leaving = one.cursor.claims.begin_leaving([batch[1], other])
+    leaving = inside.cursor(one).claims.begin_leaving([batch[1], other])
     leaving.settles()  # it joins a commit
     one.close()
     assert two.get(0).offset == 6
@@ -413,9 +414,9 @@ def test_what_a_silent_member_holds_goes_to_another(broker: qflow.Broker, clock:
     found: list[list[int]] = []
     thread = threading.Thread(target=lambda: found.append(other.get_many(10, LONG_S).offsets))
     thread.start()
-    until(lambda: other.cursor._line.watchers)
+    until(lambda: inside.cursor(other)._line.watchers)
     clock.advance(60)
-    broker._streams.tick()
+    broker.engine.streams.tick()
     thread.join(LONG_S)
     assert found == [list(range(10))]
     with pytest.raises(qflow.AlreadySettled):
@@ -448,15 +449,15 @@ def test_a_session_that_stays_away_expires(open_at: Open, broker: qflow.Broker, 
     subscription = broker.subscribe("s", name="d", start="earliest", session_expiry_s=100)
     subscription.get(0).ack(wait=True)
     clock.advance(1000)
-    broker._streams.tick()
+    broker.engine.streams.tick()
     subscription.close()
     clock.advance(60)
-    broker._streams.tick()
+    broker.engine.streams.tick()
     assert len(broker.stats().streams["s"].subscriptions) == 1
     broker.close()
     clock.advance(41)
     broker = open_at()
-    broker._streams.tick()
+    broker.engine.streams.tick()
     assert broker.stats().streams["s"].subscriptions == []
     with pytest.raises(qflow.NotFound):
         broker.subscribe("s", name="d", start="committed")
@@ -478,7 +479,7 @@ def test_deleting_a_subscription_ends_it(broker: qflow.Broker) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: subscription.cursor._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watchers)
     broker.delete_subscription("s", "d")
     thread.join(LONG_S)
     assert len(errors) == 1
@@ -528,7 +529,7 @@ def test_who_waits_is_told_of_the_end(open_spool: Open, what: str) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: subscription.cursor._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watchers)
     {"subscription": subscription.close, "broker": broker.close, "stream": lambda: broker.delete_stream("s")}[what]()
     thread.join(LONG_S)
     expected = {"subscription": qflow.InvalidArgument, "broker": qflow.BrokerClosed, "stream": qflow.StreamDeleted}
@@ -544,7 +545,7 @@ def test_a_read_that_fails_loses_nothing(broker: qflow.Broker, monkeypatch: pyte
     subscription = broker.subscribe("s")
     assert not subscription.get_many(1, 0)  # it is live
     publish(broker, 3)
-    broker._streams.room.give_way(2**30)  # not from memory
+    broker.engine.streams.room.give_way(2**30)  # not from memory
     history = subscription.stream.history
     read = history.read
     for error in (qflow.StorageError("the disk is gone"), KeyboardInterrupt()):
@@ -568,7 +569,7 @@ def test_a_big_commit_reaches_who_cannot_hold_it_in_memory(open_at: Open) -> Non
 def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -> None:
     """What that thread was about to read, and what comes then, reaches who asks next."""
     subscription = broker.subscribe("s")
-    history, room = subscription.stream.history, broker._streams.room
+    history, room = subscription.stream.history, broker.engine.streams.room
     assert not subscription.get_many(1, 0)
     publish(broker, 1)
     room.give_way(2**30)  # it is read from the log

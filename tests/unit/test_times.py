@@ -107,7 +107,7 @@ def test_expired_spilled_runs_go_without_their_bodies_being_read(open_at: Open, 
     assert (stats.messages, stats.expired_total, stats.spilled_messages) == (0, 100, 0)
     assert stats.spill_files_read_total == before
     assert stats.resident_bytes == 0
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.check() == []
 
 
@@ -123,7 +123,7 @@ def test_part_of_a_spilled_run_is_read_and_the_rest_expires(open_at: Open, clock
     inside.tick(queue)
     stats = queue.stats()
     assert (stats.messages, stats.expired_total, stats.acked_total) == (0, 70, 30)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.check() == []
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_logged_expires_on_disk_with_the_rest(open_at: Open, clock: 
         queue.put(body(number), durable=number % 3 == 0)
     clock.advance(10)
     inside.tick(queue)
-    broker.log.drain()
+    broker.engine.log.drain()
     assert queue.stats().expired_total == 10
     assert [lane.row.messages for lane in queue.parts.logged_lanes] == [0]
     assert [lane.row.bytes for lane in queue.parts.logged_lanes] == [0]
@@ -209,7 +209,7 @@ def test_expired_messages_become_dead_letters(open_at: Open, clock: Clock, durab
         queue.get(0)
     for _ in range(20):
         inside.tick(queue)
-        broker.log.drain()
+        broker.engine.log.drain()
     assert (len(queue), queue.stats().expired_total, queue.stats().dead_lettered_total) == (0, 20, 20)
     dead = broker.queue("dead")
     batch = dead.get_many(100, timeout_s=0)

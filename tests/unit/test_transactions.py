@@ -393,7 +393,7 @@ def test_a_purge_or_delete_meets_a_commit_on_its_way(
         tx.ack_many(held)
     broker.engine.together.commit = real  # type: ignore[method-assign]
     assert bodies_of(queue) == [b"x"]
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.check() == []
     if how == "purge":
         assert len(source) == 0
@@ -540,7 +540,7 @@ def test_bodies_that_wait_are_charged_and_spilled(open_spool: Open, durable: boo
         assert len(tx.commit()) == 61
         assert bodies_of(queue) == bodies
     assert broker.engine.desk.borrowed == 0
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.check() == []
 
 
@@ -592,8 +592,8 @@ def test_a_full_disk_refuses_a_transaction_that_puts(spool: Path) -> None:
             if not settles_only:
                 raise qflow.DiskFull("no space left")
 
-        real = broker.log._env.make_room
-        broker.log._env.make_room = full  # type: ignore[method-assign]
+        real = broker.engine.log._env.make_room
+        broker.engine.log._env.make_room = full  # type: ignore[method-assign]
         with pytest.raises(qflow.DiskFull), broker.transaction() as tx:
             tx.put(queue, b"x")
             tx.put(loose, b"x")
@@ -605,7 +605,7 @@ def test_a_full_disk_refuses_a_transaction_that_puts(spool: Path) -> None:
             tx.put(loose, b"y")
             tx.ack(single)
             tx.ack_many(batch)
-        broker.log._env.make_room = real  # type: ignore[method-assign]
+        broker.engine.log._env.make_room = real  # type: ignore[method-assign]
         assert (bodies_of(queue), bodies_of(loose)) == ([b"4"], [b"y"])
         assert broker.check() == []
 
@@ -642,10 +642,10 @@ def test_an_interrupt_at_each_step_is_all_or_nothing(spool: Path, step: str, lat
         source, queue = broker.declare_queue("source"), broker.declare_queue("q")
         source.put_many([b"1", b"2"])
         held = source.get()
-        real = getattr(broker.log, step)
+        real = getattr(broker.engine.log, step)
 
         def interrupted(*given: Any) -> Any:
-            setattr(broker.log, step, real)
+            setattr(broker.engine.log, step, real)
             if late:
                 real(*given)
             raise KeyboardInterrupt
@@ -653,10 +653,10 @@ def test_an_interrupt_at_each_step_is_all_or_nothing(spool: Path, step: str, lat
         tx = broker.transaction()
         tx.put(queue, b"x")
         tx.ack(held)
-        setattr(broker.log, step, interrupted)
+        setattr(broker.engine.log, step, interrupted)
         with pytest.raises(KeyboardInterrupt):
             tx.commit()
-        broker.log.drain()
+        broker.engine.log.drain()
         done = len(queue) == 1
         assert done is ((step, late) != ("join", False))
         assert len(source) == (1 if done else 2)
@@ -664,7 +664,7 @@ def test_an_interrupt_at_each_step_is_all_or_nothing(spool: Path, step: str, lat
             tx.commit()
         if not done:
             held.ack()
-        broker.log.drain()
+        broker.engine.log.drain()
         assert broker.check() == []
     with qflow.open(spool) as broker:
         assert (len(broker.queue("q")), bodies_of(broker.queue("source"))) == (int(done), [b"2"])
@@ -676,23 +676,23 @@ def test_an_interrupted_wait_learns_nothing_and_breaks_nothing(open_spool: Open)
     source, queue = broker.declare_queue("source"), broker.declare_queue("q")
     source.put_many([b"1", b"2"])
     held = source.get()
-    real = broker.log.wait
+    real = broker.engine.log.wait
 
     def wait(_batch: Any) -> None:
-        broker.log.wait = real  # type: ignore[method-assign]
+        broker.engine.log.wait = real  # type: ignore[method-assign]
         raise KeyboardInterrupt
 
     tx = broker.transaction()
     tx.put(queue, b"x")
     tx.ack(held)
-    broker.log.wait = wait  # type: ignore[method-assign]
+    broker.engine.log.wait = wait  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         tx.commit()
-    broker.log.drain()
+    broker.engine.log.drain()
     with pytest.raises(qflow.AlreadySettled):
         held.nack()
     assert (bodies_of(source), bodies_of(queue)) == ([b"2"], [b"x"])
-    broker.log.drain()
+    broker.engine.log.drain()
     assert broker.check() == []
 
 

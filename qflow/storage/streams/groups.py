@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
-from urllib.parse import quote
 
 from xxhash import xxh3_64_hexdigest
 
@@ -56,6 +55,8 @@ class _State(NamedTuple):
 
 
 def _directory(spool: str, group: str) -> str:
+    from urllib.parse import quote  # here: few spools have groups of other processes
+
     name = quote(group, safe="")
     if len(name) > _LONGEST_NAME or name.startswith("."):
         name = name[:_LONGEST_NAME].lstrip(".") + "-" + xxh3_64_hexdigest(group.encode())

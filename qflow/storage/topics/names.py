@@ -12,7 +12,7 @@ what was published in the last two spans of retention or so, and a stream that k
 
 from __future__ import annotations
 
-import random
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ _BELOW = rb"(?:/[^\0]*+)?"
 
 def begin(birth: int | None = None) -> NamesRow:
     """Return the row of a stream of which nothing was indexed."""
-    return NamesRow(random.getrandbits(64) if birth is None else birth)
+    return NamesRow(int.from_bytes(os.urandom(8)) if birth is None else birth)
 
 
 def pattern_of(topic_filter: str) -> re.Pattern[bytes]:

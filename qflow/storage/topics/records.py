@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -67,6 +66,8 @@ class Progress(NamedTuple):
 def name_key(owner: int, name: bytes) -> bytes:
     """Return the key of a topic. Two long ones share theirs if their 160-bit digests are the same, so none do."""
     if len(name) > _PLAIN_BYTES:
+        from hashlib import blake2b  # here, for it loads OpenSSL, and most topics are short
+
         name = name[:_PLAIN_BYTES] + b"\xff" + blake2b(name, digest_size=_DIGEST_BYTES).digest()
     return prefix_of(TOPICS, owner) + name
 

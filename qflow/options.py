@@ -1,0 +1,169 @@
+"""Keyword arguments that several calls share, as type checkers see them: each is documented here, and only here.
+
+`broker.alter_queue("jobs", limit_mesages=3)` is an error of mypy and of pyright, and so is `start="earlyest"`. Code
+that passes such arguments on takes them as `**options: Unpack[qflow.QueueOptions]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Literal, Required, TypeAlias, TypedDict
+
+from qflow.config import Overflow
+from qflow.message import Headers
+
+Size: TypeAlias = int | str
+"""Bytes: an int, or a text with a unit such as `"64MiB"` (1024) or `"1.5GB"` (1000)."""
+Body: TypeAlias = bytes | bytearray | memoryview
+"""What a message carries; `bytearray` and `memoryview` are copied."""
+Key: TypeAlias = bytes | str
+"""Chooses the partition of a published message; a text is encoded as UTF-8."""
+Spill: TypeAlias = Literal["files", "segments"]
+"""How spilled messages lie on disk: one file each, or many in a file."""
+Moment: TypeAlias = datetime | float
+"""A datetime with a time zone, or seconds since the epoch."""
+Publication: TypeAlias = tuple[str, Body] | tuple[str, Body, Key | None]
+"""A message to publish: its topic, its body, and perhaps its key."""
+Start: TypeAlias = Literal["latest", "earliest", "committed"] | int | datetime
+"""Where a subscription begins: see `SubscriptionOptions`."""
+
+
+class BrokerOptions(TypedDict, total=False):
+    """How a broker uses memory and disk: the arguments of `qflow.open`.
+
+    capacity_bytes: memory for the messages of all queues, streams and open transactions together; "64MiB".
+    spill: how messages that do not fit in memory lie on disk: `"files"` (the default), one each, or `"segments"`, many
+        in a file of fixed size, which costs a hundredth of the file operations.
+    segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own; "8MiB".
+    max_mapped_segments: how many segments of all queues are mapped into memory for reading at once, each with a file
+        descriptor; 0 (the default) maps none and reads with `pread`, which was found as fast.
+    max_transaction_bytes: the most one `put_many`, publish or transaction may hold; its commit has all of it in
+        memory; "64MiB".
+    unsafe_filesystem: accept a network file system, whose locks and syncs may not hold; False.
+    """
+
+    capacity_bytes: Size
+    spill: Spill
+    segment_bytes: Size
+    max_mapped_segments: int
+    max_transaction_bytes: Size
+    unsafe_filesystem: bool
+
+
+class QueueChanges(TypedDict, total=False):
+    """Settings of a queue that can be changed while it is used: the arguments of `Broker.alter_queue`.
+
+    capacity_bytes: memory it may use; None (the default) = as much as the broker has.
+    limit_messages, limit_bytes: how deep it may get, memory and disk together; None (the default) = no limit.
+    max_message_bytes: the largest message, body and headers; "64MiB".
+    on_overflow: what a put does at a limit; `Overflow.BLOCK`.
+    ttl_s: seconds after which a message expires, from when it could first be delivered; None (the default) = never.
+    max_deliveries: a message that comes back after so many deliveries is a dead letter; None (the default) = it is
+        delivered again without end.
+    dead_letter: name of the queue for expired, rejected and too often delivered messages; None (the default) = they
+        are dropped. It need not exist: it is declared when it is first needed, durable if a queue that names it is.
+    ack_timeout_s: a message held for more seconds goes back to the queue; None (the default) = it is held until it is
+        settled.
+    resume_ratio: puts that wait at a limit go on when the depth is down to this share of it, 0 to 1; 0.8.
+    """
+
+    capacity_bytes: Size | None
+    limit_messages: int | None
+    limit_bytes: Size | None
+    max_message_bytes: Size
+    on_overflow: Overflow
+    ttl_s: float | None
+    max_deliveries: int | None
+    dead_letter: str | None
+    ack_timeout_s: float | None
+    resume_ratio: float
+
+
+class QueueOptions(QueueChanges, total=False):
+    """Settings of a queue: the arguments of `Broker.declare_queue`, which are those of `QueueChanges` and two more.
+
+    durable: messages are synced in the log before a put returns (True, the default); False = they are lost at a
+        restart, and so is the queue.
+    priorities: how many there are, 1 to 10, of which the highest is delivered first; 1 (the default) is a plain FIFO.
+    """
+
+    durable: bool
+    priorities: int
+
+
+class Retention(TypedDict, total=False):
+    """How long a stream keeps messages, and how large they may be: part of `StreamChanges` and `StreamOptions`.
+
+    retention_s: messages are dropped when they are older; None (the default) = never for that. Age is by the time a
+        message has in its partition, which never falls: if the clock was ahead and is set back, messages keep the later
+        time until the clock is there again, and stay so much longer.
+    retention_bytes, retention_messages: how much is kept of the newest, of all partitions together, in bytes of
+        messages, not of the disk; None (the default) = all. A message that is larger than `retention_bytes` is dropped
+        itself, with all before it: set it above `max_message_bytes`.
+    retain_until_consumed: no message is dropped that a durable subscription is still to get. With no other limit, a
+        message is dropped when all of them have it; as long as there is none, everything is kept; False.
+    max_message_bytes: the largest message, headers and key included; "64MiB".
+    """
+
+    retention_s: float | None
+    retention_bytes: Size | None
+    retention_messages: int | None
+    retain_until_consumed: bool
+    max_message_bytes: Size
+
+
+class StreamChanges(Retention, total=False):
+    """Settings of a stream that can be changed while it is used, the arguments of `Broker.alter_stream`: `Retention`,
+    and `topics`, the filters as in MQTT of which one must match the topic of a message.
+    """
+
+    topics: Iterable[str]
+
+
+class StreamOptions(Retention, total=False):
+    """Settings of a stream, the arguments of `Broker.declare_stream`: those of `Retention`, and two more.
+
+    topics: filters as in MQTT, at least one; a message is in the stream if one of them matches its topic.
+    partitions: how many lines there are, 1 to 64; each is in order, all together are not; 1.
+    """
+
+    topics: Required[Iterable[str]]
+    partitions: int
+
+
+class SubscriptionOptions(TypedDict, total=False):
+    """What a subscription is asked for with: the arguments of `Broker.subscribe`.
+
+    name: makes it durable: its position is in the log. Nobody else may have it open at the same time.
+    start: where a new one begins: `"latest"` (the default) = with what is published from now on, `"earliest"` = with
+        what is retained; an offset, or a datetime with a time zone = the first message not earlier. `"committed"` =
+        where the name or group is, which must be known.
+    group: share the work with other members of it; the first to join sets filter and start.
+    session_expiry_s: a durable one that nobody has open for so many seconds is deleted; None (the default) = as it was
+        given before, and for a new one never.
+    follow: wait for more at the end of the stream (True, the default), or end there.
+    ack_timeout_s: a message held for more seconds goes to somebody else; None (the default) = 60 s in a group, else
+        without end.
+    on_gap: what a get does when messages that were to come are gone: `"raise"` a `GapError` (the default), or `"skip"`
+        and count them.
+    """
+
+    name: str | None
+    start: Start
+    group: str | None
+    session_expiry_s: float | None
+    follow: bool
+    ack_timeout_s: float | None
+    on_gap: Literal["raise", "skip"]
+
+
+class PutOptions(TypedDict, total=False):
+    """What may be said of a message that is put: the arguments of `Queue.put` (see there) but `timeout_s`."""
+
+    headers: Headers | None
+    durable: bool | None
+    priority: int
+    ttl_s: float | None
+    delay_s: float | None
+    not_before: Moment | None

@@ -1,0 +1,173 @@
+"""A stream at work: partitions of the log, the cursors that read them, retention, and the index of topics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+from xxhash import xxh3_64_intdigest
+
+from qflow.config import StreamSettings, parse_count
+from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowError, StreamDeleted
+from qflow.memory.waiting import sheltered
+from qflow.stats import StreamStats
+from qflow.storage.log.rows import Row
+from qflow.storage.log.transaction_log import Lane
+from qflow.streams.cursor import Cursor
+from qflow.streams.deliveries import StreamMessage
+from qflow.streams.history import MOST, Bound, History
+from qflow.streams.indexing import Indexing
+from qflow.streams.partition import Partition, offset_of
+from qflow.streams.retention import Retention
+from qflow.streams.shared import Shared
+from qflow.streams.stream import Stream
+from qflow.streams.topic_filter import FilterTrie
+
+QUIET_S = 10.0
+"""How long an end waits for what has reserved room and not joined a batch yet."""
+
+
+class StreamLog(Stream):
+    """What `Broker.declare_stream` returns, which users know as a `Stream`. Thread-safe."""
+
+    def __init__(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row], shared: Shared) -> None:
+        self.name = name
+        self.settings = settings
+        self.owner = owner
+        self.readers: FilterTrie[Cursor] = FilterTrie()
+        """Cursors that somebody has open, by their filter."""
+        self.cursors: dict[str, Cursor] = {}
+        """The durable ones, open or not, by name."""
+        self.pinned: dict[str, int] = {}
+        """Numbers of durable cursors that cannot be served, by name: nobody knows what they are still to get."""
+        self.ended: type[QflowError] | None = None
+        self.history = History(self, owner, rows, shared)
+        self.partitions = self.history.partitions
+        self.retention = Retention(self.history, shared, self._consumed)
+        self._indexing = Indexing(self.history, shared)
+        self._log = shared.log
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """How the log knows its partitions."""
+        return [partition.lane for partition in self.partitions]
+
+    def partition_for(self, topic: str, key: bytes | None) -> Partition:
+        """Return where a message goes: by its key, or by its topic if it has none. Cost: 0.3 µs."""
+        found = self.partitions
+        if len(found) == 1:
+            return found[0]
+        return found[xxh3_64_intdigest(topic.encode() if key is None else key) % len(found)]
+
+    def check_open(self) -> None:
+        if self.ended is BrokerClosed:
+            raise BrokerClosed(f"the broker of stream {self.name!r} is closed: open the spool again")
+        if self.ended is ForkedProcess:
+            raise ForkedProcess(f"stream {self.name!r} belongs to the parent process: open a spool of your own")
+        if self.ended is not None:
+            raise StreamDeleted(f"stream {self.name!r} was deleted: declare it again")
+
+    # Queries ---------------------------------------------------------------------------------------------------------
+
+    def query(
+        self,
+        topic_filter: str = "#",
+        *,
+        partition: int | None = None,
+        start: Bound = None,
+        end: Bound = None,
+        skip: int = 0,
+        limit: int | None = None,
+        newest: int | None = None,
+    ) -> Iterator[StreamMessage]:
+        self.check_open()
+        history = self.history
+        _parse_number(skip, "skip", 0)
+        last = None if limit is None else skip + _parse_number(limit, "limit", 0)
+        if newest is not None:
+            _parse_number(newest, "newest", 1)
+        numbers = range(len(self.partitions)) if partition is None else [history.check_number(partition)]
+        interest = history.interest(topic_filter)
+        bounds = []
+        for number in numbers:
+            one = self.partitions[number]
+            low = history.sequence_at(number, start, default=one.floor)
+            high = history.sequence_at(number, end, default=one.next)
+            bounds.append((number, max(low, one.floor), min(high, one.next)))
+        if newest is None:
+            found = history.messages(interest, bounds, MOST if last is None else max(1, last))
+        else:
+            found = history.newest(interest, bounds, newest)
+        return islice(found, skip, last)
+
+    def last(self, topic_filter: str = "#") -> dict[str, StreamMessage]:
+        interest = self.history.interest(topic_filter)
+        if not set(topic_filter.split("/")) & {"+", "#"}:
+            return {message.topic: message for message in self.query(topic_filter, newest=1)}
+        return {message.topic: message for message in self.query(interest.filter)}
+
+    # Upkeep ----------------------------------------------------------------------------------------------------------
+
+    def retain(self) -> bool:
+        """Apply retention, a bounded part; see `Retention`."""
+        return self.retention.retain()
+
+    def _consumed(self, number: int) -> list[int] | None:
+        """Return how far each durable cursor came in a partition; None if that is not known of one."""
+        return None if self.pinned else [cursor.lanes[number].row.floor for cursor in list(self.cursors.values())]
+
+    def index(self, least: int | None = None) -> bool:
+        """Index closed blocks, a bounded part; see `Indexing`."""
+        return self._indexing.index(least)
+
+    @sheltered
+    def stats(self) -> StreamStats:
+        rows = [partition.lane.row for partition in self.partitions]
+        cursors = {id(cursor): cursor for _, cursor in self.readers} | {
+            id(cursor): cursor for cursor in list(self.cursors.values())
+        }
+        return StreamStats(
+            name=self.name,
+            topics=self.settings.topics,
+            partitions=len(rows),
+            messages=sum(row.messages for row in rows),
+            bytes=sum(row.bytes for row in rows),
+            first_offsets=[offset_of(row.floor) for row in rows],
+            next_offsets=[offset_of(partition.next) for partition in self.partitions],
+            published_total=sum(partition.published for partition in self.partitions),
+            dropped_total=self.retention.dropped,
+            damaged_total=self.history.damaged,
+            subscriptions=[cursor.stats() for cursor in cursors.values()],
+        )
+
+    def problems(self) -> list[str]:
+        """Compare rows with blocks; return what does not agree, in words. Cost: O(blocks)."""
+        return self.history.problems()
+
+    def end(self, error: type[QflowError]) -> None:
+        """Serve nobody any more; wake who waits."""
+        if self.ended is None:
+            self.ended = error
+        for _, cursor in list(self.readers):
+            cursor.end(error)
+        for cursor in list(self.cursors.values()):
+            cursor.end(error)
+
+    def settle_down(self) -> None:
+        """After `end`: return when who was about to publish has joined a batch, or was refused, and all are done."""
+        deadline = time.monotonic() + QUIET_S
+        while any(partition.joining for partition in self.partitions) and time.monotonic() < deadline:
+            self._log.drain()
+            threading.Event().wait(0.001)
+        self._log.drain()
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name!r}, {len(self.partitions)} partitions>"
+
+
+def _parse_number(value: int, what: str, least: int) -> int:
+    if parse_count(value, what, least=least) > MOST:
+        raise InvalidArgument(f"{what} must be at most 2^60, got {value}")
+    return value

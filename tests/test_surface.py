@@ -1,0 +1,72 @@
+"""What users see of the objects they get: with `dir` and `help`, what the reference names, and no constructor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import qflow
+import qflow.aio
+
+SEQUENCE = "count index "
+"""What `Sequence` brings."""
+OF_DELIVERY = "body headers topic sequence queue delivery_count redelivered expires_at_s ack nack extend "
+OF_STREAMS = "stream partition offset key time_ms "
+GETS = "get get_nowait get_many "
+SUBSCRIBER = GETS + "ack seek position positions lag stats close closed name filter stream "
+SETTINGS = "path closed recovery "
+QUEUES = "declare_queue queue queues alter_queue delete_queue bind unbind "
+STREAMS = "declare_stream stream streams alter_stream delete_stream subscribe delete_subscription "
+BROKER = (
+    SETTINGS + QUEUES + STREAMS + "publish publish_many submit_publish transaction on_event stats check snapshot "
+    "compact close "
+)
+SURFACE = {
+    qflow.Broker: BROKER + "uuid settings ",
+    qflow.Stream: "query last stats ",
+    qflow.StreamMessage: OF_STREAMS + "body headers topic ",
+    qflow.Subscription: SUBSCRIBER,
+    qflow.PublishResult: SEQUENCE + "offsets sequences partitions duplicate ",
+    qflow.aio.AsyncBroker: BROKER,
+    qflow.aio.AsyncQueue: GETS + "name settings put put_nowait put_many submit ack_many browse purge consume iterate "
+    "stats on_slow_consumer ",
+    qflow.aio.AsyncDelivery: OF_DELIVERY + "delivery ",
+    qflow.aio.AsyncDeliveries: SEQUENCE + "bodies sequences ack nack extend deliveries ",
+    qflow.aio.AsyncStreamDelivery: OF_DELIVERY + OF_STREAMS + "delivery ",
+    qflow.aio.AsyncStreamDeliveries: SEQUENCE + "bodies sequences topics offsets ack nack extend deliveries ",
+    qflow.aio.AsyncConsumer: "running stop close ",
+    qflow.aio.AsyncStream: "name settings query last stats ",
+    qflow.aio.AsyncSubscription: SUBSCRIBER + "iterate ",
+    qflow.aio.AsyncTransaction: "put put_many publish ack ack_many commit rollback result ",
+}
+MADE_OF_THEIR_LIKES = {
+    qflow.aio.AsyncBroker,  # of a broker for threads: that is for users
+    qflow.aio.AsyncDelivery,
+    qflow.aio.AsyncDeliveries,
+    qflow.aio.AsyncStreamDelivery,
+    qflow.aio.AsyncStreamDeliveries,
+}
+
+
+@pytest.mark.parametrize("kind", SURFACE)
+def test_an_object_shows_what_users_call(kind: type) -> None:
+    """A name that is added is public for good: it belongs into this list, and into the reference."""
+    shown = {name for name in dir(kind) if not name.startswith("_")}
+    assert shown == set(SURFACE[kind].split())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SURFACE if kind not in MADE_OF_THEIR_LIKES])
+def test_what_a_call_makes_shows_no_constructor_of_parts(kind: type) -> None:
+    """Its parts are no matter of users, who get it from a method of something else."""
+    assert all(vars(one).get("__init__") is None for one in kind.__mro__ if one.__module__.startswith("qflow"))
+
+
+def test_the_package_shows_what_users_import() -> None:
+    """Not the modules that something has imported meanwhile."""
+    script = "import qflow, qflow.aio, qflow.inspect; qflow.open; print(*dir(qflow)); print(*dir(qflow.aio))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    package, tasks = run.stdout.splitlines()
+    assert set(package.split()) == {*qflow.__all__, "__version__", "aio", "inspect"}
+    assert set(tasks.split()) == set(qflow.aio.__all__)
