@@ -108,6 +108,7 @@ def test_the_byte_layout_is_known_to_few() -> None:
         "qflow.storage.streams.producers",
         "qflow.storage.log.recovery",
         "qflow.storage.log.rows",
+        "qflow.storage.log.windows",
         "qflow.storage.spill.singles",
         "qflow.storage.topics.records",
     }

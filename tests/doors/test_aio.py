@@ -453,7 +453,7 @@ def test_a_consumer_that_rests_ends_with_its_queue(spool: Path, monkeypatch: pyt
             inner: Any = queue.queue
             await until(lambda: len(events) == 2)
             await first.close()
-            assert list(inner.parts.consumers.listed) == [second]
+            assert list(inner.parts.consumers.listed) == [second._tasks]
             faults.heal()
             await broker.delete_queue("q")
             await until(lambda: not inner.parts.consumers.listed)

@@ -411,7 +411,7 @@ def test_a_spool_of_the_format_before_is_read_and_carried_over(written):
         for index in (9, 10, 20):  # beside the range, and apart from it
             batch[index].ack(wait=True)
         assert broker.check() == []
-        with broker.log.read() as txn:
+        with broker.engine.log.read() as txn:
             assert txn.get(meta_key("format")) == seal(FORMAT.to_bytes(4, "little"))
     assert inspect.check_spool(written) == []
     with qflow.open(written) as broker:
@@ -419,7 +419,7 @@ def test_a_spool_of_the_format_before_is_read_and_carried_over(written):
         assert list(batch.sequences) == [*range(9), *range(13, 22), *range(23, 30)]
         batch.ack(wait=True)
         assert broker.check() == []
-        assert broker.queue("q").lanes[0].row.marks == 0
+        assert broker.queue("q").parts.logged_lanes[0].row.marks == 0
 
 
 def test_another_capacity_than_last_time_is_applied(written):
