@@ -139,10 +139,14 @@ class Unlocked:
         self._lock.release()
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._lock.acquire()
-        except BaseException:
-            with suppress(RuntimeError):  # it was not taken yet
-                self._lock.release()
-            self._lock.acquire()
-            raise
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self._lock.acquire()
+                break
+            except BaseException as error:
+                interrupt = error
+                with suppress(RuntimeError):  # it was not taken yet
+                    self._lock.release()
+        if interrupt is not None:
+            raise interrupt

@@ -68,7 +68,7 @@ class Leaving:
         self.segments = segments
         self.fate = fate
         self.held = held
-        """Who held them: if the commit is refused, he does again."""
+        """The deliveries and batches that held them: if the commit is refused, they do again."""
         self.parts: list[tuple[Delivery, Deliveries, int]] = []
         """Which of them were in a batch, and where: they go back there."""
         self.unit: Unit | None = None

@@ -82,7 +82,7 @@ class Held:
                 self._gate.used -= SINGLE_BYTES
 
     def drop_all(self) -> None:
-        """Forget everything: it was purged, and its charge is given back by who did that."""
+        """Forget everything: it was purged. What it was charged is not given back here."""
         self.singles.clear()
         self.batches.clear()
         self.extended.clear()

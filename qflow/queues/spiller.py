@@ -143,7 +143,7 @@ class Spiller:
                 return
 
     def spill_left_over(self) -> bool:
-        """Spill what was above the bounds at the last call, too: who puts spills, mostly, and returns when it is done.
+        """Spill what was above the bounds at the last call, too: mostly the putting thread has done that.
 
         Returns:
             whether it is to be called again soon: something is above the bounds, and was not before.

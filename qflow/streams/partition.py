@@ -46,7 +46,7 @@ class Home(Protocol):
 
 
 class Partition:
-    """See the module. What `Together` calls is named as in `Queue`."""
+    """See the module. What `Together` calls is named as in `Puts`."""
 
     reserves_together = True
     """All partitions of all streams take their room of one place, at once: see `prepare_together`."""

@@ -73,7 +73,7 @@ class Party(Protocol):
 
 
 class Lane:
-    """A queue's lane as the log knows it. Changed by the writer only, except `next`; see `Queue` for who else.
+    """A queue's lane as the log knows it. Changed by the writer only, except `next`; see `Puts` for who else.
 
     One without a row belongs to a queue that is not logged: it is there for the puts of units.
     """
