@@ -242,6 +242,7 @@ def test_the_number_of_what_was_deleted_does_not_come_back(spool: Path) -> None:
 def test_what_settles_a_subscription_is_done_before_it_is_deleted(written: Path) -> None:
     """Nothing of it is left in the log."""
     with qflow.open(written) as broker:
+        inside.still(broker)  # maintenance writes, too
         panel = broker.subscribe("s", name="panel")
         batch = panel.get_many(10)
         order: list[str] = []
