@@ -56,8 +56,9 @@ def test_a_put_that_fails_before_its_transaction_leaves_no_trace(step, error, sp
 
 @pytest.mark.parametrize("step", ["begin", "make_room"])
 @pytest.mark.parametrize("error", [lmdb.Error("no"), MemoryError("no"), qflow.StorageError("no"), qflow.DiskFull("no")])
-def test_an_unwaited_ack_survives_an_error_of_somebody_elses_put(step, error, spool, faults):
+def test_an_unwaited_ack_survives_an_error_of_somebody_elses_put(step, error, spool, faults, monkeypatch):
     """Edge 26: an ack that shared a batch with a put that failed rides the next one, and is not forgotten."""
+    monkeypatch.setattr(writer, "FLUSH_S", PATIENCE_S)  # they share one
     with faulty_broker(spool, faults) as broker:
         queue, other = broker.declare_queue("q"), broker.declare_queue("other")
         queue.put_many([b"a", b"b"])

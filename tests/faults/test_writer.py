@@ -229,6 +229,7 @@ def test_nothing_is_busy_when_its_callers_are_let_go(log):
 
 def test_a_callback_of_a_future_may_wait_for_commits_and_close_the_broker(spool):
     """All futures are resolved, those that were handed over behind it included, and the spool can be opened again."""
+    before = set(threading.enumerate())
     broker = qflow.open(spool)
     queue = broker.declare_queue("q")
     ends: Future[int] = Future()
@@ -239,7 +240,7 @@ def test_a_callback_of_a_future_may_wait_for_commits_and_close_the_broker(spool)
 
     queue.submit(b"first").add_done_callback(done)
     assert ends.result(PATIENCE_S) >= 1
-    until(lambda: not any(thread.name == "qflow-futures" for thread in threading.enumerate()))
+    until(lambda: not any(one.name == "qflow-futures" for one in set(threading.enumerate()) - before))
     with qflow.open(spool) as broker:
         assert drained(broker.queue("q")) == [b"first", b"callback"]
 
