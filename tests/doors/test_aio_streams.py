@@ -584,7 +584,7 @@ def test_a_number_is_stored_once_though_a_queue_is_deleted_meanwhile(spool: Path
         await queue.put(b"full")
         tasks = [begin(broker.publish("t/1", b"x", producer="p", number=1)) for _ in range(5)]
         line: Any = queue.queue
-        await until(lambda: len(line._line) == 1)
+        await until(lambda: len(line.parts.admission.line) == 1)
         await broker.delete_queue("q")
         results = await asyncio.gather(*tasks)
         assert sorted(result.duplicate for result in results) == [False, True, True, True, True]
