@@ -259,7 +259,7 @@ def test_a_task_that_waits_for_settles_of_before_the_log_failed_is_in_doubt(spoo
             faults.fail("commit", lmdb.Error("Input/output error"), times=1)
             with pytest.raises(qflow.InDoubt):
                 await queue.put(b"doubtful")
-            for held in (queue._work, reader):
+            for held in (queue._work, reader._settling):
                 with pytest.raises(qflow.InDoubt, match="opened again"):
                     await held.settled()
 
