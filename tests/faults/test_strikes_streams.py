@@ -460,26 +460,31 @@ def test_a_handler_may_close_the_broker(world: World, name: str, seed: int) -> N
     """The call ends as confirmed or refused, and the spool is clean."""
     count = count_places(world, name)
     struck = 0
-    for at in places(count, MOST_CLOSED, seed):
+
+    def close_at(at: int) -> tuple[Strike, bool]:
         here, before, act = world.begin(), *CALLS[name]
         if before is not None:
             before(here)
         refused: list[BaseException] = []
         strike = Strike(at, here.close_broker)
         try:
-            strike.run(lambda: act(here))  # noqa: B023
+            strike.run(lambda: act(here))
         except (qflow.BrokerClosed, qflow.AlreadySettled) as error:  # what was held went back
             refused.append(error)
         assert (strike.where is None) != world.broker.closed
-        struck += world.broker.closed
+        closed = world.broker.closed
         in_thread(world.reopen)
         try:
-            in_thread(lambda: world.check_contents(here, bool(refused) or world.broker.closed))  # noqa: B023
+            in_thread(lambda: world.check_contents(here, bool(refused) or world.broker.closed))
             in_thread(world.check_books)
         except BaseException as error:
             error.add_note(f"struck at place {at}: {strike.where}")
             world.renew()
             raise
+        return strike, closed
+
+    for at in places(count, MOST_CLOSED, seed):
+        struck += reach(at, close_at)[1]
     report(name, "closes the broker", count, struck)
     assert struck
 
