@@ -404,8 +404,7 @@ class Puts:
         runs = lanes.list_of(first)
         count = len(records)
         gap = first - runs.next
-        gone = self.context.ended is not None
-        number = runs.number
+        number, gone = runs.number, self.context.ended is not None
         schedule = lanes.schedules[number] if number >= DELAYED and not gone else None
         groups: list[Group] = []
         overhead = 0
@@ -443,6 +442,7 @@ class Puts:
             gate.arrived.notify(count)
         if gate.putters:
             gate.room.notify_all()
+        gate.borrow_ahead(charged)
 
 
 def _for_groups(puts: int, messages: int) -> int:
