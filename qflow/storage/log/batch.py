@@ -117,7 +117,7 @@ class Lane:
 class Request:
     """What one caller has handed over."""
 
-    __slots__ = ("batch", "done", "error", "future", "gate", "joined", "rung", "stood", "told")
+    __slots__ = ("batch", "done", "error", "future", "joined", "rung", "stood", "told")
 
     def __init__(self) -> None:
         self.batch: Batch | None = None
@@ -125,13 +125,11 @@ class Request:
         self.joined = False
         """It was handed over: who has reserved room for it need not give that back."""
         self.rung = False
-        """The writer was told that its caller waits."""
+        """Its caller, a thread, waits until it is done, and has told the writer."""
         self.stood = False
         """It was the first that waits to join one when somebody looked after it."""
         self.done = False
         self.error: BaseException | None = None
-        self.gate: Lock | None = None
-        """Held until it is done, if its caller, one thread, waits for that."""
         self.told: Callable[[], object] | None = None
         """Called by the writer when it is done, perhaps twice; must be quick, and must not raise."""
         self.future: Future[Any] | None = None
@@ -342,6 +340,8 @@ class Step(NamedTuple):
 class Batch:
     """What one transaction will hold; see the module. Of the writer alone."""
 
+    gate: Lock
+    """Held until it is done, if it holds requests. A thread that waits for it opens it for the next when it passes."""
     saved = 0
     """How many bytes less it is that records are stored once."""
     hollowed: Mapping[Lane, Hollowed] = MappingProxyType({})

@@ -149,13 +149,15 @@ class TransactionLog:
         if request.done:
             return
         self.check_can_wait()
-        gate = threading.Lock()
-        gate.acquire()
-        request.gate = gate  # seen by the writer, or what it did before is seen here
+        writer = self._writer
         if not request.rung:
-            self._writer.now()
-        if not request.done:
-            gate.acquire()
+            request.rung = True
+            writer.now()
+        while not request.done:
+            gate = writer.gate  # first: if it has joined no batch after this, it is in this one, or in one before
+            batch = request.batch
+            with gate if batch is None else batch.gate:
+                pass
 
     def commit(self, request: Request) -> None:
         """Wait for a request that is the caller's own work, and raise what became of it."""

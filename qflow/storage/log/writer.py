@@ -1,7 +1,8 @@
 """The writer: one thread that writes, commits and publishes what callers hand over. Group commit.
 
-Callers put requests into a queue and wait, each at a gate of its own. The writer gathers them into a batch, assigns
-sequences, writes one transaction, syncs once, publishes to the queues in that order, and opens the gates. No other
+Callers put requests into a queue and wait at a gate, one for each batch. The writer gathers requests into a batch,
+assigns sequences, writes one transaction, syncs once, publishes to the queues in that order, and opens the gate. Who
+passes it opens it for the next: were all woken together, they would wait once more, for the interpreter. No other
 thread begins a transaction that writes, and what is committed is changed by the writer alone.
 
 Python runs signal handlers in the main thread, and this is another one: no handler can strike a commit, and one that
@@ -37,6 +38,11 @@ BATCH_BYTES = 8 * 2**20
 """A batch admits no more from different callers."""
 FLUSH_S = 0.003
 """How long requests that nobody waits for wait for others to share their commit."""
+GATHER_S = 0.0005
+"""Whoever a batch let go of mostly comes again at once: so long the next one waits for all of them, or they would take
+turns, in twice as many commits. About as long as a commit takes."""
+IMPATIENT_BATCHES = 16
+"""So many batches wait for nobody after one has waited in vain."""
 RETRY_S = 0.5
 """What a full disk refused, and nobody waits for, is tried again after so long, or with the next batch."""
 
@@ -62,10 +68,18 @@ class Writer:
         self._asleep.acquire()
         self._told = self._urgent = False
         """Somebody asks for a batch, or has; and for one at once."""
+        self._goal = 0
+        """A batch is asked for at once by who makes that many requests of those that stand before the writer."""
+        self._impatient = 0
+        """Batches to come that wait for nobody."""
         self._working = False
         """Requests were taken that are not done."""
-        self._gates: list[threading.Lock] = []
-        """Of those that are done, and whose callers wait: opened as the last thing before this thread waits itself."""
+        self.gate = _closed()
+        """Of the batch that is gathered next."""
+        self._done: list[threading.Lock] = []
+        """Gates of batches that are done: opened as the last thing before this thread waits itself."""
+        self._waiting = 0
+        """Threads that wait at those."""
         self._again: Batch | None = None
         """What is to be tried again of a batch that failed."""
         self._teller = Teller(env.path)
@@ -145,7 +159,7 @@ class Writer:
 
     def now(self) -> None:
         """Have what was handed over written at once. An interrupt comes before it or after."""
-        if not self._urgent:
+        if not self._urgent and len(self.requests) >= self._goal:
             self._urgent = True
             try:  # noqa: SIM105  that would be a call
                 self._asleep.release()
@@ -183,6 +197,7 @@ class Writer:
         A user's callback of a future may call this; all others have run when it returns.
         """
         self._ending = True
+        self._goal = 0  # after that, so that the writer sees one of both before it waits
         self.now()
         interrupt: BaseException | None = None
         while not self._over.is_set():  # a `join` that is interrupted takes the thread for ended (Python 3.11)
@@ -215,24 +230,50 @@ class Writer:
     def _wait_for_work(self) -> None:
         """Return when a batch is to be written."""
         wait = self._asleep.acquire
-        if self._gates:
-            self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
-        if wait(timeout=-1 if self._again is None else RETRY_S) and not (self._urgent or self._ending):
+        if self._done:
+            self._let_go()
+        # More than a batch holds, or what came meanwhile, follows at once.
+        if (
+            not (self.requests or self._ending)
+            and wait(timeout=-1 if self._again is None else RETRY_S)
+            and not (self._urgent or self._ending)
+        ):
             wait(timeout=FLUSH_S)
         wait(blocking=False)
         self._told = self._urgent = False  # who hands over from here on wakes it again
 
+    def _let_go(self) -> None:
+        """Open the gate of the last batch; wait a little for those who come out, if there are others to share with."""
+        goal = self._waiting + len(self.requests)
+        gathers = self._waiting and goal > 1 and not self._impatient
+        if gathers:
+            self._asleep.acquire(blocking=False)
+            self._goal = goal
+            self._told, self._urgent = True, False  # from here on nobody wakes this thread but who completes them
+        self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
+        if gathers:
+            if not self._ending and not self._asleep.acquire(timeout=GATHER_S):
+                self._impatient = IMPATIENT_BATCHES
+            self._goal = 0
+            self._told = self._urgent = False  # before it is looked whether there are any
+        elif self._impatient:
+            self._impatient -= 1
+
     def _open_gates(self) -> None:
-        gates, self._gates = self._gates, []
-        for gate in gates:
+        done, self._done, self._waiting = self._done, [], 0
+        for gate in done:
             gate.release()
 
     def _work(self) -> None:
-        """Write one batch. If more was handed over than it holds, the next follows at once."""
+        """Write one batch."""
         batch = Batch()
+        batch.gate = self.gate
         self._working = True
         try:
-            self._gather(batch)
+            try:
+                self._gather(batch)
+            finally:
+                self.gate = _closed()  # after they joined; see `TransactionLog.wait`
             if self.failure is not None:
                 batch.error = self._refusal()
             elif (work := _alone(batch.requests)) is not None:
@@ -245,8 +286,6 @@ class Writer:
             self._fail(batch, error)
         finally:
             self._finish(batch)
-        if self.requests:
-            self.now()
 
     def _gather(self, batch: Batch) -> None:
         """Fill a batch with what was handed over: `BATCH_BYTES` at most, or one larger request, or what works alone."""
@@ -322,16 +361,16 @@ class Writer:
 
     def _tell(self, batch: Batch) -> None:
         """Let go of everybody whose request a batch held; none of them is in the way of another."""
-        gates = self._gates
         others: list[Request] = []
         for request in batch.requests:
             if request.error is None:
                 request.error = batch.error
-            request.done = True  # first: who looks for this afterwards has left a gate, or a call, before
-            if request.gate is not None:
-                gates.append(request.gate)
+            request.done = True  # first: who looks for this afterwards waits at the gate, or has left a call, before
+            if request.rung:
+                self._waiting += 1
             if request.told is not None or request.future is not None:
                 others.append(request)
+        self._done.append(batch.gate)
         self._working = False
         call = Calls()
         if others:
@@ -348,11 +387,18 @@ class Writer:
     def _refuse_rest(self) -> None:
         """Refuse what was handed over too late."""
         batch = Batch()
+        batch.gate = self.gate
         batch.error = self._refusal()
         with suppress(IndexError):  # its caller has taken it back
             while self.requests:
                 batch.requests.append(self.requests.popleft())
         self._finish(batch)
+
+
+def _closed() -> threading.Lock:
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
 
 
 def _alone(requests: Sequence[Request]) -> Work | None:

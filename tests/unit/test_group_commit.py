@@ -1,0 +1,53 @@
+"""Which requests share a commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import qflow
+from qflow.storage.log import writer
+
+
+def test_threads_that_put_one_by_one_share_each_commit_and_do_not_take_turns(
+    open_spool: Callable[..., qflow.Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "GATHER_S", 60.0)  # whoever was let go comes again in time
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    enough = threading.Event()
+    stopped = threading.Event()
+
+    def put() -> None:
+        while not stopped.is_set():
+            if queue.put(b"x") == 400:
+                enough.set()
+
+    threads = [threading.Thread(target=put) for _ in range(4)]
+    before = broker.stats().commits_total
+    for thread in threads:
+        thread.start()
+    enough.wait(60)
+    commits = broker.stats().commits_total - before
+    monkeypatch.undo()
+    stopped.set()
+    for _ in threads:  # in place of those that do not come again
+        queue.submit(b"y")
+    queue.put(b"y")
+    for thread in threads:
+        thread.join(60)
+    assert commits <= 110  # the first few hold fewer than four
+
+
+def test_a_thread_that_does_not_come_again_holds_nobody_up_for_long(open_spool: Callable[..., qflow.Broker]) -> None:
+    queue = open_spool().declare_queue("q")
+    one_off = [threading.Thread(target=queue.put, args=(b"x",)) for _ in range(50)]
+    for thread in one_off:
+        thread.start()
+    for _ in range(50):
+        queue.put(b"y")
+    for thread in one_off:
+        thread.join(60)
+    assert len(queue) == 100
