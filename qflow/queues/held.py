@@ -25,6 +25,8 @@ class Held:
         """What is delivered and not settled, in order, since when (monotonic) where somebody wants to know that."""
         self.extended: dict[HeldOne, float] = {}
         """Ends of ack timeouts that were extended; of what was settled since, until maintenance looks."""
+        self.quiet_until = 0.0
+        """No ack timeout ends before that; it is looked again then."""
         self.leaving: dict[Any, None] = {}
         """On its way out with a commit: see `Leaving`."""
         self._kept: list[Segment] = []  # what was held when the broker was closed: it is counted as delivered
@@ -65,6 +67,7 @@ class Held:
     def hold_again(self, held: Mapping[HeldOne, float | None]) -> None:
         """Hold what was leaving."""
         self._in_order = False
+        self.quiet_until = 0.0
         for one, since in held.items():
             if isinstance(one, Deliveries):
                 self.batches[one] = since
@@ -163,13 +166,18 @@ class Held:
 
 
 def segments_of(held: Iterable[HeldOne]) -> list[Segment]:
-    """Return the messages of deliveries, and what is left of batches."""
+    """Return the messages of deliveries, and what is left of batches; deliveries in a row are one segment."""
     found: list[Segment] = []
+    follows, marks, records = -1, 0, [b""]
     for one in held:
         if isinstance(one, Deliveries):
             found += one.left()
+        elif one.sequence == follows and one.marks == marks:
+            records.append(one.record)
+            follows += 1
         else:
-            found.append(Segment(one.sequence, [one.record], one.marks))
+            follows, marks, records = one.sequence + 1, one.marks, [one.record]
+            found.append(Segment(one.sequence, records, marks))
     return found
 
 

@@ -6,7 +6,7 @@ from qflow.config import SlowConsumer
 from qflow.errors import AlreadySettled
 from qflow.events import EventKind
 from qflow.queues.claims import Claims
-from qflow.queues.held import Held, HeldOne
+from qflow.queues.held import SOME, Held, HeldOne
 from qflow.queues.lanes import LEASED, Lanes
 
 
@@ -43,6 +43,7 @@ class Leases:
 
     def refresh(self) -> None:
         """After a change of what is watched for."""
+        self._held.quiet_until = 0.0
         self._lanes.close_front(LEASED, self.since() is not None)
         self._lanes.refresh()
 
@@ -52,24 +53,34 @@ class Leases:
         return self._context.monotonic() if is_watched else None
 
     def next_end_s(self, timeout: float) -> float:
-        """Return in how many seconds the first ack timeout ends."""
-        return self._held.first_end(timeout) - self._context.monotonic()
+        """Return in how many seconds the first ack timeout ends, or what is held is to be looked at again for that."""
+        now, quiet_until = self._context.monotonic(), self._held.quiet_until
+        return (quiet_until if now < quiet_until else self._held.first_end(timeout)) - now
 
     def release_late(self, may_work: bool = True) -> bool:
-        """Take back what is held for longer than the ack timeout; it may let go of the lock.
+        """Take back some of what is held for longer than the ack timeout; it may let go of the lock.
+
+        Cost: O(1) until the first ack timeout ends, a step for each that was extended then.
 
         Returns:
             False if that takes work on the disk, which may not be done: some of it may become dead letters.
         """
         settings = self._context.settings
-        timeout = settings.ack_timeout_s
-        if timeout is None:
+        timeout, held = settings.ack_timeout_s, self._held
+        if timeout is None or (now := self._context.monotonic()) < held.quiet_until:
             return True
-        late = self._held.longer_than(timeout, self._context.monotonic(), respect_extensions=True)
+        late = held.longer_than(timeout, now, respect_extensions=True)
         if late and not may_work and settings.dead_letter is not None:
             return False
         self._release(late, f"ack_timeout_s={timeout}")
+        if len(late) < SOME:
+            held.quiet_until = min(held.first_end(timeout), now + timeout)  # of what is delivered from now on
         return True
+
+    def are_late(self) -> bool:
+        """Tell whether more is held for longer than the ack timeout, after some of it was taken back."""
+        timeout = self._context.settings.ack_timeout_s
+        return timeout is not None and self._held.quiet_until <= self._context.monotonic() and self._held.is_any()
 
     def _release(self, late: dict[HeldOne, float | None], why: str) -> None:
         """Take back what has been held for so long; it may let go of the lock."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import perf_counter
 
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import BrokerClosed, QflowError
@@ -16,6 +17,9 @@ from qflow.message import DELAYED
 from qflow.queues.lanes import TIMED
 from qflow.queues.overflow import Depth, excess
 from qflow.queues.parts import Parts
+
+RETURNING_S = 0.05
+"""How long what is held for too long is taken back at once, a bounded number each time."""
 
 
 @sheltered
@@ -69,15 +73,23 @@ def fit(queue: Parts) -> bool:
 def tick(queue: Parts) -> bool:
     """What time does: expire, take back what is held for too long, tell of slow consumers. Once a second.
 
-    Returns whether more is to expire than one call does.
+    Returns whether there is more of that than one call does.
     """
     context, lanes, leases = queue.context, queue.lanes, queue.leases
     more = False
+    ends = perf_counter() + RETURNING_S
+    while True:
+        with context.lock:  # and without, in between: puts do not wait for all of it
+            if context.ended is not None:
+                return False
+            leases.release_late()
+            late = leases.are_late()
+        if not late or perf_counter() > ends:
+            break
     with context.lock:
         if context.ended is not None:
             return False
         leases.note_oldest()
-        leases.release_late()
         slow = queue.consumers.holding(leases.release_slow())
         queue.admission.look_at_mark()
         queue.held.forget_extensions()
@@ -89,7 +101,7 @@ def tick(queue: Parts) -> bool:
             queue.gets.wake_all()
     for consumer in slow:
         consumer.stop()
-    return more
+    return more or late
 
 
 # Its end ---------------------------------------------------------------------------------------------------------

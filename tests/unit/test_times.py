@@ -326,6 +326,38 @@ def test_a_getter_sleeps_until_the_end_of_an_extended_lease(open_at: Open, clock
     first.ack()
 
 
+def test_a_get_looks_at_extended_leases_no_more_than_once_until_one_of_them_ends(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = open_at().declare_queue("q", durable=False, ack_timeout_s=10)
+    queue.put_many([body(number) for number in range(300)])
+    for _ in range(100):
+        queue.get(0).extend(60)
+    clock.advance(11)
+    held, looks = queue.parts.held, []
+    longer_than = held.longer_than
+    monkeypatch.setattr(held, "longer_than", lambda *given, **named: looks.append(1) or longer_than(*given, **named))
+    for _ in range(100):
+        queue.get(0)
+    assert len(looks) <= 1
+    clock.advance(11)  # the leases of the last hundred have ended, those that were extended have not
+    assert len(queue.get_many(300, timeout_s=0)) == 200
+    clock.advance(40)
+    assert len(queue.get_many(300, timeout_s=0)) == 300
+
+
+def test_all_that_is_held_for_too_long_goes_back_in_one_round(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Nobody gets meanwhile; what lies side by side goes back as one run."""
+    queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
+    queue.put_many([b"x"] * 5000)
+    for _ in range(5000):
+        queue.get(0)
+    clock.advance(11)
+    inside.tick(queue)
+    assert queue.stats().acquired_messages == 0
+    assert len(list(queue.parts.lanes.runs)) <= 6  # a thousand at once, and the open one
+
+
 def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, clock: Clock, durable: bool) -> None:
     """A delivery that left its batch late, or came back from a transaction, keeps the time it was taken at."""
     broker = open_at()
