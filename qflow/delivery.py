@@ -259,12 +259,16 @@ class Deliveries(Sequence[Delivery]):
         return left
 
     def left_size(self) -> tuple[int, int]:
-        """Return (messages, bytes) of what is not settled yet. Cost: O(1), but for the first time."""
-        if self.settled is None:
+        """Return (messages, bytes) of what is not settled yet. Cost: O(1), but for the first time.
+
+        Without the queue's lock, too: it is then about what it was at some moment.
+        """
+        settled, (total, size) = self.settled, self._measured
+        if settled is None:
             return 0, 0
-        if self._measured[0] != self.total:
-            self._measured = self.total, sum(sum(map(len, segment.records)) for segment in self.segments)
-        return self.total - len(self.settled), self._measured[1] - self.settled_bytes
+        if total != self.total:
+            total, size = self._measured = self.total, sum(sum(map(len, part.records)) for part in self.segments)
+        return total - len(settled), size - self.settled_bytes
 
     def at(self, position: int) -> tuple[int, Record, int]:
         """Return (sequence, record, marks) of one message."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from qflow.delivery import ONE_ATTEMPT, Segment
+from qflow.delivery import ONE_ATTEMPT
 from qflow.memory.run import Place
 from qflow.memory.schedule import Tally
 from qflow.memory.waiting import sheltered
@@ -18,19 +18,20 @@ from qflow.stats import QueueStats
 
 @sheltered
 def stats(queue: Parts) -> QueueStats:
-    """Return a snapshot. Cost: O(runs + acquired), most of it outside the queue's lock."""
+    """Return a snapshot. Cost: O(runs + deliveries and batches held); under the queue's lock these are only listed."""
     lanes, held, settings = queue.lanes, queue.held, queue.context.settings
     counters = queue.spiller.area.counters()
     with queue.context.lock:
-        singles = [delivery.record for delivery in held.singles]
-        in_batches = [list(batch.left()) for batch in held.batches]
+        singles, batches = list(held.singles), list(held.batches)
         leaving = [part for one in held.leaving for part in one.segments]
         tallies = {place: [runs.tally(place) for runs in lanes.lists.values()] for place in Place}
         schedules = {number: schedule.tally() for number, schedule in lanes.schedules.items()}
         overhead = sum(schedule.overhead_bytes for schedule in lanes.schedules.values()) + held.singles_bytes
         visible = queue.gate.visible - overhead
+        messages = lanes.messages()
         totals = _totals(queue)
-    acquired, acquired_bytes = weigh([Segment(0, singles, 0), *chain.from_iterable(in_batches), *leaving])
+    acquired_bytes = sum(len(one.record) for one in singles) + sum(one.left_size()[1] for one in batches)
+    acquired_bytes += weigh(leaving)[1]
     delayed = Tally(*map(sum, zip(Tally(0, 0, 0, 0), *schedules.values(), strict=True)))
     counts = {
         place: (sum(count for count, _ in each), sum(size for _, size in each)) for place, each in tallies.items()
@@ -40,10 +41,11 @@ def stats(queue: Parts) -> QueueStats:
     spilled = counts[Place.SPILLED][0] + delayed.spilled_messages
     logged, logged_charge = counts[Place.LOGGED]
     waiting = resident + spilled + logged
+    acquired = messages - waiting
     return QueueStats(
         name=queue.context.name,
         durable=settings.durable,
-        messages=waiting + acquired,
+        messages=messages,
         bytes=visible - OVERHEAD_BYTES * (resident + acquired + logged) + spilled_bytes + logged_charge,
         resident_messages=resident,
         spilled_messages=spilled,

@@ -314,7 +314,7 @@ class Queue:
             return self._lanes.messages()
 
     def stats(self) -> QueueStats:
-        """Return a snapshot. Cost: O(runs + acquired), most of it outside the queue's lock."""
+        """Return a snapshot. Cost: O(runs + what is held), most of it outside the queue's lock."""
         return looking.stats(self.parts)
 
     # Consumers -------------------------------------------------------------------------------------------------------
