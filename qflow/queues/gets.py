@@ -15,8 +15,9 @@ from qflow import config
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.errors import QueueEmpty, again
 from qflow.memory.line import FOREVER, WORK, Wake, Watcher
+from qflow.memory.run_list import RunList
 from qflow.memory.waiting import attend, collecting, shelter, straight
-from qflow.message import SINGLE_BYTES, Record, is_plain, lane_of
+from qflow.message import DELAYED, SINGLE_BYTES, Record, is_plain, lane_of
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.exits import Exits, Fate, weigh
 from qflow.queues.held import Held
@@ -337,13 +338,19 @@ class Getting:
                         return lack
                 else:
                     batch.total += taken
-            elif behind is None:
+            elif behind is None or self._leaves_unread(behind):
                 return Lack.MESSAGE
             elif not may_work:
                 return Lack.WORK
             elif not queue.restorer.bring(behind):
                 return Lack.ROOM
         return Lack.NOTHING
+
+    def _leaves_unread(self, behind: RunList | int) -> bool:
+        """Tell whether the deadline has passed while delayed messages are read, of which some may be due."""
+        if isinstance(behind, int) or behind.number < DELAYED or self._deadline is None:
+            return False
+        return self._queue.context.monotonic() >= self._deadline and not self._queue.source.waits_for_unread()
 
     def _weed(self, taken: list[Segment], may_work: bool) -> Lack:
         """Have what was taken, but what is not to be delivered; ROOM if that could not leave now.

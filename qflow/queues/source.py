@@ -11,6 +11,9 @@ from qflow.message import DELAYED, OVERHEAD_BYTES
 from qflow.queues.admission import Admission
 from qflow.queues.lanes import Lanes
 
+READ_FIRST_S = 0.05
+"""After an opening gets wait so long together for delayed messages to be read, lest those that are due come late."""
+
 
 class Source:
     """See the module."""
@@ -20,6 +23,7 @@ class Source:
         self._gate = lanes.gate
         self._lanes = lanes
         self._admission = admission
+        self._reads_first_until: float | None = None
 
     def take(self, most: int, segments: list[Segment]) -> tuple[int, RunList | int | None]:
         """Move what is in memory and comes first to `segments`, from one lane.
@@ -64,12 +68,21 @@ class Source:
     def _reads_first(self, unread: Run) -> bool:
         """Tell whether delayed messages of the log are read before anything else is taken.
 
-        After a restart nobody knows which of them is due. What would take more than half of the capacity is read by
-        maintenance, and nobody waits for that.
+        After a restart nobody knows which of them is due. What would take more than half of the capacity, or gets have
+        waited for long enough, is read by maintenance, and nobody waits for that.
         """
         gate = self._gate
+        if not self.waits_for_unread():
+            return False
         is_room = 2 * gate.used < gate.account.capacity and gate.could_charge(unread.needs + OVERHEAD_BYTES)
         return unread.claim is not None or is_room
+
+    def waits_for_unread(self) -> bool:
+        """Tell whether gets still wait for what is to be read of delayed messages, where they need not."""
+        now = self._context.monotonic()
+        if self._reads_first_until is None:
+            self._reads_first_until = now + READ_FIRST_S
+        return now < self._reads_first_until
 
     def take_due(
         self, schedule: Schedule, most: int, now_ms: int, segments: list[Segment], before: Key | None = None

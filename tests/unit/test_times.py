@@ -537,6 +537,35 @@ def test_delayed_messages_that_memory_does_not_hold_keep_nobody_waiting(open_at:
     assert stats.spilled_messages == 0
 
 
+def test_after_reopening_a_get_waits_for_unread_delayed_messages_for_a_moment_only(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read a part at a time; what is there meanwhile is delivered, and time-outs are kept."""
+    broker = open_at()
+    queue = broker.declare_queue("q")
+    queue.put_many([b"x" * 1000] * 6000, delay_s=1000)
+    queue.put(b"now")
+    broker.close()
+    queue = open_at().queue("q")
+    restorer = queue.parts.restorer
+    restore_head, reads = restorer.restore_head, []
+
+    def slowly(runs: Any) -> bool:
+        reads.append(runs)
+        clock.advance(0.03)
+        return restore_head(runs)
+
+    monkeypatch.setattr(restorer, "restore_head", slowly)
+    assert queue.get(0).body == b"now"
+    assert len(reads) == 2 + 1  # the last one is for the message itself
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(0)
+    assert len(reads) == 3
+    while inside.fit(queue):
+        pass
+    assert queue.stats().logged_messages == 0
+
+
 def test_many_delayed_messages_are_replayed_and_spilled(open_at: Open, clock: Clock) -> None:
     """More than memory holds, with random times, from the log: in order, and memory stays bounded."""
     broker = open_at()
