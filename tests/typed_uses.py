@@ -48,7 +48,11 @@ def queues(queue: qflow.Queue, transaction: qflow.Transaction) -> None:
     queue.put(b"a", headers={"tries": 1}, delay_s=2, not_before=datetime.now(UTC))
     queue.put("text")  # type: ignore[arg-type]
     queue.put(b"a", delay=2)  # type: ignore[call-arg]
+    queue.put_nowait(b"a", priority=1)
+    queue.put_nowait(b"a", delay=2)  # type: ignore[call-arg]
     assert_type(queue.put_many([b"a", bytearray(b"b")]), range)
+    queue.consume(lambda delivery: assert_type(delivery, qflow.Delivery))
+    queue.consume(lambda one, other: None)  # type: ignore[misc, arg-type]
     with queue.get(timeout_s=1) as delivery:
         assert_type(delivery, qflow.Delivery)
         assert_type(delivery.body, bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from qflow import config
 from qflow.config import QueueSettings, SlowConsumer
@@ -13,6 +13,7 @@ from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, BrokerFailed, InvalidArgument, in_doubt
 from qflow.memory.waiting import collecting, shelter, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES, Headers
+from qflow.options import PutOptions
 from qflow.queues import looking
 from qflow.queues.consumer import Consumer
 from qflow.queues.entries import Entries
@@ -119,7 +120,7 @@ class Queue:
         record = envelope.record(body)
         return puts.put([record], type(record) is bytes, envelope.number, timeout_s)
 
-    def put_nowait(self, body: bytes | bytearray | memoryview, **options: Any) -> int | None:
+    def put_nowait(self, body: bytes | bytearray | memoryview, **options: Unpack[PutOptions]) -> int | None:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return self.put(body, **options, timeout_s=0)
 
@@ -319,7 +320,7 @@ class Queue:
 
     # Consumers -------------------------------------------------------------------------------------------------------
 
-    def consume(self, callback: Callable[[Any], object], *, prefetch: int = 100) -> Consumer:
+    def consume(self, callback: Callable[[Delivery], object], *, prefetch: int = 100) -> Consumer:
         """Have a thread of its own call `callback(delivery)` for each message, until the consumer is closed.
 
         The delivery is acked when the callback returns and goes back when it raises, unless it settled it itself.
