@@ -380,7 +380,13 @@ class Getting:
         if not (expired or spent):
             return Lack.NOTHING
         done = queue.exits.let_go_of((expired, "expired", Fate.EXPIRED), (spent, "max_deliveries", Fate.DROPPED))
-        return Lack.NOTHING if done else Lack.ROOM
+        if not done:
+            return Lack.ROOM
+        if expired and not kept:  # so may those behind them: many at once
+            if not may_work:
+                return Lack.WORK
+            queue.exits.expire()
+        return Lack.NOTHING
 
     def _patience_s(self, lack: Lack) -> float | None:
         """Return how long to wait for a message or for room, at most; None when the deadline has passed."""

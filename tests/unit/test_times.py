@@ -46,6 +46,37 @@ def numbers_of(queue: qflow.Queue) -> list[int]:
 # Expiry --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("capacity", [None, 100 * COST])
+def test_a_get_passes_many_expired_messages_at_once(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool, capacity: int | None
+) -> None:
+    queue = open_at().declare_queue("q", durable=durable, capacity_bytes=capacity)
+    queue.put(b"head")
+    queue.put_many([b"x" * 1000] * 1000, ttl_s=1)
+    queue.put(b"tail")
+    exits, steps = queue.parts.exits, []
+    let_go_of = exits.let_go_of
+    monkeypatch.setattr(exits, "let_go_of", lambda *given: steps.append(given) or let_go_of(*given))
+    clock.advance(2)
+    assert queue.get(0).body == b"head"
+    assert queue.get(0).body == b"tail"
+    assert len(steps) <= 30  # what is read from disk comes a part at a time
+    assert queue.stats().expired_total == 1000
+
+
+def test_a_task_passes_many_expired_messages_at_once(open_at: Open, clock: Clock) -> None:
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many([b"x"] * 1000, ttl_s=1)
+    queue.put(b"tail")
+    clock.advance(2)
+
+    async def scenario() -> bytes:
+        return (await qflow.aio.AsyncBroker(broker).queue("q").get(timeout_s=0)).body
+
+    assert asyncio.run(scenario()) == b"tail"
+
+
 def test_what_expired_is_not_delivered(open_at: Open, clock: Clock, durable: bool) -> None:
     """The message's own time-to-live, and those without one stay."""
     queue = open_at().declare_queue("q", durable=durable)
