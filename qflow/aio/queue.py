@@ -90,7 +90,7 @@ class AsyncQueue:
             and settings.ttl_s is None
         ):
             if not settings.durable:
-                sequence = puts.put_at_once(body)
+                sequence = puts.put_at_once((body,))
                 if sequence is not None:
                     return sequence
             put = puts.draft([body], True, 0)

@@ -63,7 +63,6 @@ class Gets:
         self.claims = leases.claims
         self.restorer = restorer
         self.exits = exits
-        self._waited = 0  # getters that have waited: each has the number of its turn
 
     @straight
     def get_at_once(self) -> Delivery | None:
@@ -175,11 +174,6 @@ class Gets:
             joined = log.attempts(self.lanes.logged[number], part)  # type: ignore[union-attr]
         return joined
 
-    def next_turn(self) -> int:
-        """Return the number of a getter that begins to wait."""
-        self._waited += 1
-        return self._waited
-
     def wake_all(self) -> None:
         """Let every waiting getter look whether it is to stop, or has something by now. Under the lock."""
         self.gate.arrived.notify_all()
@@ -216,7 +210,7 @@ class Getting:
         """Asked, before it waits, whether it is to end."""
         self._done = False
         self._given_up = False
-        self._turn = -1  # its place among those that wait
+        self._turn: int | None = None  # its place among those that wait
         self._starved = False
         self._watcher: Watcher | None = None
 
@@ -253,10 +247,9 @@ class Getting:
                 return None
             del batches[batch]  # until it tries again: many may wait
             if wake is not None:
-                if self._turn < 0:
-                    self._turn = queue.next_turn()
                 self._starved = lack is Lack.ROOM
                 self._watcher = gate.arrived.watch(wake, self._turn)
+                self._turn = self._watcher.number
                 gate.getters += 1
                 gate.starved += self._starved
                 queue.lanes.refresh()
@@ -296,6 +289,8 @@ class Getting:
         """Hand out the batch, or the one message in it. Under the lock."""
         queue, batch = self._queue, self.batch
         since = queue.leases.since()
+        if queue.gate.starved and batch.total:
+            queue.gate.arrived.notify()  # what is left may be enough for the next one
         if self._single and batch.total:
             self.delivery = delivery = batch[0]
             delivery.settler = queue.claims
@@ -338,7 +333,8 @@ class Getting:
                 else:
                     batch.total += taken
             elif behind is None:
-                return Lack.MESSAGE
+                if not admission.publish_ready():
+                    return Lack.MESSAGE
             elif not may_work:
                 return Lack.WORK
             elif not queue.restorer.bring(behind):

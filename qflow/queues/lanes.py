@@ -146,6 +146,8 @@ class Lanes:
 
     def must_look(self) -> bool:
         """Tell whether a message may not be handed out before it was looked at."""
+        if not self.schedules:
+            return bool(self.closed)
         return (
             bool(self.closed)
             or any(schedule.messages for schedule in self.schedules.values())
