@@ -120,13 +120,13 @@ class Gets:
             raise
         return None
 
-    def begin(self, most: int, timeout_s: float | None) -> Getting:
-        """Begin a get: a `step` until it is done."""
-        return Getting(self, most, self.context.deadline(config.parse_timeout(timeout_s)))
+    def begin(self, most: int, timeout_s: float | None, *, single: bool = False) -> Getting:
+        """Begin a get: a `step` until it is done. `single`: what it gets is its `delivery`, if it is not None."""
+        return Getting(self, most, self.context.deadline(config.parse_timeout(timeout_s)), single=single)
 
     def get_one(self, timeout_s: float | None) -> Delivery:
         """Acquire the first available message, waiting for one; see `Queue.get`."""
-        getting = Getting(self, 1, self.context.deadline(config.parse_timeout(timeout_s)), single=True)
+        getting = self.begin(1, timeout_s, single=True)
         self.attend(getting)
         if getting.delivery is None:
             raise QueueEmpty(f"no message in queue {self.context.name!r} within {timeout_s} s")
@@ -180,6 +180,8 @@ class Gets:
 
     def next_moment_s(self) -> float | None:
         """Return in how many seconds something may become available by itself; None = not at all. Under the lock."""
+        if not self.lanes.schedules and self.context.settings.ack_timeout_s is None:
+            return None
         moments: list[float] = []
         due_ms = self.lanes.next_due_ms()
         if due_ms is not None:
@@ -229,7 +231,14 @@ class Getting:
             self._unwatch()
             if self._done or self._given_up:
                 return None
-            while True:
+            if self._single and self._turn is not None and (delivery := queue.get_at_once()) is not None:
+                self.delivery = delivery
+                self._done = True
+                if gate.starved:
+                    gate.arrived.notify()
+                return None
+            lack = Lack.MESSAGE
+            while not queue.lanes.is_bare or queue.admission.ready:
                 self._renew()
                 lack = self._gather(may_work)
                 if self._given_up:
@@ -245,14 +254,15 @@ class Getting:
                 self._done = True
                 self._finish()
                 return None
-            del batches[batch]  # until it tries again: many may wait
+            batches.pop(batch, None)  # until it tries again: many may wait
             if wake is not None:
                 self._starved = lack is Lack.ROOM
                 self._watcher = gate.arrived.watch(wake, self._turn)
                 self._turn = self._watcher.number
                 gate.getters += 1
-                gate.starved += self._starved
-                queue.lanes.refresh()
+                if self._starved:
+                    gate.starved += 1
+                    queue.lanes.refresh()
             return wait_s
 
     def give_up(self) -> None:
@@ -274,8 +284,9 @@ class Getting:
             gate.arrived.unwatch(self._watcher)
             self._watcher = None
             gate.getters -= 1
-            gate.starved -= self._starved
-            self._queue.lanes.refresh()
+            if self._starved:
+                gate.starved -= 1
+                self._queue.lanes.refresh()
 
     def _renew(self) -> None:
         """Begin again if the batch was purged while its caller let go of the lock: what it held is settled."""
@@ -297,7 +308,7 @@ class Getting:
             queue.held.add_single(delivery, since)
             queue.lanes.cover_singles()
         if self._single or not batch.total:
-            del queue.held.batches[batch]
+            queue.held.batches.pop(batch, None)
         else:
             queue.held.batches[batch] = since
         queue.lanes.refresh()
