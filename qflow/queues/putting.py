@@ -236,4 +236,6 @@ class Putting:
 
 def depth_of(puts: list[Put]) -> Depth:
     """Return how much deeper puts make their queue."""
+    if len(puts) == 1:
+        return Depth(len(puts[0].records), puts[0].size)
     return Depth(sum(len(put.records) for put in puts), sum(put.size for put in puts))
