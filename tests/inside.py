@@ -60,8 +60,8 @@ def left_behind(queue: qflow.Queue) -> dict[str, object]:
     found = {
         "pending": (admission.pending, admission.pending_messages, admission.pending_bytes),
         "charged": (gate.incoming, gate.restoring),
-        "waiting": (gate.getters, gate.putters, gate.starved, *gate.arrived.watchers, *gate.room.watchers),
-        "line": tuple(admission.line),
+        "waiting": (gate.getters, gate.starved, gate.arrived.watching, gate.room.watching),
+        "line": (*admission.line, *admission.admitted, *admission.ready),
         "leaving": tuple(parts.held.leaving),
     }
     return {name: values for name, values in found.items() if any(values)}

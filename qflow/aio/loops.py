@@ -145,7 +145,7 @@ class Waiter:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self.future: asyncio.Future[None] = home.loop.create_future()
+        self.future: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.error: BaseException | None = None
 
@@ -155,15 +155,16 @@ class Waiter:
 
     def arm(self, seconds: float) -> None:
         """Wake the task after so many seconds. In the loop."""
-        if seconds != FOREVER and not self.future.done():
+        if seconds != FOREVER and (self.future is None or not self.future.done()):
             self._timer = self._home.loop.call_later(max(0.0, seconds), self._resolve)
 
     def _resolve(self) -> None:
-        if not self.future.done():
+        if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
     async def wait(self) -> None:
-        """Return when woken; raise what was thrown meanwhile."""
+        """Return when woken; raise what was thrown meanwhile. In the turn of the loop in which what wakes it began."""
+        self.future = self._home.loop.create_future()
         try:
             await self.future
         finally:
@@ -266,8 +267,6 @@ class Worker:
 async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], object]) -> None:
     """Return when a step is done, after as many tries as it takes; whatever ends that earlier, `give_up` is called."""
     try:
-        if in_place(partial(step, None, may_work=False)) is None:
-            return
         while True:
             waiter = Waiter(home)
             wait_s = in_place(partial(step, waiter.wake, may_work=False))

@@ -90,7 +90,7 @@ class AsyncQueue:
             and settings.ttl_s is None
         ):
             if not settings.durable:
-                sequence = puts.put_at_once(body)
+                sequence = puts.put_at_once((body,))
                 if sequence is not None:
                     return sequence
             put = puts.draft([body], True, 0)
@@ -98,6 +98,7 @@ class AsyncQueue:
                 if put.lane.is_logged:
                     await self._homes.here().confirmed(put)
                 return put.first
+            return await self._wait_for_room(put, timeout_s)
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
         return await self._put([record], type(record) is bytes, envelope, timeout_s)
@@ -155,28 +156,36 @@ class AsyncQueue:
 
     async def _put(self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: float | None) -> int | None:
         queue = self._puts
-        home = self._homes.here()
         if queue.settings.durable and not is_logged(records[0]):
             first = queue.put_unlogged(records, envelope.number)
             if first is not None:
                 return first
         put = queue.draft(records, plain, envelope.number)
         if not queue.enter_at_once(put):
-            putting = queue.begin([put], timeout_s)
-            try:
-                await attend(home, self._worker, putting.step, putting.give_up)
-            except TurnedAway as turned:
-                if turned.decision is Decision.DROP:
-                    queue.turn_away(records, turned.decision)
-                else:
-                    await self._worker.run(home, partial(queue.turn_away, records, turned.decision))
-                return None
-            self._enter(put)
+            return await self._wait_for_room(put, timeout_s)
+        if put.lane.is_logged:
+            await self._homes.here().confirmed(put)
+        return put.first
+
+    async def _wait_for_room(self, put: Any, timeout_s: float | None) -> int | None:
+        """Put what did not pass at once."""
+        queue, home = self._puts, self._homes.here()
+        putting = queue.begin([put], timeout_s)
+        try:
+            await attend(home, self._worker, putting.step, putting.give_up)
+        except TurnedAway as turned:
+            if turned.decision is Decision.DROP:
+                queue.turn_away(put.records, turned.decision)
+            else:
+                await self._worker.run(home, partial(queue.turn_away, put.records, turned.decision))
+            return None
+        self._enter(put)
         if put.lane.is_logged:
             await home.confirmed(put)
         if queue.exceeds:
             self._worker.spill(queue.spiller)
-        return put.first
+        first: int = put.first
+        return first
 
     def _enter(self, put: Any) -> None:
         """Hand over a put that has its room, or make it visible where it is not logged."""
@@ -203,10 +212,10 @@ class AsyncQueue:
         delivery = self._gets.get_at_once()
         if delivery is not None:
             return AsyncDelivery(delivery, self._work)
-        batch = await self._work.collect(1, timeout_s)
-        if not batch:
+        delivery = await self._work.get_one(timeout_s)
+        if delivery is None:
             raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
-        return AsyncDelivery(self._claims.leave_batch(batch, 0) or batch[0], self._work)
+        return AsyncDelivery(delivery, self._work)
 
     async def get_nowait(self) -> AsyncDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""

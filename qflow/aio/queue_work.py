@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from qflow.aio.loops import Homes, Worker, attend
+from qflow.aio.loops import Home, Homes, Worker, attend
 from qflow.delivery import Deliveries, Delivery
 from qflow.memory.waiting import in_place
+from qflow.queues.gets import Getting
 from qflow.queues.queue import Queue
 
 
@@ -30,6 +31,19 @@ class QueueWork:
         home = self._homes.here()
         getting = self._gets.begin(most, timeout_s)
         await attend(home, self._worker, getting.step, getting.give_up)
+        await self._log_attempts(home, getting)
+        return getting.batch
+
+    async def get_one(self, timeout_s: float | None) -> Delivery | None:
+        """Acquire one message, waiting for it; None if none came up in time."""
+        home = self._homes.here()
+        getting = self._gets.begin(1, timeout_s, single=True)
+        await attend(home, self._worker, getting.step, getting.give_up)
+        if self.queue.settings.max_deliveries is not None:
+            await self._log_attempts(home, getting)
+        return getting.delivery
+
+    async def _log_attempts(self, home: Home, getting: Getting) -> None:
         try:
             joined = self._gets.join_attempts(getting.batch)
             if joined is not None:
@@ -37,7 +51,6 @@ class QueueWork:
         except BaseException:
             in_place(getting.give_up)
             raise
-        return getting.batch
 
     async def settled(self) -> None:
         """Return when everything that was settled so far is synced."""

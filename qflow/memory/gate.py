@@ -30,6 +30,7 @@ LIMITED = "it has a limit, so its depth is looked at"
 LINE = "others wait in line at the limit"
 LOGGED = "messages take their way through the log"
 EXPIRES = "messages carry when they expire"
+ONLY_LIMITED = frozenset({LIMITED})
 FOR_PLAIN = frozenset({LOGGED, EXPIRES})
 """Reasons that hold back only what is put as a body and nothing else."""
 
@@ -39,7 +40,8 @@ class Gate:
 
     __slots__ = (
         "account", "arrived", "at_limit", "ceiling", "get_slack", "getters", "give_back_below", "incoming", "largest",
-        "ledger", "passing", "put_slack", "putters", "restoring", "room", "shut", "starved", "used",
+        "ledger", "limited", "mark_acked", "mark_bytes", "passing", "places", "put_slack", "quiet_bytes", "quiet_until",
+        "restoring", "room", "shut", "starved", "used",
     )  # fmt: skip
 
     def __init__(self, account: Account, ledger: Ledger, lock: Any) -> None:
@@ -60,18 +62,29 @@ class Gate:
         """A plain put is admitted at once while `used` stays at or below."""
         self.passing = NEVER
         """The same for a put that takes its way through the log, or has a priority or headers."""
+        self.limited = NEVER
+        """The same for a plain put that takes one of the `places`."""
+        self.places = 0
+        """So many messages, or more, there is room for below the limit; 0 where somebody has to look."""
         self.give_back_below = NEVER
         """A settle that leaves less than this used looks for something to do."""
+        self.quiet_until = 0
+        """Such a settle does nothing for all that while fewer messages than this were ever acked."""
+        self.quiet_bytes = ALWAYS
+        """The same while messages have more bytes than this together."""
         self.at_limit = False
         """A put was not admitted at once, and the depth has not come down to the mark since."""
+        self.mark_acked = 0
+        """Before so many were ever acked, it can not be down at the mark."""
+        self.mark_bytes = ALWAYS
+        """Nor while messages have more bytes than this."""
         self.arrived = Line(lock)
         """Getters wait here: for a message, for a restore that another thread does, for room to restore."""
         self.getters = 0
         self.starved = 0
         """Those of them that wait for room, not for a message."""
         self.room = Line(lock)
-        """Putters wait here: for room in memory, or for depth below a limit."""
-        self.putters = 0
+        """Putters wait here for room in memory."""
 
     @property
     def slack(self) -> int:
@@ -96,10 +109,16 @@ class Gate:
         """Compute what the hot path compares with."""
         account = self.account
         borrowed = account.borrowed
-        self.ceiling = NEVER if self.shut or self.putters else borrowed
-        self.passing = NEVER if self.shut - FOR_PLAIN or self.putters else borrowed
-        if self.slack or self.putters or self.starved or self.at_limit or borrowed > account.capacity:
+        putters = self.room.watching
+        self.ceiling = NEVER if self.shut or putters else borrowed
+        self.passing = NEVER if self.shut - FOR_PLAIN or putters else borrowed
+        self.limited = borrowed if self.shut == ONLY_LIMITED and not putters else NEVER
+        self.quiet_until, self.quiet_bytes = 0, ALWAYS
+        if putters or self.put_slack or self.get_slack or self.starved or borrowed > account.capacity:
             self.give_back_below = ALWAYS
+        elif self.at_limit:
+            self.give_back_below = ALWAYS
+            self.quiet_until, self.quiet_bytes = self.mark_acked, self.mark_bytes
         else:
             self.give_back_below = borrowed - SPARED_CHUNKS * self.ledger.chunk
 

@@ -114,7 +114,9 @@ class Claims:
                     gate.used = used = gate.used - size - _SINGLE_CHARGE
                     lanes.message_bytes -= size
                     del singles[delivery]
-                    if used >= gate.give_back_below:
+                    if used >= gate.give_back_below or lanes.acked < gate.quiet_until:
+                        return
+                    if lanes.message_bytes > gate.quiet_bytes:
                         return
                     looks = True
             if looks:
@@ -133,9 +135,8 @@ class Claims:
         if "a" in collecting:
             refuse_finalizer()
         log: Any = self._log
-        record = delivery.record
+        record, sequence = delivery.record, delivery.sequence
         size = len(record)
-        sequence = delivery.sequence
         settling = Settling([(self._lanes.logged[sequence >> LANE_SHIFT], [settled(sequence, [record], size)])])
         log.check_usable()
         requests, one = log.requests, (settling,)
@@ -151,7 +152,7 @@ class Claims:
                     lanes.message_bytes -= size
                     del singles[delivery]
                     requests += one
-                    looks = used < gate.give_back_below
+                    looks = used < gate.give_back_below and lanes.acked >= gate.quiet_until
             if looks:
                 self._let_others_look()
             if not found:
@@ -203,7 +204,7 @@ class Claims:
                     if log is not None:
                         requests += one
                     lanes.message_bytes -= size
-                    looks = used < gate.give_back_below
+                    looks = used < gate.give_back_below and lanes.acked >= gate.quiet_until
             if looks:
                 self._let_others_look()
             if found and log is not None:

@@ -64,7 +64,6 @@ class Gets:
         self.claims = leases.claims
         self.restorer = restorer
         self.exits = exits
-        self._waited = 0  # getters that have waited: each has the number of its turn
 
     @straight
     def get_at_once(self) -> Delivery | None:
@@ -122,13 +121,13 @@ class Gets:
             raise
         return None
 
-    def begin(self, most: int, timeout_s: float | None) -> Getting:
-        """Begin a get: a `step` until it is done."""
-        return Getting(self, most, self.context.deadline(config.parse_timeout(timeout_s)))
+    def begin(self, most: int, timeout_s: float | None, *, single: bool = False) -> Getting:
+        """Begin a get: a `step` until it is done. `single`: what it gets is its `delivery`, if it is not None."""
+        return Getting(self, most, self.context.deadline(config.parse_timeout(timeout_s)), single=single)
 
     def get_one(self, timeout_s: float | None) -> Delivery:
         """Acquire the first available message, waiting for one; see `Queue.get`."""
-        getting = Getting(self, 1, self.context.deadline(config.parse_timeout(timeout_s)), single=True)
+        getting = self.begin(1, timeout_s, single=True)
         self.attend(getting)
         if getting.delivery is None:
             raise QueueEmpty(f"no message in queue {self.context.name!r} within {timeout_s} s")
@@ -176,17 +175,14 @@ class Gets:
             joined = log.attempts(self.lanes.logged[number], part)  # type: ignore[union-attr]
         return joined
 
-    def next_turn(self) -> int:
-        """Return the number of a getter that begins to wait."""
-        self._waited += 1
-        return self._waited
-
     def wake_all(self) -> None:
         """Let every waiting getter look whether it is to stop, or has something by now. Under the lock."""
         self.gate.arrived.notify_all()
 
     def next_moment_s(self) -> float | None:
         """Return in how many seconds something may become available by itself; None = not at all. Under the lock."""
+        if not self.lanes.schedules and self.context.settings.ack_timeout_s is None:
+            return None
         moments: list[float] = []
         due_ms = self.lanes.next_due_ms()
         if due_ms is not None:
@@ -217,7 +213,7 @@ class Getting:
         """Asked, before it waits, whether it is to end."""
         self._done = False
         self._given_up = False
-        self._turn = -1  # its place among those that wait
+        self._turn: int | None = None  # its place among those that wait
         self._starved = False
         self._watcher: Watcher | None = None
 
@@ -236,7 +232,14 @@ class Getting:
             self._unwatch()
             if self._done or self._given_up:
                 return None
-            while True:
+            if self._single and self._turn is not None and (delivery := queue.get_at_once()) is not None:
+                self.delivery = delivery
+                self._done = True
+                if gate.starved:
+                    gate.arrived.notify()
+                return None
+            lack = Lack.MESSAGE
+            while not queue.lanes.is_bare or queue.admission.ready:
                 self._renew()
                 lack = self._gather(may_work)
                 if self._given_up:
@@ -252,15 +255,15 @@ class Getting:
                 self._done = True
                 self._finish()
                 return None
-            del batches[batch]  # until it tries again: many may wait
+            batches.pop(batch, None)  # until it tries again: many may wait
             if wake is not None:
-                if self._turn < 0:
-                    self._turn = queue.next_turn()
                 self._starved = lack is Lack.ROOM
                 self._watcher = gate.arrived.watch(wake, self._turn)
+                self._turn = self._watcher.number
                 gate.getters += 1
-                gate.starved += self._starved
-                queue.lanes.refresh()
+                if self._starved:
+                    gate.starved += 1
+                    queue.lanes.refresh()
             return wait_s
 
     def give_up(self) -> None:
@@ -282,8 +285,9 @@ class Getting:
             gate.arrived.unwatch(self._watcher)
             self._watcher = None
             gate.getters -= 1
-            gate.starved -= self._starved
-            self._queue.lanes.refresh()
+            if self._starved:
+                gate.starved -= 1
+                self._queue.lanes.refresh()
 
     def _renew(self) -> None:
         """Begin again if the batch was purged while its caller let go of the lock: what it held is settled."""
@@ -297,13 +301,15 @@ class Getting:
         """Hand out the batch, or the one message in it. Under the lock."""
         queue, batch = self._queue, self.batch
         since = queue.leases.since()
+        if queue.gate.starved and batch.total:
+            queue.gate.arrived.notify()  # what is left may be enough for the next one
         if self._single and batch.total:
             self.delivery = delivery = batch[0]
             delivery.settler = queue.claims
             queue.held.add_single(delivery, since)
             queue.lanes.cover_singles()
         if self._single or not batch.total:
-            del queue.held.batches[batch]
+            queue.held.batches.pop(batch, None)
         else:
             queue.held.batches[batch] = since
         queue.lanes.refresh()
@@ -338,7 +344,10 @@ class Getting:
                         return lack
                 else:
                     batch.total += taken
-            elif behind is None or self._leaves_unread(behind):
+            elif behind is None:
+                if not admission.publish_ready():
+                    return Lack.MESSAGE
+            elif self._leaves_unread(behind):
                 return Lack.MESSAGE
             elif not may_work:
                 return Lack.WORK

@@ -146,11 +146,19 @@ class Lanes:
 
     def must_look(self) -> bool:
         """Tell whether a message may not be handed out before it was looked at."""
+        if not self.schedules:
+            return bool(self.closed)
         return (
             bool(self.closed)
             or any(schedule.messages for schedule in self.schedules.values())
             or any(not self.lists[number].settle_head().spent for number in self.schedules if number >= DELAYED)
         )
+
+    @property
+    def is_bare(self) -> bool:
+        """No message waits in any lane, and none comes up by itself; False where that takes a closer look."""
+        runs, head = self.runs, self.runs.head
+        return self.front is runs and head is runs.open and not head.records
 
     def refresh(self) -> None:
         """After a change of what may pass at once: compute the gate's numbers and the front."""

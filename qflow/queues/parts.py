@@ -58,6 +58,7 @@ class Parts:
         context.settings = settings
         gate.largest = settings.max_message_bytes + OVERHEAD_BYTES
         gate.bar(LIMITED, context.has_limit)
+        gate.places = 0
         gate.bar(LOGGED, context.log is not None)
         gate.bar(EXPIRES, settings.ttl_s is not None)
         lanes.close_front(COUNTED, settings.max_deliveries is not None)

@@ -172,10 +172,9 @@ class Puts:
         leaving: Depth = NOTHING,
         dead: bool = False,
     ) -> list[Put]:
-        """Reserve room for messages that join a batch: until they are published or `refused`, they are on their way.
+        """Reserve room for lots of (number of a lane, records) that join a batch; as `begin`.
 
-        Args:
-            lots: (number of a lane, records). The others: as `begin`.
+        Until they are published or `refused`, they are on their way.
         """
         puts = self.draft_all(lots, dead=dead)
         putting = self.begin(puts, timeout, leaving=leaving, dead=dead)
@@ -194,15 +193,18 @@ class Puts:
     # Put -------------------------------------------------------------------------------------------------------------
 
     @straight
-    def put_at_once(self, body: bytes) -> int | None:
+    def put_at_once(self, one: tuple[bytes], *, wakes: bool = True) -> int | None:
         """`Queue.put` of a plain message where that takes no commit, no waiting and no work on the disk; else None."""
-        cost = len(body) + OVERHEAD_BYTES
-        one = (body,)
+        cost = len(one[0]) + OVERHEAD_BYTES
         with self.context.lock:
             gate = self.gate
             used = gate.used + cost
-            if used > gate.ceiling or cost > gate.largest or "a" in collecting:
+            is_limited = used > gate.ceiling
+            if is_limited and (used > gate.limited or not gate.places):
                 return None
+            if cost > gate.largest or "a" in collecting or (gate.getters and not wakes):
+                return None
+            gate.places -= is_limited
             runs = self.lanes.runs
             tail = runs.open.records
             sequence = runs.next
@@ -264,6 +266,7 @@ class Puts:
         if self.enter_at_once(put, urgent=future is None):
             return put
         putting = self.begin([put], timeout_s)
+        putting.alone = not put.lane.is_logged
         try:
             attend(partial(self._try_enter, put, putting), putting.give_up)
         except TurnedAway as turned:
@@ -278,7 +281,7 @@ class Puts:
             if put.lane.is_logged:
                 assert self.context.log is not None
                 self.context.log.put(put)  # refused by `give_up`, if that fails
-            else:
+            elif put.first < 0:  # else another thread has done it
                 self.publish_transient(put)
         return wait_s
 
@@ -297,10 +300,7 @@ class Puts:
     def enter_at_once(self, put: Put, *, urgent: bool | None = None) -> bool:
         """Have a put handed over, or visible where it is not logged, if nothing stands in its way. Cost: 1 µs.
 
-        A straight line: an interrupt finds all of it done, or nothing.
-
-        Args:
-            urgent: somebody waits for it; None if the log is called by itself, `now`.
+        A straight line. `urgent`: somebody waits for it; None if the log is called by itself, `now`.
         """
         if "a" in collecting:
             refuse_finalizer()
@@ -440,8 +440,8 @@ class Puts:
             lanes.cover(schedule.overhead_bytes - overhead - (charged - charge(records)))
         if gate.getters:
             gate.arrived.notify(count)
-        if gate.putters:
-            gate.room.notify_all()
+        if gate.room.watching:
+            gate.room.notify()
         gate.borrow_ahead(charged)
 
 

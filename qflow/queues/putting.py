@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from qflow.config import Overflow
 from qflow.memory.gate import Gate
 from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.queues.admission import Admission
@@ -34,14 +35,15 @@ class Reserved(Protocol):
     exits: Exits
 
     def refused(self, put: Put) -> None: ...
+    def publish_transient(self, put: Put) -> None: ...
 
 
 class Putting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_charged", "_counted", "_dead", "_deadline", "_depth", "_done", "_queue", "_watcher", "given_up",
-        "passed", "puts", "waits", "wake",
+        "_charged", "_dead", "_deadline", "_done", "_queue", "_turn", "_watcher", "alone", "depth",
+        "given_up", "passed", "puts", "wake",
     )  # fmt: skip
 
     def __init__(self, queue: Reserved, puts: list[Put], depth: Depth, deadline: float | None, dead: bool) -> None:
@@ -51,18 +53,17 @@ class Putting:
         """
         self._queue = queue
         self.puts = puts
-        self._depth = depth
+        self.depth = depth
         self._charged = sum(put.charged for put in puts)
         self._deadline = deadline
         self._dead = dead
         self._done = False  # it has what it takes
         self.given_up = False
-        self._counted = False  # among the putters that wait
         self._watcher: Watcher | None = None
-        self.waits = False
+        self._turn: int | None = None  # its place among those that wait for memory
+        self.alone = False
         self.passed = False
         self.wake: Wake | None = None
-        """Has it try again: when it is first in line, or by the watcher."""
 
     def step(self, wake: Wake | None, *, may_work: bool) -> float | None:
         """Reserve room for the puts, or see to be woken.
@@ -75,48 +76,71 @@ class Putting:
             QueueFull, DiskFull, TurnedAway, BrokerClosed, QueueDeleted: as a put; `give_up` then.
         """
         queue = self._queue
-        gate, line = queue.gate, queue.admission.line
+        gate, admission = queue.gate, queue.admission
         with queue.context.lock:
-            self._unwatch()
-            if self._done or self.given_up:
-                return None
             self.wake = None
+            self._unwatch()
+            if admission.ready:
+                admission.publish_ready()
+            if self._done:
+                admission.leave_line(self)
+                return None
+            if self.given_up:
+                return None
             wait_s = self._try_reserve(may_work)
             if self.given_up:
                 return None
             if wait_s is None:
-                queue.admission.count_in(len(self.puts), *depth_of(self.puts), self._charged)
-                self._done = True
-                queue.admission.leave_line(self)
+                self._has_room()
+                admission.leave_line(self)
+                admission.count_places()
+                if gate.room.watching:
+                    gate.room.notify()  # what is left may be enough for the next one
             elif wait_s != WORK and wake is not None:
                 self.wake = wake
-                self._counted = True
-                gate.putters += 1
-                if self.waits and line[0] is not self:  # who leaves the line wakes the next
-                    wait_s = FOREVER if self._deadline is None else self._deadline - queue.context.monotonic()
-                else:
-                    self._watcher = gate.room.watch(wake, 0)
-                queue.lanes.refresh()
+                if self.passed or self not in admission.line:
+                    self._watcher = gate.room.watch(wake, self._turn)
+                    self._turn = self._watcher.number
+                    queue.lanes.refresh()
             return wait_s
+
+    def reserve(self) -> bool:
+        """See `Putter`."""
+        if not self._queue.gate.charge(self._charged):
+            return False
+        self._has_room()
+        self._unwatch()
+        return True
+
+    def publish(self) -> None:
+        """See `Putter`."""
+        for put in self.puts:
+            self._queue.publish_transient(put)
+
+    def _has_room(self) -> None:
+        self._queue.admission.count_in(len(self.puts), *depth_of(self.puts), self._charged)
+        self._done = True
 
     def give_up(self) -> None:
         """Ask for room no more, and give back what puts had that did not join a batch; twice is fine."""
         with self._queue.context.lock:
+            if self.given_up:
+                return
             self.given_up = True
+            self.wake = None
             self._unwatch()
-            self._queue.admission.leave_line(self)
             for put in self.puts if self._done else ():
                 if not put.joined and put.first < 0:
                     self._queue.refused(put)
+            self._queue.admission.leave_line(self)
+            if self._queue.gate.room.watching:
+                self._queue.gate.room.notify()  # it may have been woken for room that is another's now
 
     def _unwatch(self) -> None:
         gate = self._queue.gate
         if self._watcher is not None:
             gate.room.unwatch(self._watcher)
             self._watcher = None
-        if self._counted:
-            self._counted = False
-            gate.putters -= 1
             self._queue.lanes.refresh()
 
     def _try_reserve(self, may_work: bool) -> float | None:
@@ -145,7 +169,7 @@ class Putting:
                 queue.context.check_open()
                 if self.given_up:
                     return None
-                has_depth = self._dead or admission.decide(self._depth) is Decision.ADMIT
+                has_depth = self._dead or admission.decide(self.depth) is Decision.ADMIT
                 if moved or (fits and gate.could_charge(charged)) or not has_depth:
                     continue
             if spiller.error is not None and missing > 0:
@@ -164,10 +188,12 @@ class Putting:
         """
         queue, admission, settings = self._queue, self._queue.admission, self._queue.context.settings
         while True:
-            is_first = not admission.line or admission.line[0] is self
-            decision = admission.decide(self._depth)
+            is_first = admission.is_next(self)
+            if not is_first and not self._dead and settings.on_overflow is Overflow.BLOCK:
+                return self._join_line()
+            decision = admission.decide(self.depth)
             if decision is Decision.ADMIT:
-                held_back = self.waits and admission.is_held_back() and not self.passed
+                held_back = self in admission.line and admission.is_held_back() and not self.passed
                 if self._dead or (is_first and (not held_back or queue.context.is_past(self._deadline))):
                     self.passed = True
                     return None
@@ -180,7 +206,7 @@ class Putting:
             if decision is Decision.MAKE_ROOM and (self._dead or is_first):
                 if not may_work and queue.exits.drops_from_disk():
                     return WORK
-                dropped = queue.exits.drop_oldest(excess(settings, admission.depth(), self._depth))
+                dropped = queue.exits.drop_oldest(excess(settings, admission.depth(), self.depth))
                 queue.context.check_open()
                 if self.given_up:
                     return None
@@ -189,10 +215,27 @@ class Putting:
                     continue
             if self._dead:
                 return None
-            admission.join_line(self)
-            return admission.patience_s(self._deadline)
+            return self._join_line()
+
+    def _join_line(self) -> float:
+        """Wait in line until what leaves the queue has it admitted; return for how long at most.
+
+        Raises:
+            QueueFull: the deadline has passed.
+        """
+        admission = self._queue.admission
+        if self._deadline is None:
+            wait_s = FOREVER
+        else:
+            wait_s = self._deadline - self._queue.context.monotonic()
+            if wait_s <= 0:
+                raise admission.full()
+        admission.join_line(self)
+        return wait_s
 
 
 def depth_of(puts: list[Put]) -> Depth:
     """Return how much deeper puts make their queue."""
+    if len(puts) == 1:
+        return Depth(len(puts[0].records), puts[0].size)
     return Depth(sum(len(put.records) for put in puts), sum(put.size for put in puts))

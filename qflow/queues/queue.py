@@ -115,6 +115,10 @@ class Queue:
                     runs.next = sequence + 1
                     tail += one
                     return sequence
+            if gate.places and not priority:
+                at_once = self.parts.puts.put_at_once(one, wakes=False)
+                if at_once is not None:
+                    return at_once
         puts = self.parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)

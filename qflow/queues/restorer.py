@@ -67,15 +67,17 @@ class Restorer:
         run = runs.claim_head(claim)
         if run is None:
             return False
+        gained = True
         try:
-            return self._restore(runs, run, claim, to_drop)
+            gained = self._restore(runs, run, claim, to_drop)
+            return gained
         finally:
-            self._unclaim(run, claim)
+            self._unclaim(run, claim, gained)
 
-    def _unclaim(self, run: Run, claim: object) -> None:
+    def _unclaim(self, run: Run, claim: object, gained: bool) -> None:
         if run.claim is claim:
             run.claim = None
-            self._admission.rebalance()
+            self._admission.rebalance(gained=gained)
 
     def _restore(self, runs: RunList, run: Run, claim: object, to_drop: bool = False) -> bool:
         """Restore the front of a claimed run; as `bring`."""
@@ -83,7 +85,7 @@ class Restorer:
         want = max(need, min(self._read_ahead_bytes, run.charged))
         alone = self._gate.find(need, want) < need
         if alone:
-            if self._spiller.find_room_for(need) or run.claim is not claim:
+            if self._spiller.find_room_for(need) or run.claim is not claim or self._gate.find(need, need) >= need:
                 return True
             if self._held.is_any() and not to_drop:
                 return False
@@ -114,7 +116,7 @@ class Restorer:
                     return False
                 return self._restore(runs, run, claim)
             finally:
-                self._unclaim(run, claim)
+                self._unclaim(run, claim, True)
 
     def read_in(self, runs: RunList, run: Run, claim: object, want: int, alone: bool) -> bool:
         """Read what there is room for of the front of a claimed run, at most `want` bytes; as `bring`."""
@@ -257,14 +259,16 @@ class Restorer:
         chunk = schedule.claim_next(claim, now_ms)
         if chunk is None:
             return False
+        gained = True
         try:
             need = chunk.largest + OVERHEAD_BYTES + GROUP_BYTES
             want = max(need, self._read_ahead_bytes)
             alone = self._gate.find(need, want) < need
             if alone:
-                if self._spiller.find_room_for(need) or chunk.claim is not claim:
+                if self._spiller.find_room_for(need) or chunk.claim is not claim or self._gate.find(need, need) >= need:
                     return True
                 if self._held.is_any():
+                    gained = False
                     return False
             slots, first = chunk.slots, chunk.first
             with self._reading(want) as budget:
@@ -287,7 +291,7 @@ class Restorer:
         finally:
             if chunk.claim is claim:
                 schedule.unclaim(claim)
-                self._admission.rebalance()
+                self._admission.rebalance(gained=gained)
 
     def _install_repaired(self, number: int, sequence: int, record: Record | None, problem: str) -> None:
         """Take a message of a schedule from the log whose spill file is damaged; None if the log does not have it."""

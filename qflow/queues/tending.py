@@ -40,6 +40,7 @@ def alter(queue: Parts, settings: QueueSettings) -> None:
         gate.ledger.set_capacity(gate.account, settings.capacity_bytes)
         queue.restorer.refilling |= gate.account.capacity > before
         queue.admission.rebalance()
+        queue.admission.admit_line()
         gate.room.notify_all()
         gate.arrived.notify_all()
     queue.spiller.spill_excess()
@@ -92,6 +93,7 @@ def tick(queue: Parts) -> bool:
         leases.note_oldest()
         slow = queue.consumers.holding(leases.release_slow())
         queue.admission.look_at_mark()
+        queue.admission.admit_line()
         queue.held.forget_extensions()
         if TIMED in lanes.closed or context.settings.ttl_s is not None:
             more = queue.exits.expire()
@@ -116,7 +118,7 @@ def refuse_calls(queue: Parts, reason: type[QflowError]) -> None:
         if context.ended is BrokerClosed:
             queue.held.keep_all()
         queue.apply(context.settings)
-        queue.gate.room.notify_all()
+        queue.admission.wake_putters()
         queue.gate.arrived.notify_all()
 
 

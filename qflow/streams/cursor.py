@@ -79,7 +79,7 @@ class Getting:
         """It is for an iteration, which shows one after the other."""
         self.is_full = False
         """It holds so much that it gets no more."""
-        self.number = -1
+        self.number: int | None = None
         """Its place among those who wait."""
         self.watcher: Watcher | None = None
 
@@ -111,7 +111,6 @@ class Cursor:
         self._line = Line(self._lock)
         self._waiting = 0
         """Who waits, or looks whether he must: raised before he looks, so that publishers need no lock to ask."""
-        self._arrivals = 0
         self.claims = Claims(self.name, self.owner, self._lock, self._line, shared)
         self.place = Positions(history, interest.filter, self.parts, self.claims, shared)
         self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._line)
@@ -217,9 +216,8 @@ class Cursor:
                         raise self._too_many()
                     if found > 0 and not getting.given_up:
                         if wake is not None:
-                            if getting.number < 0:
-                                getting.number = self._arrivals = self._arrivals + 1
                             getting.watcher = self._line.watch(wake, getting.number)
+                            getting.number = getting.watcher.number
                         return found
                 elif found is not None and getting.given_up:  # while it was read by another thread
                     self.claims.give_back(found)
@@ -227,7 +225,7 @@ class Cursor:
                     getting.batch = found
             finally:
                 self._waiting -= 1
-            if self._line.watchers and self._is_worth_a_look():
+            if self._line.watching and self._is_worth_a_look():
                 self._line.notify_first()
             return None
 
@@ -317,7 +315,7 @@ class Cursor:
 
     def wake(self) -> None:
         """Have those look who wait. Called by publishers, without a lock."""
-        if self._waiting or self._line.watchers:
+        if self._waiting or self._line.watching:
             with self._line:
                 self._line.notify_first()
 

@@ -676,7 +676,7 @@ def test_a_full_disk_is_waited_for_or_told(spool: Path) -> None:
                 for _ in range(3):
                     await queue.put(bytes(1000), timeout_s=0)
             waiting = asyncio.create_task(queue.put(bytes(3000)))
-            await until(lambda: queue.queue.parts.gate.putters)
+            await until(lambda: queue.queue.parts.gate.room.watching)
             await (await queue.get_many(6)).ack()
             await waiting
             faults.heal()

@@ -47,7 +47,7 @@ def begin(work: Any) -> asyncio.Task[Any]:
 async def waiting(subscription: qflow.aio.AsyncSubscription, number: int = 1) -> None:
     """Return when so many tasks wait."""
     line: Any = inside.cursor(subscription.subscription)._line
-    await until(lambda: len(line.watchers) == number)
+    await until(lambda: line.watching == number)
 
 
 # The surface ---------------------------------------------------------------------------------------------------------

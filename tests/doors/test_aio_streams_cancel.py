@@ -244,7 +244,7 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
         stage.acked = [body for body in stage.acked if body not in bodies]  # it was about to ack it
     assert stage.acked + bodies == OLD
     await left.ack()
-    assert not inside.cursor(stage.sub.subscription)._line.watchers
+    assert not inside.cursor(stage.sub.subscription)._line.watching
     await stage.sub.close()
 
 

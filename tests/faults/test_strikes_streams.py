@@ -135,7 +135,7 @@ class World:
             assert not partition.joining
         for cursor in {*self.stream.cursors.values(), *(cursor for _, cursor in self.stream.readers)}:
             assert not cursor.members, cursor
-            assert (cursor.claims.unsettled, cursor.claims._done, list(cursor._line.watchers)) == (0, [], []), cursor
+            assert (cursor.claims.unsettled, cursor.claims._done, cursor._line.watching) == (0, [], 0), cursor
         assert self.queue.stats().acquired_messages == 0
         assert not self.queue.parts.held.leaving  # type: ignore[attr-defined]
         assert not self.queue.parts.admission.pending  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from qflow import Overflow
 from qflow.config import QueueSettings
@@ -430,22 +431,20 @@ def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open) -> No
     """I15: whoever is interrupted at a limit holds nothing back afterwards."""
     queue = open_spool().declare_queue("q", limit_messages=1)
     queue.put(b"1")
-    real = queue.parts.gate.room.watch
+    real = queue.parts.admission.join_line
     struck = threading.Event()
 
-    def watch(*arguments: Any) -> Any:
-        watcher = real(*arguments)
+    def join(*arguments: Any) -> None:
+        real(*arguments)
         struck.set()
         signal.raise_signal(signal.SIGINT)  # its handler runs in the main thread, which waits
-        return watcher
 
-    queue.parts.gate.room.watch = watch  # type: ignore[method-assign]
+    queue.parts.admission.join_line = join  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         queue.put(b"2")
-    queue.parts.gate.room.watch = real  # type: ignore[method-assign]
+    queue.parts.admission.join_line = real  # type: ignore[method-assign]
     assert struck.is_set()
-    assert not queue.parts.admission.line
-    assert queue.parts.gate.putters == 0
+    assert not inside.left_behind(queue)
     queue.get().ack()
     assert queue.put(b"3", timeout_s=0) == 1
 

@@ -153,7 +153,7 @@ def test_get_waits_and_gives_up(open_spool: Open) -> None:
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(subscription.get(LONG_S).offset))
     thread.start()
-    until(lambda: inside.cursor(subscription)._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watching)
     broker.publish("b", b"")  # not wanted
     broker.publish("a", b"")
     thread.join(LONG_S)
@@ -414,7 +414,7 @@ def test_what_a_silent_member_holds_goes_to_another(broker: qflow.Broker, clock:
     found: list[list[int]] = []
     thread = threading.Thread(target=lambda: found.append(other.get_many(10, LONG_S).offsets))
     thread.start()
-    until(lambda: inside.cursor(other)._line.watchers)
+    until(lambda: inside.cursor(other)._line.watching)
     clock.advance(60)
     broker.engine.streams.tick()
     thread.join(LONG_S)
@@ -479,7 +479,7 @@ def test_deleting_a_subscription_ends_it(broker: qflow.Broker) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: inside.cursor(subscription)._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watching)
     broker.delete_subscription("s", "d")
     thread.join(LONG_S)
     assert len(errors) == 1
@@ -529,7 +529,7 @@ def test_who_waits_is_told_of_the_end(open_spool: Open, what: str) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    until(lambda: inside.cursor(subscription)._line.watchers)
+    until(lambda: inside.cursor(subscription)._line.watching)
     {"subscription": subscription.close, "broker": broker.close, "stream": lambda: broker.delete_stream("s")}[what]()
     thread.join(LONG_S)
     expected = {"subscription": qflow.InvalidArgument, "broker": qflow.BrokerClosed, "stream": qflow.StreamDeleted}

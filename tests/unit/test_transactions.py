@@ -740,13 +740,13 @@ def test_bodies_are_charged_while_a_commit_waits_for_room(
     queue = broker.declare_queue("q", durable=False, limit_messages=20)
     queue.put(b"")
     charged: list[int] = []
-    watch = queue.parts.gate.room.watch
+    join_line = queue.parts.admission.join_line
 
-    def watched(*arguments: Any) -> Any:
+    def joined(*arguments: Any) -> None:
         charged.append(broker.engine.desk._account.borrowed)
-        return watch(*arguments)
+        join_line(*arguments)
 
-    monkeypatch.setattr(queue.parts.gate.room, "watch", watched)
+    monkeypatch.setattr(queue.parts.admission, "join_line", joined)
     other = broker.declare_queue("other", durable=False)
     with pytest.raises(qflow.QueueFull), broker.transaction(timeout_s=0.01) as tx:
         for _ in range(2):

@@ -1,0 +1,301 @@
+"""Who is woken: as many as there is something for, first come first served, and none of it is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+import inside
+import qflow
+from qflow.memory import waiting
+from qflow.memory.line import Alarm, Line
+from qflow.memory.waiting import shelter
+from qflow.message import OVERHEAD_BYTES
+from qflow.queues.admission import Admission
+from qflow.queues.gets import Getting
+from qflow.queues.putting import Putting
+from unit.clocks import LONG_S, until
+
+Open = Callable[..., qflow.Broker]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often threads were woken, looked, and had another thread work for them."""
+    counts: Counter[str] = Counter()
+
+    def count(kind: Any, name: str, key: str) -> None:
+        method = getattr(kind, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            counts[key] += 1
+            return method(*arguments, **named)
+
+        monkeypatch.setattr(kind, name, call)
+
+    count(Alarm, "ring", "woken")
+    count(Putting, "step", "tried")
+    count(Getting, "step", "tried")
+    count(Admission, "rebalance", "looked")
+    count(waiting._Shelter, "call", "hops")
+    return counts
+
+
+@pytest.fixture
+def threads() -> Iterator[list[threading.Thread]]:
+    """Threads that have ended when the test does."""
+    begun: list[threading.Thread] = []
+    yield begun
+    for thread in begun:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
+
+def line_of(queue: qflow.Queue) -> Any:
+    return queue.parts.admission.line
+
+
+class Blocked:
+    """A put that waits as a thread does, without one."""
+
+    def __init__(self, queue: qflow.Queue, body: bytes, *, alone: bool = True) -> None:
+        self.queue = queue
+        self.woken = 0
+        puts = queue.parts.puts
+        self.put = puts.draft([body], True, 0)
+        self.putting = puts.begin([self.put], None)
+        self.putting.alone = alone
+        assert self.go_on() is not None
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def go_on(self) -> float | None:
+        return shelter(partial(self.queue.parts.puts._try_enter, self.put, self.putting, self.wake))
+
+    def leave(self) -> None:
+        shelter(self.putting.give_up)
+
+
+def test_a_line_wakes_in_the_order_of_the_first_wait() -> None:
+    """Who comes back has its place again, whoever else comes back before; who leaves is not woken."""
+    line = Line(threading.RLock())
+    woken: list[int] = []
+    with line:
+        watchers = [line.watch(partial(woken.append, number)) for number in range(6)]
+        line.notify(3)
+        assert (woken, line.watching) == ([0, 1, 2], 3)
+        line.watch(partial(woken.append, 2), watchers[2].number)
+        line.watch(partial(woken.append, 0), watchers[0].number)
+        line.unwatch(watchers[4])
+        line.unwatch(watchers[4])
+        late = line.watch(partial(woken.append, 1), watchers[1].number)
+        line.unwatch(late)
+        assert line.watching == 4
+        line.notify(2)
+        line.watch(partial(woken.append, 6))
+        line.notify_all()
+    assert woken == [0, 1, 2, 0, 2, 3, 5, 6]
+    assert not line.watching
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("producers", [16, 256])
+def test_each_blocked_put_is_woken_once(
+    open_spool: Open, counted: Counter[str], threads: list[threading.Thread], producers: int, durable: bool
+) -> None:
+    """A message that is taken wakes as many as there is room for: none above the mark, then all that fit."""
+    queue = open_spool().declare_queue("q", durable=durable, limit_messages=100)
+    queue.put_many([b""] * 100)
+    for number in range(1, producers + 1):
+        threads.append(threading.Thread(target=queue.put, args=(b"%d" % number,)))
+        threads[-1].start()
+        until(lambda number=number: len(line_of(queue)) == number)
+    counted.clear()
+    for _ in range(19):
+        queue.get(0).ack()
+    assert (counted["woken"], counted["looked"], counted["hops"]) == (0, 0, 0)
+    received = [queue.get(LONG_S) for _ in range(81)]
+    for delivery in received:
+        delivery.ack()
+    bodies = []
+    for _ in range(producers):
+        with queue.get(LONG_S) as delivery:
+            bodies.append(int(delivery.body))
+    for thread in threads:
+        thread.join(LONG_S)
+    assert bodies == sorted(bodies) or durable  # what passed together may meet in the log in any order
+    assert sorted(bodies) == list(range(1, producers + 1))
+    own = counted["woken"] - producers
+    assert own <= producers + 100  # the consumer may have had to wait for each
+    assert counted["tried"] <= 3 * (producers + 100)
+    assert not inside.left_behind(queue)
+
+
+def test_as_many_are_admitted_as_there_is_room_for(open_spool: Open) -> None:
+    """Ten places, thirty who wait: ten have theirs, one of them is woken to go on, and wakes the next."""
+    queue = open_spool().declare_queue("q", durable=False, limit_messages=20, resume_ratio=0.5)
+    queue.put_many([b"old"] * 20)
+    line = [Blocked(queue, b"%02d" % number) for number in range(30)]
+    queue.get_many(9).ack()
+    assert not sum(one.woken for one in line)
+    queue.get(0).ack()
+    assert len(line_of(queue)) == 20
+    assert [one.woken for one in line] == [1] + [0] * 29
+    for number in range(10):
+        assert line[number].go_on() is None
+        assert [one.woken for one in line] == [1] * min(10, number + 2) + [0] * (30 - min(10, number + 2))
+    assert len(queue) == 20
+    assert [delivery.body for delivery in queue.get_many(20, 0)][10:] == [b"%02d" % number for number in range(10)]
+    for one in line[10:]:
+        one.leave()
+    assert not line_of(queue)
+
+
+def test_what_was_admitted_is_there_for_a_get_before_its_thread_comes(open_spool: Open) -> None:
+    """A consumer does not wait for threads that are on their way."""
+    queue = open_spool().declare_queue("q", durable=False, limit_messages=2, resume_ratio=0)
+    queue.put_many([b"", b""])
+    line = [Blocked(queue, b"%d" % number) for number in range(4)]
+    queue.get_many(2, 0).ack()
+    assert [delivery.body for delivery in queue.get_many(4, 0)] == [b"0", b"1"]
+    for one in line[:2]:
+        assert one.go_on() is None
+        assert one.put.first >= 0
+    for one in line[2:]:
+        one.leave()
+    queue.purge()
+    assert not inside.left_behind(queue)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_was_admitted_and_leaves_hands_the_place_on(open_spool: Open, alone: bool) -> None:
+    """I15: a signal handler may raise in a thread, and a task be cancelled, after it was woken."""
+    queue = open_spool().declare_queue("q", durable=False, limit_messages=1)
+    queue.put(b"")
+    line = [Blocked(queue, b"%d" % number, alone=alone) for number in range(4)]
+    queue.get(0).ack()
+    assert [one.woken for one in line] == [1, 0, 0, 0]
+    line[0].leave()
+    assert [one.woken for one in line] == [1, 1, 0, 0]
+    line[2].leave()
+    line[1].leave()
+    line[1].leave()
+    assert [one.woken for one in line] == [1, 1, 0, 1]
+    assert line[3].go_on() is None
+    assert queue.get(0).body == b"3"
+    assert not inside.left_behind(queue)
+
+
+def test_a_thread_that_is_to_wake_the_next_and_leaves_does_so(open_spool: Open) -> None:
+    """Whether it was interrupted before its message was there, or after."""
+    queue = open_spool().declare_queue("q", durable=False, limit_messages=4, resume_ratio=0)
+    queue.put_many([b""] * 4)
+    line = [Blocked(queue, b"%d" % number) for number in range(4)]
+    queue.get_many(4, 0).ack()
+    assert [one.woken for one in line] == [1, 0, 0, 0]
+    line[0].leave()
+    assert [one.woken for one in line] == [1, 1, 0, 0]
+    got = [delivery.body for delivery in queue.get_many(4, 0)]
+    line[1].leave()
+    assert [one.woken for one in line] == [1, 1, 1, 0]
+    line[3].leave()  # before it was its turn
+    assert line[2].go_on() is None
+    assert [one.woken for one in line] == [1, 1, 1, 0]
+    assert got == [b"1", b"2", b"3"]
+    assert not inside.left_behind(queue)
+
+
+def test_a_higher_limit_admits_as_many_as_fit_and_a_lower_one_nobody(open_spool: Open) -> None:
+    """A line of 256: the steps that follow do not grow with it."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=False, limit_messages=10, resume_ratio=1)
+    queue.put_many([b""] * 10)
+    line = [Blocked(queue, b"%d" % number, alone=False) for number in range(256)]
+    broker.alter_queue("q", limit_messages=5)
+    assert not sum(one.woken for one in line)
+    for _ in range(5):
+        queue.get(0).ack()
+    assert not sum(one.woken for one in line)
+    broker.alter_queue("q", limit_messages=15)
+    assert [one.woken for one in line] == [1] * 10 + [0] * 246
+    broker.alter_queue("q", limit_messages=None)
+    assert [one.woken for one in line] == [1] * 256
+    for one in line:
+        assert one.go_on() is None
+    assert len(queue) == 261
+    assert not inside.left_behind(queue)
+
+
+def test_a_large_message_at_the_head_holds_the_line_until_there_is_room(open_spool: Open) -> None:
+    """First come first served; it is tried again at each message that leaves, and nobody is woken for nothing."""
+    queue = open_spool().declare_queue("q", durable=False, limit_bytes=100, resume_ratio=1)
+    for _ in range(10):
+        queue.put(bytes(10))
+    large, small = Blocked(queue, bytes(50)), Blocked(queue, bytes(1))
+    for _ in range(4):
+        queue.get(0).ack()
+        assert not large.woken + small.woken
+    queue.get(0).ack()
+    assert (large.woken, small.woken) == (1, 0)
+    assert large.go_on() is None
+    queue.get(0).ack()
+    assert small.woken == 1
+    assert small.go_on() is None
+    assert not inside.left_behind(queue)
+
+
+def test_a_message_that_comes_wakes_one_getter(
+    open_spool: Open, counted: Counter[str], threads: list[threading.Thread]
+) -> None:
+    """256 wait: the first of them has it, and nobody else looks."""
+    queue = open_spool().declare_queue("q", durable=False)
+    received: list[bytes] = []
+    for _ in range(256):
+        threads.append(threading.Thread(target=lambda: received.append(queue.get(LONG_S).body)))
+        threads[-1].start()
+    until(lambda: queue.parts.gate.getters == 256)
+    counted.clear()
+    for number in range(1, 101):
+        queue.put(b"%d" % number)
+        until(lambda number=number: len(received) == number)
+    assert counted["woken"] == 100
+    assert queue.parts.gate.getters == 156
+    queue.put_many([b"x"] * 156)
+    until(lambda: len(received) == 256)
+    assert counted["woken"] == 256
+
+
+def test_getters_without_room_are_woken_one_by_one(open_spool: Open) -> None:
+    """What frees memory wakes the first; what that leaves is for the next one. Who finds none wakes nobody."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=False, capacity_bytes=4 * (1_000 + OVERHEAD_BYTES))
+    queue.put_many([bytes(1_000)] * 60)
+    inside.still(broker)
+    held = [queue.get(0) for _ in range(3)]
+    woken: list[int] = []
+    getters = [queue.parts.gets.begin(1, None) for _ in range(40)]
+
+    def go_on(number: int) -> float | None:
+        return shelter(partial(getters[number].step, partial(woken.append, number), may_work=True))
+
+    for number in range(40):
+        assert go_on(number) is not None
+        assert go_on(number) is not None
+    assert (queue.parts.gate.starved, woken) == (40, [])
+    for delivery in held[:2]:
+        delivery.ack()
+    assert woken == [0, 1]
+    done = [go_on(number) is None for number in (0, 1)]
+    assert done[0]
+    assert len(woken) - len(set(woken)) == 0
+    assert len(woken) <= 2 + 4 * sum(done)  # what was read, and what is taken, may each leave some room
+    for getting in getters:
+        shelter(getting.give_up)
+    assert not queue.parts.gate.starved
+    held[2].ack()
