@@ -22,8 +22,6 @@ from qflow.memory.line import Line
 
 NEVER = -1
 ALWAYS = 2**62
-SPARED_CHUNKS = 8
-"""What a queue keeps of what it has borrowed and does not use, until others need it: its next batch borrows nothing."""
 
 ENDED = "it was deleted, or its broker closed"
 LIMITED = "it has a limit, so its depth is looked at"
@@ -98,10 +96,11 @@ class Gate:
         borrowed = account.borrowed
         self.ceiling = NEVER if self.shut or self.putters else borrowed
         self.passing = NEVER if self.shut - FOR_PLAIN or self.putters else borrowed
-        if self.slack or self.putters or self.starved or self.at_limit or borrowed > account.capacity:
+        looks = self.slack or self.putters or self.starved or self.at_limit or borrowed > account.capacity
+        if looks or not account.may_have_spare:
             self.give_back_below = ALWAYS
         else:
-            self.give_back_below = borrowed - SPARED_CHUNKS * self.ledger.chunk
+            self.give_back_below = borrowed - self.ledger.spared(account)
 
     def borrow(self, missing: int) -> bool:
         """Borrow so much more, or nothing."""
@@ -112,7 +111,7 @@ class Gate:
 
     def borrow_ahead(self, amount: int) -> None:
         """Borrow what another put like the last one would be charged, so that it passes at once; not if it is much."""
-        if self.over + amount > 0 and amount <= SPARED_CHUNKS * self.ledger.chunk:
+        if self.over + amount > 0 and amount <= self.ledger.spared(self.account):
             self.borrow(amount)
 
     def charge(self, amount: int) -> bool:
@@ -150,19 +149,19 @@ class Gate:
         return over
 
     def give_back_spare(self) -> None:
-        """Return to the ledger what is borrowed beyond what the next batches may need."""
+        """Return to the ledger what is borrowed beyond what the next batches may need; it is told of the rest."""
         account, used = self.account, self.used
-        spared = SPARED_CHUNKS * self.ledger.chunk
+        spared = self.ledger.spared(account)
         if account.borrowed - used > spared or account.borrowed > account.capacity:
             keep = max(used, min(used + spared // 2, account.capacity))
             if keep < account.borrowed:
                 self.ledger.give_back(account, account.borrowed - keep)
+        if account.borrowed > used and not account.may_have_spare:
+            self.ledger.note_spare(account)
 
     def give_back_all(self) -> bool:
         """Return to the ledger all that is not used; False if that is nothing."""
-        spare = self.account.borrowed - max(self.used, 0)
-        if spare <= 0:
-            return False
-        self.ledger.give_back(self.account, spare)
+        spare = max(0, self.account.borrowed - max(self.used, 0))
+        self.ledger.give_back_all(self.account, spare)
         self.refresh()
-        return True
+        return spare > 0
