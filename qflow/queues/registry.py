@@ -65,6 +65,7 @@ class Queues:
         self._bindings = bindings
         self._lock = threading.Lock()  # held to change `_queues`, beside `Spool.changing`, and to copy it
         self._queues: dict[str, Queue] = {}
+        self._sources: dict[str, dict[str, None]] = {}  # which queues name it for their dead letters
         self._broken: dict[str, QueueRecord] = {}
         """Records that cannot be served."""
         self._incarnations: dict[int, int] = {}
@@ -172,19 +173,29 @@ class Queues:
         account.give_way = queue.parts.spiller.give_way
         with self._lock:
             self._queues[name] = queue
+        self._note_source(name, settings.dead_letter)
         return queue
+
+    def _note_source(self, name: str, target: str | None, before: str | None = None) -> None:
+        """A queue names another one for its dead letters, and named one before; twice is fine."""
+        if before is not None and before in self._sources:
+            self._sources[before].pop(name, None)
+            if not self._sources[before]:
+                del self._sources[before]
+        if target is not None:
+            self._sources.setdefault(target, {})[name] = None
+
+    def _target_of(self, name: str) -> str | None:
+        """Return which queue this one names for its dead letters."""
+        queue = self._queues.get(name)
+        return None if queue is None else queue.settings.dead_letter
 
     def _check_dead_letters(self, name: str, settings: QueueSettings) -> None:
         """Refuse cycles, and a durable queue whose dead letters a restart would lose. Holding `changing`."""
-        targets = {other: queue.settings.dead_letter for other, queue in self._queues.items()}
-        check_no_cycle(name, settings.dead_letter, targets)
+        check_no_cycle(name, settings.dead_letter, self._target_of)
         target = self._queues.get(settings.dead_letter) if settings.dead_letter is not None else None
         pairs = [(name, settings, settings.dead_letter, target.settings)] if target is not None else []
-        pairs += [
-            (other, queue.settings, name, settings)
-            for other, queue in self._queues.items()
-            if queue.settings.dead_letter == name
-        ]
+        pairs += [(other, self._queues[other].settings, name, settings) for other in self._sources.get(name, ())]
         for source, of_source, dead, of_dead in pairs:
             if of_source.durable and not of_dead.durable:
                 raise InvalidArgument(
@@ -204,8 +215,8 @@ class Queues:
             queue = self._queues.get(name)
             if queue is not None:
                 return queue
-            sources = [queue.settings for queue in self._queues.values() if queue.settings.dead_letter == name]
-            return self._declare(name, QueueSettings(durable=any(settings.durable for settings in sources)))
+            durable = any(self._queues[source].settings.durable for source in self._sources.get(name, ()))
+            return self._declare(name, QueueSettings(durable=durable))
         finally:
             changing.release()
 
@@ -228,9 +239,13 @@ class Queues:
         """Write and apply other settings. Holding `changing`."""
         if settings.durable:
             value = self._record_of(queue, settings)
-            self._spool.records.replace(_owner(queue), value, partial(alter, queue.parts, settings))
+            self._spool.records.replace(_owner(queue), value, partial(self._apply, queue, settings))
         else:
-            alter(queue.parts, settings)
+            self._apply(queue, settings)
+
+    def _apply(self, queue: Queue, settings: QueueSettings) -> None:
+        self._note_source(queue.name, settings.dead_letter, before=queue.settings.dead_letter)
+        alter(queue.parts, settings)
 
     def _record_of(self, queue: Queue, settings: QueueSettings) -> bytes:
         filters = self._bindings.filters_of(queue)
@@ -289,6 +304,7 @@ class Queues:
         with self._lock:
             if self._queues.pop(queue.name, None) is None:
                 return  # the second time
+        self._note_source(queue.name, None, before=queue.settings.dead_letter)
         queue.parts.gate.account.give_way = None
         log = self._spool.log
         try:
