@@ -36,8 +36,8 @@ class Gate:
     """See the module."""
 
     __slots__ = (
-        "account", "arrived", "at_limit", "ceiling", "get_slack", "getters", "give_back_below", "incoming", "largest",
-        "ledger", "passing", "put_slack", "putters", "restoring", "room", "shut", "starved", "used",
+        "account", "arrived", "at_limit", "ceiling", "changes", "get_slack", "getters", "give_back_below", "incoming",
+        "largest", "ledger", "passing", "put_slack", "putters", "restoring", "room", "shut", "starved", "used",
     )  # fmt: skip
 
     def __init__(self, account: Account, ledger: Ledger, lock: Any) -> None:
@@ -60,6 +60,8 @@ class Gate:
         """The same for a put that takes its way through the log, or has a priority or headers."""
         self.give_back_below = NEVER
         """A settle that leaves less than this used looks for something to do."""
+        self.changes = 0
+        """How often those numbers were computed: something has changed."""
         self.at_limit = False
         """A put was not admitted at once, and the depth has not come down to the mark since."""
         self.arrived = Line(lock)
@@ -94,6 +96,7 @@ class Gate:
         """Compute what the hot path compares with."""
         account = self.account
         borrowed = account.borrowed
+        self.changes += 1
         self.ceiling = NEVER if self.shut or self.putters else borrowed
         self.passing = NEVER if self.shut - FOR_PLAIN or self.putters else borrowed
         looks = self.slack or self.putters or self.starved or self.at_limit or borrowed > account.capacity

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
+import attrs
 import pytest
 
+import inside
 import qflow
+from qflow import Queue, upkeep
+from qflow.queues.tending import tick
 from qflow.streams.topic_filter import FilterTrie
+from unit.clocks import Clock
 
 MANY = 200
 
@@ -74,3 +81,172 @@ def test_a_binding_goes_through_no_other(open_at: Callable[..., qflow.Broker], m
     broker.close()
     again = open_at()
     assert again.engine.routing.filters_of(again.queue("queue")) == ["b/#", "a/+/3"]
+
+
+@pytest.fixture
+def ticked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the names of queues added to a list that time does something to."""
+    names: list[str] = []
+
+    def note(parts: Any) -> bool:
+        names.append(parts.context.name)
+        return tick(parts)
+
+    monkeypatch.setattr(upkeep, "tick", note)
+    return names
+
+
+def rounds(broker: qflow.Broker, clock: Clock, ticked: list[str], number: int = 1) -> list[str]:
+    """Let seconds pass; return which queues were looked at meanwhile, each once."""
+    ticked.clear()
+    steps = inside.upkeep(broker)
+    for _ in range(number):
+        clock.advance(1)
+        for step in (steps.tick, steps.sweep, steps.remove_settled, steps.hollow):
+            step()
+    return sorted(set(ticked))
+
+
+def test_maintenance_looks_at_queues_that_have_changed(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]
+) -> None:
+    """And once more, for what was under way; not at those that rest with messages, whatever changed them."""
+    broker = open_at()
+    queues = [broker.declare_queue(f"q{n:03}", durable=n < 20) for n in range(MANY)]
+    for queue in queues:
+        queue.put_many([b"x", b"y", b"z"])
+    everyone = [queue.name for queue in queues]
+    assert rounds(broker, clock, ticked) == everyone
+    assert rounds(broker, clock, ticked, 2) == everyone
+    assert rounds(broker, clock, ticked) == []
+
+    held = queues[31].get()
+    batch = queues[32].get_many(10)
+    changes: list[tuple[qflow.Queue, Callable[[], object]]] = [
+        (queues[3], lambda: queues[3].put(b"durable")),
+        (queues[4], lambda: queues[4].get().ack(wait=True)),
+        (queues[30], lambda: queues[30].put(b"plain")),
+        (queues[33], lambda: queues[33].put(b"later", delay_s=60)),
+        (queues[34], lambda: queues[34].get_many(10)),
+        (queues[35], lambda: queues[35].get()),
+        (queues[36], lambda: queues[36].purge()),
+        (queues[37], lambda: broker.alter_queue(queues[37], limit_messages=5)),
+        (queues[38], lambda: queues[38].put(b"unlogged", headers={"a": 1})),
+        (queues[31], held.ack),
+        (queues[32], batch.ack),
+    ]
+    rounds(broker, clock, ticked, 3)
+    for queue, change in changes:
+        assert rounds(broker, clock, ticked) == []
+        change()
+        broker.engine.log.drain()
+        assert rounds(broker, clock, ticked) == [queue.name]
+        assert rounds(broker, clock, ticked, 2) == [queue.name]
+
+    broker.declare_queue("new", durable=False)
+    broker.delete_queue("q100")
+    assert rounds(broker, clock, ticked, 3) == ["new"]
+    assert rounds(broker, clock, ticked) == []
+
+
+def test_maintenance_looks_at_queues_that_time_does_something_to(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]
+) -> None:
+    """As long as it may: until what expires, or is held for too long, is no more."""
+    broker = open_at()
+    expiring = broker.declare_queue("expiring", durable=False, ttl_s=60)
+    leased = broker.declare_queue("leased", durable=False, ack_timeout_s=60)
+    watched = broker.declare_queue("watched", durable=False)
+    watched.on_slow_consumer(60)
+    for queue in (expiring, leased, watched):
+        queue.put(b"x")
+    assert len(rounds(broker, clock, ticked, 5)) == 3
+    assert rounds(broker, clock, ticked) == ["expiring"]
+    late, slow = leased.get(), watched.get()
+    rounds(broker, clock, ticked, 5)
+    assert rounds(broker, clock, ticked) == ["expiring", "leased", "watched"]
+    clock.advance(60)
+    rounds(broker, clock, ticked)
+    assert expiring.stats().expired_total == 1
+    assert leased.stats().redelivered_total == 1
+    with pytest.raises(qflow.AlreadySettled):
+        late.ack()
+    slow.ack()
+    rounds(broker, clock, ticked, 3)
+    assert rounds(broker, clock, ticked) == []
+
+
+def written(broker: qflow.Broker) -> dict[str, Any]:
+    """Have the figures written for others; return them as they are read."""
+    broker.engine.figures.write()
+    facts: dict[str, Any] = json.loads((Path(broker.path) / "stats.json").read_text())
+    return facts
+
+
+def told(broker: qflow.Broker) -> dict[str, Any]:
+    """Return the same as the broker tells it itself."""
+    facts: dict[str, Any] = json.loads(json.dumps(attrs.asdict(broker.stats())))
+    return facts
+
+
+def test_only_the_figures_of_queues_that_have_changed_are_found_anew(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is written has all of them, as they are, also for how long messages have been held."""
+    broker = open_at()
+    queues = [broker.declare_queue(f'q{n:03} "ä"', durable=n < 3) for n in range(MANY)]
+    for queue in queues:
+        queue.put(b"x")
+    held = [queue.get() for queue in queues[5:10]]
+    rounds(broker, clock, ticked, 3)
+    facts = written(broker)
+    assert told(broker).items() <= facts.items()
+    asked: list[str] = []
+    stats = Queue.stats
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "stats", lambda queue: (asked.append(queue.name), stats(queue))[1])
+        rounds(broker, clock, ticked, 2)
+        aged = written(broker)
+        assert asked == []
+        queues[7].put(b"y")
+        held[1].ack()
+        broker.delete_queue(queues[50].name)
+        queues.append(broker.declare_queue("new", durable=False))
+        rounds(broker, clock, ticked)
+        changed = written(broker)
+        assert sorted(asked) == sorted(queue.name for queue in (queues[6], queues[7], queues[-1]))
+    assert aged["queues"][queues[5].name]["oldest_unacked_s"] == 4
+    assert told(broker).items() <= changed.items()
+    assert changed["messages"] == MANY - 1
+
+
+def test_what_takes_long_to_write_is_written_seldom(
+    open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it takes a bounded part of the time, however many queues there are."""
+    broker = open_at()
+    figures = broker.engine.figures
+    used_s = iter((10.0, 10.02))
+    monkeypatch.setattr("qflow.figures.time.thread_time", lambda: next(used_s))
+    figures.write()
+    assert figures.due == pytest.approx(clock.monotonic() + 4)
+
+
+def test_a_queue_that_maintenance_failed_at_is_looked_at_again(
+    open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing of it changes."""
+    broker = open_at()
+    broker.declare_queue("q", durable=False).put(b"x")
+    steps = inside.upkeep(broker)
+    asked: list[str] = []
+
+    def fail(parts: Any) -> bool:
+        asked.append(parts.context.name)
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(upkeep, "tick", fail)
+    for _ in range(5):
+        clock.advance(1)
+        steps.tick(steps.attempt)
+    assert asked == ["q"] * 5
