@@ -25,6 +25,9 @@ from qflow.streams.registry import Streams
 
 PACE = 200
 """`stats.json` is written so seldom that this takes one part in so many of the time of a processor."""
+LONGEST_S = 10.0
+"""But not more seldom than that."""
+_OF_QUEUE = [field.name for field in attrs.fields(QueueStats) if field.name != "oldest_unacked_s"]
 
 
 class _Shown:
@@ -38,8 +41,7 @@ class _Shown:
         self.messages = stats.messages
         self.is_held = stats.acquired_messages > 0
         self.oldest_unacked_s = stats.oldest_unacked_s
-        facts = attrs.asdict(stats)
-        del facts["oldest_unacked_s"]
+        facts = {name: getattr(stats, name) for name in _OF_QUEUE}  # plain values
         self._text = f"{json.dumps(stats.name)}: {json.dumps(facts)[:-1]}"
 
     @property
@@ -126,7 +128,7 @@ class Figures:
         except OSError as error:
             raise storage_error(error, "write the statistics", spool.path) from error
         finally:
-            self.due = spool.monotonic() + PACE * (time.thread_time() - began_s)
+            self.due = spool.monotonic() + min(LONGEST_S, PACE * (time.thread_time() - began_s))
 
     def _renew(self) -> dict[Queue, _Shown]:
         """Return what is shown of each queue, after figuring anew what may have changed."""

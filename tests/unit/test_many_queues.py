@@ -226,10 +226,12 @@ def test_what_takes_long_to_write_is_written_seldom(
     """So that it takes a bounded part of the time, however many queues there are."""
     broker = open_at()
     figures = broker.engine.figures
-    used_s = iter((10.0, 10.02))
+    used_s = iter((10.0, 10.02, 20.0, 21.0))
     monkeypatch.setattr("qflow.figures.time.thread_time", lambda: next(used_s))
     figures.write()
     assert figures.due == pytest.approx(clock.monotonic() + 4)
+    figures.write()
+    assert figures.due == pytest.approx(clock.monotonic() + 10)
 
 
 def test_a_queue_that_maintenance_failed_at_is_looked_at_again(
