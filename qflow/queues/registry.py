@@ -36,6 +36,7 @@ from qflow.queues.queue import Queue, disown
 from qflow.queues.tending import alter, check_open, let_go, refuse_calls, settle_down
 from qflow.spool import Spool
 from qflow.storage.log import recovery
+from qflow.storage.log.records import NewRecord
 from qflow.storage.log.recovery import BINDINGS, QueueRecord
 from qflow.storage.log.rows import Row
 
@@ -112,37 +113,50 @@ class Queues:
 
     # Declaring and altering --------------------------------------------------------------------------------------
 
-    def declare(self, name: str, settings: QueueSettings) -> Queue:
-        """Return the queue of this name, making it if there is none; see `Broker.declare_queue`."""
+    def declare(self, names: list[str], settings: QueueSettings) -> list[Queue]:
+        """Return the queues of these names, making those that are missing; see `Broker.declare_queues`."""
         with self._spool.changing:
-            return self._declare(name, settings)
+            return self._declare(names, settings)
 
-    def _declare(self, name: str, settings: QueueSettings) -> Queue:
-        """Return a queue of these settings. Holding `changing`."""
+    def _declare(self, names: list[str], settings: QueueSettings) -> list[Queue]:
+        """Return queues of these settings. Holding `changing`."""
         self._spool.check_open()
         self._spool.records.make_sure()
-        queue = self._queues.get(name)
-        if queue is not None and queue.parts.context.was_deleted:
-            self._clear_away(queue)  # that was begun, and interrupted
-            queue = None
-        if queue is not None:
-            self._check_same(queue, settings)
+        missing: list[str] = []
+        for name in dict.fromkeys(names):
+            queue = self._queues.get(name)
+            if queue is not None and queue.parts.context.was_deleted:
+                self._clear_away(queue)  # that was begun, and interrupted
+                queue = None
+            if queue is not None:
+                self._check_same(queue, settings)
+            elif name in self._broken:
+                raise self._broken_error(name)
+            else:
+                self._check_dead_letters(name, settings)
+                missing.append(name)
+        self._add(missing, settings)
+        queues = [self._queues[name] for name in names]
+        for queue in queues:
             if queue.settings != settings:
                 self._alter(queue, settings)
-            return queue
-        if name in self._broken:
-            raise self._broken_error(name)
-        self._check_dead_letters(name, settings)
-        incarnation = uuid4().int >> 64
-        if settings.durable:
-            owner, rows = self._spool.new_owner(), {0: Row()}
-            value = recovery.queue_value(name, incarnation, settings.to_dict())
-            then = partial(self._register, name, settings, owner, incarnation, rows)
-            self._spool.records.add(owner, value, rows, then)
-        else:
-            self._next_transient += 1
-            self._register(name, settings, self._next_transient, incarnation, None)
-        return self._queues[name]
+        return queues
+
+    def _add(self, names: list[str], settings: QueueSettings) -> None:
+        """Make queues, durable ones in one commit. Holding `changing`."""
+        records: list[NewRecord] = []
+        calls: list[Callable[[], None]] = []
+        for name in names:
+            incarnation = uuid4().int >> 64
+            if settings.durable:
+                owner, rows = self._spool.new_owner(), {0: Row()}
+                records.append(NewRecord(owner, recovery.queue_value(name, incarnation, settings.to_dict()), rows))
+                calls.append(partial(self._register, name, settings, owner, incarnation, rows))
+            else:
+                self._next_transient += 1
+                self._register(name, settings, self._next_transient, incarnation, None)
+        if records:
+            self._spool.records.add(records, partial(_call_all, calls))
 
     def _check_same(self, queue: Queue, settings: QueueSettings) -> None:
         """Refuse to declare a queue that behaves differently."""
@@ -216,7 +230,7 @@ class Queues:
             if queue is not None:
                 return queue
             durable = any(self._queues[source].settings.durable for source in self._sources.get(name, ()))
-            return self._declare(name, QueueSettings(durable=durable))
+            return self._declare([name], QueueSettings(durable=durable))[0]
         finally:
             changing.release()
 
@@ -383,3 +397,8 @@ class Queues:
 
 def _owner(queue: Queue) -> int:
     return queue.parts.context.owner
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

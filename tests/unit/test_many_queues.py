@@ -252,3 +252,52 @@ def test_a_queue_that_maintenance_failed_at_is_looked_at_again(
         clock.advance(1)
         steps.tick(steps.attempt)
     assert asked == ["q"] * 5
+
+
+def test_many_queues_are_declared_in_one_commit(open_at: Callable[..., qflow.Broker]) -> None:
+    """Those that exist are returned, too, in the order of the names; all survive."""
+    broker = open_at()
+    first = broker.declare_queue("q1", limit_messages=5)
+    before = broker.stats().commits_total
+    names = [f"q{n}" for n in range(MANY)]
+    queues = broker.declare_queues(iter([*names, "q7"]), limit_messages=5)
+    assert broker.stats().commits_total == before + 1
+    assert [queue.name for queue in queues] == [*names, "q7"]
+    assert queues[1] is first
+    assert queues[-1] is queues[7]
+    assert broker.declare_queues(names[:2], limit_messages=5) == queues[:2]
+    assert broker.stats().commits_total == before + 1
+    assert broker.declare_queues([]) == []
+    transient = broker.declare_queues(["t1", "t2"], durable=False)
+    assert [queue.settings.durable for queue in transient] == [False, False]
+    for queue in queues[:MANY]:
+        queue.put(queue.name.encode())
+    broker.close()
+    again = open_at()
+    assert again.queues() == sorted(names)
+    assert all(again.queue(name).get(0).body == name.encode() for name in names)
+    assert again.queue("q8").settings.limit_messages == 5
+
+
+def test_either_all_of_many_queues_are_declared_or_none(open_at: Callable[..., qflow.Broker]) -> None:
+    """Names, settings and what exists are looked at before anything is made."""
+    broker = open_at()
+    broker.declare_queue("other", max_deliveries=3)
+    broker.declare_queue("passing", durable=False)
+    commits = broker.stats().commits_total
+    refused: list[tuple[Any, type[Exception], dict[str, Any]]] = [
+        (["a", "other"], qflow.SettingsConflict, {}),
+        (["a", ""], qflow.InvalidArgument, {}),
+        (["a", 5], qflow.InvalidArgument, {}),
+        ("ab", qflow.InvalidArgument, {}),
+        (["a", "dead"], qflow.InvalidArgument, {"dead_letter": "dead"}),
+        (["a"], qflow.InvalidArgument, {"dead_letter": "passing"}),
+        (["a"], qflow.InvalidArgument, {"limit_messages": -1}),
+    ]
+    for names, error, settings in refused:
+        with pytest.raises(error):
+            broker.declare_queues(names, **settings)
+    assert broker.queues() == ["other", "passing"]
+    assert broker.stats().commits_total == commits
+    altered = broker.declare_queues(["new", "other"], max_deliveries=3, capacity_bytes="1KiB")
+    assert [queue.settings.capacity_bytes for queue in altered] == [1024, 1024]
