@@ -25,7 +25,7 @@ CHUNK_BYTES = 256 * 1024
 SPARED_CHUNKS = 8
 """What a queue keeps of what it has borrowed and does not use, until others need it: its next batch borrows nothing."""
 UNUSED_SHARE = 2
-"""One part in so many of the capacity is what idle accounts may keep, all of them together."""
+"""One part in so many of the capacity, divided by the number of those that borrow, is what each may keep unused."""
 GROWTH = 4
 """An account that has much borrows one part in so many of that at once, however many accounts there are."""
 ASKED_AGAIN = 16
@@ -217,7 +217,7 @@ class Ledger:
     # Under the lock ----------------------------------------------------------------------------------------------
 
     def _share(self) -> int:
-        """Return what each of those that borrow may keep unused. (A lock is not needed to ask.)"""
+        """Return what each of those that borrow may keep unused. Needs no lock."""
         return self.capacity // (UNUSED_SHARE * max(1, len(self._ranks) + len(self._barren)))
 
     def _change(self, account: Account, amount: int) -> None:
