@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from typing import Unpack
 from uuid import UUID
 
-from qflow.config import BrokerSettings, QueueSettings, StreamSettings, check_name, settings_from
+from qflow.config import BrokerSettings, QueueSettings, StreamSettings, check_name, check_names, settings_from
 from qflow.engine import Engine
 from qflow.events import Event
-from qflow.memory.waiting import shelter_made, sheltered
+from qflow.memory.waiting import shelter, shelter_made, sheltered
 from qflow.message import Headers
 from qflow.options import (
     Body,
@@ -85,8 +85,15 @@ class Broker:
             CorruptionError: its record in the log is damaged.
         Cost: one commit for a new durable queue.
         """
-        check_name(name)
-        return self.engine.queues.declare(name, settings_from(QueueSettings, settings, "queue"))
+        return self.engine.queues.declare([check_name(name)], settings_from(QueueSettings, settings, "queue"))[0]
+
+    def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[Queue]:
+        """Return the queues of these names, made where there are none, all with the settings of `declare_queue`.
+
+        Raises: as `declare_queue`, before any is made. Cost: one commit for all new durable ones, 0.2 ms a queue.
+        """
+        wanted, given = check_names(names), settings_from(QueueSettings, settings, "queue")
+        return shelter(lambda: self.engine.queues.declare(wanted, given))
 
     @sheltered
     def alter_queue(self, name: Queue | str, **changes: Unpack[QueueChanges]) -> Queue:
@@ -437,8 +444,5 @@ def make_broker(
 
 @sheltered
 def finish_wiping(broker: Broker, most_s: float) -> None:
-    """Unlink spill files of an earlier owner until none is left, or for about so long; maintenance does the rest.
-
-    Cost: 10 µs a file; where there is none, the listing of one directory.
-    """
+    """Unlink spill files of an earlier owner until none is left, or for about so long. Cost: 10 µs a file."""
     broker.engine.upkeep.finish_wiping(most_s)

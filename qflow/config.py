@@ -126,6 +126,13 @@ def check_name(name: object, what: str = "queue") -> str:
     return name
 
 
+def check_names(names: Iterable[str]) -> list[str]:
+    """Return valid names of queues."""
+    if isinstance(names, str | bytes):
+        raise InvalidArgument(f"names of queues must be a list, or another iterable, not {names!r} alone")
+    return [check_name(name) for name in names]
+
+
 def spool_path(path: str | os.PathLike[str]) -> str:
     """Return the absolute path of a spool.
 

@@ -70,9 +70,9 @@ class Engine:
 
     def _make_streams(self) -> Streams:
         spool = self.spool
-        account = self.ledger.open(STREAMS, "streams", None)
+        account = self.ledger.open(STREAMS, "streams", None, is_cache=True)
         room = Room(account, self.ledger, self.ledger.relieve)
-        account.is_cache, account.give_way = True, lambda missing, spill: room.give_way(missing)
+        account.give_way = lambda missing, spill: room.give_way(missing)
         shared = Shared(
             log=spool.log,
             room=room,

@@ -95,6 +95,7 @@ class Routing:
 
     def __init__(self) -> None:
         self._trie: FilterTrie[Queue] = FilterTrie()
+        self._filters: dict[Queue, dict[str, None]] = {}  # the same by queue, in the order they were bound
         self.streams: FilterTrie[StreamLog] = FilterTrie()
         """Changed by who declares streams, who calls `forget` then."""
         self.forget()
@@ -104,6 +105,7 @@ class Routing:
     def bind(self, queue: Queue, topic_filter: str) -> bool:
         """Add a binding; False if it is there."""
         changed = self._trie.add(check_filter(topic_filter), queue)
+        self._filters.setdefault(queue, {})[topic_filter] = None
         self.forget()
         return changed
 
@@ -115,15 +117,18 @@ class Routing:
         """
         if not self._trie.remove(check_filter(topic_filter), queue):
             raise NotFound(f"queue {queue.name!r} is not bound to {topic_filter!r}")
+        del self._filters[queue][topic_filter]
         self.forget()
         return True
 
     def replace(self, queue: Queue, filters: list[str]) -> None:
         """Bind a queue with these filters and no others."""
-        for topic_filter in self.filters_of(queue):
+        for topic_filter in self._filters.pop(queue, ()):
             self._trie.remove(topic_filter, queue)
         for topic_filter in filters:
             self._trie.add(topic_filter, queue)
+        if filters:
+            self._filters[queue] = dict.fromkeys(filters)
         self.forget()
 
     def forget(self) -> None:
@@ -133,7 +138,7 @@ class Routing:
 
     def filters_of(self, queue: Queue) -> list[str]:
         """Return a queue's filters, in the order they were bound."""
-        return [topic_filter for topic_filter, bound in self._trie if bound is queue]
+        return list(self._filters.get(queue, ()))
 
     def route(self, topic: str) -> Route:
         """Return where a topic leads. Cost: a lookup, where it was asked for before."""

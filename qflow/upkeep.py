@@ -17,8 +17,10 @@ from qflow.adoption import Adoption
 from qflow.errors import QflowError
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
+from qflow.queues.queue import Queue
 from qflow.queues.registry import Queues
 from qflow.queues.tending import fit, tick
+from qflow.queues.watch import Watch
 from qflow.spool import Spool
 from qflow.streams.registry import Attempt, Streams, at_once
 
@@ -51,6 +53,8 @@ class Upkeep:
         self._spool = spool
         self._bell = bell
         self._queues = queues
+        self._watch = Watch(queues.all)
+        self._has_looked = False
         self._streams = streams
         self._adoption = adoption
         self._figures = figures
@@ -97,18 +101,28 @@ class Upkeep:
                 continue  # it was for the inbox alone
             due = started + MAINTENANCE_S
             with self.moving:
-                busy = attempt("what time does", lambda: self.tick(attempt))
-                busy |= attempt("wiping", lambda: self._spool.wiper.step(WIPED_AT_ONCE))
-                busy |= attempt("spilling", self.sweep)
-                busy |= attempt("removing what is settled", self.remove_settled)
-                busy |= attempt("removing what was deleted", self.remove_deleted)
-                busy |= attempt("giving back what is settled", self.hollow)
+                busy = self._take_steps()
             if self._spool.monotonic() - written >= MAINTENANCE_S:
                 written = self._spool.monotonic()
                 attempt("what was handed over", log.look_after)
                 attempt("readers that were killed", log.forget_dead_readers)
-                attempt("statistics", self._figures.write)
+                if written >= self._figures.due:
+                    attempt("statistics", self._figures.write)
             took = time.perf_counter() - started
+
+    def _take_steps(self) -> bool:
+        """Take each step once; return whether there is more to do at once."""
+        attempt = self.attempt
+        attempt("finding what has changed", self._watch.look)
+        self._has_looked = True
+        busy = attempt("what time does", lambda: self.tick(attempt))
+        busy |= attempt("wiping", lambda: self._spool.wiper.step(WIPED_AT_ONCE))
+        busy |= attempt("spilling", self.sweep)
+        busy |= attempt("removing what is settled", self.remove_settled)
+        busy |= attempt("removing what was deleted", self.remove_deleted)
+        busy |= attempt("giving back what is settled", self.hollow)
+        self._has_looked = False
+        return busy
 
     def _rest_s(self, busy: bool, took: float) -> float:
         """Return how long maintenance may rest."""
@@ -138,6 +152,12 @@ class Upkeep:
         self._troubles.pop(what, None)
         return more
 
+    def _awake(self) -> list[Queue]:
+        """Return the queues to look at, as they were when the thread began to take steps, or as they are."""
+        if not self._has_looked:
+            self._watch.look()
+        return self._watch.awake()
+
     # Its steps ---------------------------------------------------------------------- each tells whether there is more
 
     def tick(self, attempt: Attempt = at_once) -> bool:
@@ -145,15 +165,22 @@ class Upkeep:
         now = self._spool.monotonic()
         if now - self._ticked < MAINTENANCE_S / 2:
             return False
-        more = [attempt(f"queue {queue.name!r}", partial(tick, queue.parts)) for queue in self._queues.all()]
+        queues = self._awake()
+        self._figures.note_changed(queues)
+        more = [attempt(f"queue {queue.name!r}", partial(self._tick, queue)) for queue in queues]
         more.append(self._streams.tick(attempt))
         self._ticked = -math.inf if any(more) else now
         return any(more)
 
+    def _tick(self, queue: Queue) -> bool:
+        more = tick(queue.parts)
+        self._watch.let_rest(queue)  # not one that failed
+        return more
+
     def sweep(self) -> bool:
         """Free spill files of purged messages, and spill what nobody else did."""
         more = False
-        for queue in self._queues.all():
+        for queue in self._awake():
             spiller = queue.parts.spiller
             more |= spiller.sweep(WIPED_AT_ONCE) | fit(queue.parts) | spiller.spill_left_over()
         return more
@@ -161,7 +188,7 @@ class Upkeep:
     def remove_settled(self) -> bool:
         """Remove blocks below floors that one commit was not enough for."""
         log = self._spool.log
-        lanes = [lane for queue in self._queues.all() for lane in queue.parts.logged_lanes if lane.removing]
+        lanes = [lane for queue in self._awake() for lane in queue.parts.logged_lanes if lane.removing]
         lanes += [lane for lane in self._streams.lanes if lane.removing]
         lanes = [lane for lane in lanes if lane.broken is None]
         if log.failed:
@@ -179,7 +206,7 @@ class Upkeep:
     def hollow(self) -> bool:
         """Give back what is settled above floors; False also where there is no room."""
         log = self._spool.log
-        lanes = [lane for queue in self._queues.all() for lane in queue.parts.logged_lanes if lane.hollow_due]
+        lanes = [lane for queue in self._awake() for lane in queue.parts.logged_lanes if lane.hollow_due]
         if not lanes or log.failed:
             return False
         for lane in lanes[:HOLLOWED_AT_ONCE]:

@@ -17,7 +17,7 @@ OF_STREAMS = "stream partition offset key time_ms "
 GETS = "get get_nowait get_many "
 SUBSCRIBER = GETS + "ack seek position positions lag stats close closed name filter stream "
 SETTINGS = "path closed recovery "
-QUEUES = "declare_queue queue queues alter_queue delete_queue bind unbind "
+QUEUES = "declare_queue declare_queues queue queues alter_queue delete_queue bind unbind "
 STREAMS = "declare_stream stream streams alter_stream delete_stream subscribe delete_subscription "
 BROKER = (
     SETTINGS + QUEUES + STREAMS + "publish publish_many submit_publish transaction on_event stats check snapshot "

@@ -19,6 +19,7 @@ from qflow.aio.stream import AsyncStream, stream_of
 from qflow.aio.subscription import AsyncSubscription, subscription_of
 from qflow.aio.transaction import AsyncTogether, AsyncTransaction, transaction_of
 from qflow.broker import Broker
+from qflow.config import check_names
 from qflow.errors import BrokerClosed
 from qflow.events import Event
 from qflow.message import Headers
@@ -79,6 +80,11 @@ class AsyncBroker:
     async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncQueue:
         """Return the queue of this name, making it if there is none; settings as `Broker.declare_queue`."""
         return self._around(await self._run(partial(self.broker.declare_queue, name, **settings)))
+
+    async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue]:
+        """Return the queues of these names, made in one commit where there are none; see `Broker.declare_queues`."""
+        declared = await self._run(partial(self.broker.declare_queues, check_names(names), **settings))
+        return [self._around(queue) for queue in declared]
 
     def queue(self, name: str) -> AsyncQueue:
         """Return a queue that exists; see `Broker.queue`."""

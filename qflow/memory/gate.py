@@ -22,8 +22,6 @@ from qflow.memory.line import Line
 
 NEVER = -1
 ALWAYS = 2**62
-SPARED_CHUNKS = 8
-"""What a queue keeps of what it has borrowed and does not use, until others need it: its next batch borrows nothing."""
 
 ENDED = "it was deleted, or its broker closed"
 LIMITED = "it has a limit, so its depth is looked at"
@@ -39,9 +37,9 @@ class Gate:
     """See the module."""
 
     __slots__ = (
-        "account", "arrived", "at_limit", "ceiling", "get_slack", "getters", "give_back_below", "incoming", "largest",
-        "ledger", "limited", "mark_acked", "mark_bytes", "passing", "places", "put_slack", "quiet_bytes", "quiet_until",
-        "restoring", "room", "shut", "starved", "used",
+        "account", "arrived", "at_limit", "ceiling", "changes", "get_slack", "getters", "give_back_below", "incoming",
+        "largest", "ledger", "limited", "mark_acked", "mark_bytes", "passing", "places", "put_slack", "quiet_bytes",
+        "quiet_until", "restoring", "room", "shut", "starved", "used",
     )  # fmt: skip
 
     def __init__(self, account: Account, ledger: Ledger, lock: Any) -> None:
@@ -72,6 +70,8 @@ class Gate:
         """Such a settle does nothing for all that while fewer messages than this were ever acked."""
         self.quiet_bytes = ALWAYS
         """The same while messages have more bytes than this together."""
+        self.changes = 0
+        """How often those numbers were computed: something has changed."""
         self.at_limit = False
         """A put was not admitted at once, and the depth has not come down to the mark since."""
         self.mark_acked = 0
@@ -110,17 +110,19 @@ class Gate:
         account = self.account
         borrowed = account.borrowed
         putters = self.room.watching
+        self.changes += 1
         self.ceiling = NEVER if self.shut or putters else borrowed
         self.passing = NEVER if self.shut - FOR_PLAIN or putters else borrowed
         self.limited = borrowed if self.shut == ONLY_LIMITED and not putters else NEVER
         self.quiet_until, self.quiet_bytes = 0, ALWAYS
-        if putters or self.put_slack or self.get_slack or self.starved or borrowed > account.capacity:
+        looks = putters or self.put_slack or self.get_slack or self.starved or borrowed > account.capacity
+        if looks or not account.may_have_spare:
             self.give_back_below = ALWAYS
         elif self.at_limit:
             self.give_back_below = ALWAYS
             self.quiet_until, self.quiet_bytes = self.mark_acked, self.mark_bytes
         else:
-            self.give_back_below = borrowed - SPARED_CHUNKS * self.ledger.chunk
+            self.give_back_below = borrowed - self.ledger.spared(account)
 
     def borrow(self, missing: int) -> bool:
         """Borrow so much more, or nothing."""
@@ -131,7 +133,7 @@ class Gate:
 
     def borrow_ahead(self, amount: int) -> None:
         """Borrow what another put like the last one would be charged, so that it passes at once; not if it is much."""
-        if self.over + amount > 0 and amount <= SPARED_CHUNKS * self.ledger.chunk:
+        if self.over + amount > 0 and amount <= self.ledger.spared(self.account):
             self.borrow(amount)
 
     def charge(self, amount: int) -> bool:
@@ -169,19 +171,19 @@ class Gate:
         return over
 
     def give_back_spare(self) -> None:
-        """Return to the ledger what is borrowed beyond what the next batches may need."""
+        """Return to the ledger what is borrowed beyond what the next batches may need; it is told of the rest."""
         account, used = self.account, self.used
-        spared = SPARED_CHUNKS * self.ledger.chunk
+        spared = self.ledger.spared(account)
         if account.borrowed - used > spared or account.borrowed > account.capacity:
             keep = max(used, min(used + spared // 2, account.capacity))
             if keep < account.borrowed:
                 self.ledger.give_back(account, account.borrowed - keep)
+        if account.borrowed > used and not account.may_have_spare:
+            self.ledger.note_spare(account)
 
     def give_back_all(self) -> bool:
         """Return to the ledger all that is not used; False if that is nothing."""
-        spare = self.account.borrowed - max(self.used, 0)
-        if spare <= 0:
-            return False
-        self.ledger.give_back(self.account, spare)
+        spare = max(0, self.account.borrowed - max(self.used, 0))
+        self.ledger.give_back_all(self.account, spare)
         self.refresh()
-        return True
+        return spare > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from qflow.delivery import Segment
 from qflow.errors import InvalidArgument
@@ -61,11 +61,11 @@ def headers_of(record: Record) -> dict[str, HeaderValue]:
     return decode_headers(record.header_bytes) if isinstance(record, Message) else {}
 
 
-def check_no_cycle(queue: str, dead_letter: str | None, targets: dict[str, str | None]) -> None:
+def check_no_cycle(queue: str, dead_letter: str | None, target_of: Callable[[str], str | None]) -> None:
     """Refuse a dead-letter queue from which messages would come back.
 
     Args:
-        targets: the dead-letter queue of each queue there is.
+        target_of: given a name, returns the name of that queue's dead-letter queue; None where there is none.
     """
     chain = [queue]
     following = dead_letter
@@ -75,4 +75,4 @@ def check_no_cycle(queue: str, dead_letter: str | None, targets: dict[str, str |
             raise InvalidArgument(f"dead letters would go round in a cycle: {' -> '.join(map(repr, chain))}")
         if following in chain[:-1]:
             return
-        following = targets.get(following)
+        following = target_of(following)

@@ -69,6 +69,13 @@ def stats(queue: Parts) -> QueueStats:
     )
 
 
+@sheltered
+def oldest_s(queue: Parts) -> float:
+    """Return for how long what was delivered first has been held."""
+    with queue.context.lock:
+        return queue.leases.oldest_s()
+
+
 def _totals(queue: Parts) -> dict[str, Any]:
     """Return the figures that are counted, by their names in `QueueStats`. Under the lock."""
     lanes, restorer, counts = queue.lanes, queue.restorer, queue.exits.counts

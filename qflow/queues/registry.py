@@ -36,6 +36,7 @@ from qflow.queues.queue import Queue, disown
 from qflow.queues.tending import alter, check_open, let_go, refuse_calls, settle_down
 from qflow.spool import Spool
 from qflow.storage.log import recovery
+from qflow.storage.log.records import NewRecord
 from qflow.storage.log.recovery import BINDINGS, QueueRecord
 from qflow.storage.log.rows import Row
 
@@ -65,6 +66,7 @@ class Queues:
         self._bindings = bindings
         self._lock = threading.Lock()  # held to change `_queues`, beside `Spool.changing`, and to copy it
         self._queues: dict[str, Queue] = {}
+        self._sources: dict[str, dict[str, None]] = {}  # which queues name it for their dead letters
         self._broken: dict[str, QueueRecord] = {}
         """Records that cannot be served."""
         self._incarnations: dict[int, int] = {}
@@ -111,37 +113,50 @@ class Queues:
 
     # Declaring and altering --------------------------------------------------------------------------------------
 
-    def declare(self, name: str, settings: QueueSettings) -> Queue:
-        """Return the queue of this name, making it if there is none; see `Broker.declare_queue`."""
+    def declare(self, names: list[str], settings: QueueSettings) -> list[Queue]:
+        """Return the queues of these names, making those that are missing; see `Broker.declare_queues`."""
         with self._spool.changing:
-            return self._declare(name, settings)
+            return self._declare(names, settings)
 
-    def _declare(self, name: str, settings: QueueSettings) -> Queue:
-        """Return a queue of these settings. Holding `changing`."""
+    def _declare(self, names: list[str], settings: QueueSettings) -> list[Queue]:
+        """Return queues of these settings. Holding `changing`."""
         self._spool.check_open()
         self._spool.records.make_sure()
-        queue = self._queues.get(name)
-        if queue is not None and queue.parts.context.was_deleted:
-            self._clear_away(queue)  # that was begun, and interrupted
-            queue = None
-        if queue is not None:
-            self._check_same(queue, settings)
+        missing: list[str] = []
+        for name in dict.fromkeys(names):
+            queue = self._queues.get(name)
+            if queue is not None and queue.parts.context.was_deleted:
+                self._clear_away(queue)  # that was begun, and interrupted
+                queue = None
+            if queue is not None:
+                self._check_same(queue, settings)
+            elif name in self._broken:
+                raise self._broken_error(name)
+            else:
+                self._check_dead_letters(name, settings)
+                missing.append(name)
+        self._add(missing, settings)
+        queues = [self._queues[name] for name in names]
+        for queue in queues:
             if queue.settings != settings:
                 self._alter(queue, settings)
-            return queue
-        if name in self._broken:
-            raise self._broken_error(name)
-        self._check_dead_letters(name, settings)
-        incarnation = uuid4().int >> 64
-        if settings.durable:
-            owner, rows = self._spool.new_owner(), {0: Row()}
-            value = recovery.queue_value(name, incarnation, settings.to_dict())
-            then = partial(self._register, name, settings, owner, incarnation, rows)
-            self._spool.records.add(owner, value, rows, then)
-        else:
-            self._next_transient += 1
-            self._register(name, settings, self._next_transient, incarnation, None)
-        return self._queues[name]
+        return queues
+
+    def _add(self, names: list[str], settings: QueueSettings) -> None:
+        """Make queues, durable ones in one commit. Holding `changing`."""
+        records: list[NewRecord] = []
+        calls: list[Callable[[], None]] = []
+        for name in names:
+            incarnation = uuid4().int >> 64
+            if settings.durable:
+                owner, rows = self._spool.new_owner(), {0: Row()}
+                records.append(NewRecord(owner, recovery.queue_value(name, incarnation, settings.to_dict()), rows))
+                calls.append(partial(self._register, name, settings, owner, incarnation, rows))
+            else:
+                self._next_transient += 1
+                self._register(name, settings, self._next_transient, incarnation, None)
+        if records:
+            self._spool.records.add(records, partial(_call_all, calls))
 
     def _check_same(self, queue: Queue, settings: QueueSettings) -> None:
         """Refuse to declare a queue that behaves differently."""
@@ -172,19 +187,29 @@ class Queues:
         account.give_way = queue.parts.spiller.give_way
         with self._lock:
             self._queues[name] = queue
+        self._note_source(name, settings.dead_letter)
         return queue
+
+    def _note_source(self, name: str, target: str | None, before: str | None = None) -> None:
+        """A queue names another one for its dead letters, and named one before; twice is fine."""
+        if before is not None and before in self._sources:
+            self._sources[before].pop(name, None)
+            if not self._sources[before]:
+                del self._sources[before]
+        if target is not None:
+            self._sources.setdefault(target, {})[name] = None
+
+    def _target_of(self, name: str) -> str | None:
+        """Return which queue this one names for its dead letters."""
+        queue = self._queues.get(name)
+        return None if queue is None else queue.settings.dead_letter
 
     def _check_dead_letters(self, name: str, settings: QueueSettings) -> None:
         """Refuse cycles, and a durable queue whose dead letters a restart would lose. Holding `changing`."""
-        targets = {other: queue.settings.dead_letter for other, queue in self._queues.items()}
-        check_no_cycle(name, settings.dead_letter, targets)
+        check_no_cycle(name, settings.dead_letter, self._target_of)
         target = self._queues.get(settings.dead_letter) if settings.dead_letter is not None else None
         pairs = [(name, settings, settings.dead_letter, target.settings)] if target is not None else []
-        pairs += [
-            (other, queue.settings, name, settings)
-            for other, queue in self._queues.items()
-            if queue.settings.dead_letter == name
-        ]
+        pairs += [(other, self._queues[other].settings, name, settings) for other in self._sources.get(name, ())]
         for source, of_source, dead, of_dead in pairs:
             if of_source.durable and not of_dead.durable:
                 raise InvalidArgument(
@@ -204,8 +229,8 @@ class Queues:
             queue = self._queues.get(name)
             if queue is not None:
                 return queue
-            sources = [queue.settings for queue in self._queues.values() if queue.settings.dead_letter == name]
-            return self._declare(name, QueueSettings(durable=any(settings.durable for settings in sources)))
+            durable = any(self._queues[source].settings.durable for source in self._sources.get(name, ()))
+            return self._declare([name], QueueSettings(durable=durable))[0]
         finally:
             changing.release()
 
@@ -228,9 +253,13 @@ class Queues:
         """Write and apply other settings. Holding `changing`."""
         if settings.durable:
             value = self._record_of(queue, settings)
-            self._spool.records.replace(_owner(queue), value, partial(alter, queue.parts, settings))
+            self._spool.records.replace(_owner(queue), value, partial(self._apply, queue, settings))
         else:
-            alter(queue.parts, settings)
+            self._apply(queue, settings)
+
+    def _apply(self, queue: Queue, settings: QueueSettings) -> None:
+        self._note_source(queue.name, settings.dead_letter, before=queue.settings.dead_letter)
+        alter(queue.parts, settings)
 
     def _record_of(self, queue: Queue, settings: QueueSettings) -> bytes:
         filters = self._bindings.filters_of(queue)
@@ -289,6 +318,7 @@ class Queues:
         with self._lock:
             if self._queues.pop(queue.name, None) is None:
                 return  # the second time
+        self._note_source(queue.name, None, before=queue.settings.dead_letter)
         queue.parts.gate.account.give_way = None
         log = self._spool.log
         try:
@@ -367,3 +397,8 @@ class Queues:
 
 def _owner(queue: Queue) -> int:
     return queue.parts.context.owner
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

@@ -154,6 +154,11 @@ class Spiller:
             self.spill_excess()
         return self._was_over and not before
 
+    @property
+    def is_busy(self) -> bool:
+        """Something is left to free or, as it seemed at the last call, to spill."""
+        return bool(self.trash) or self._was_over
+
     def sweep(self, most: int) -> bool:
         """Free at most so many spill files of purged messages; return whether more are left."""
         with self._context.lock:

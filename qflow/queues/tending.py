@@ -62,10 +62,9 @@ def fit(queue: Parts) -> bool:
                 continue
             if runs.settle_head().place is not Place.RESIDENT and restorer.restore_head(runs):
                 return True
-        if context.settings.on_overflow is Overflow.DROP_OLDEST:
-            surplus = excess(context.settings, queue.admission.depth(), Depth(0, 0))
-            if (surplus.messages > 0 or surplus.bytes > 0) and queue.exits.drop_oldest(surplus):
-                return True
+        surplus = _surplus(queue)
+        if any(surplus) and queue.exits.drop_oldest(surplus):
+            return True
     if restorer.refilling:
         restorer.refilling = restorer.refill()
     return restorer.refilling
@@ -104,6 +103,34 @@ def tick(queue: Parts) -> bool:
     for consumer in slow:
         consumer.stop()
     return more or late
+
+
+def has_something_to_do(queue: Parts) -> bool:
+    """Tell whether `tick`, `fit` or what follows them may do something though nothing of the queue changes."""
+    context, gate, lanes, held = queue.context, queue.gate, queue.lanes, queue.held
+    with context.lock:
+        if context.ended is not None:
+            return False
+        return (
+            bool(gate.at_limit or gate.slack or gate.over > 0 or held.extended)
+            or (held.is_any() and queue.leases.since() is not None)
+            or ((TIMED in lanes.closed or context.settings.ttl_s is not None) and lanes.messages() > 0)
+            or bool(gate.getters and lanes.next_due_ms() is not None)
+            or queue.spiller.is_busy
+            or queue.restorer.refilling
+            or any(lane.broken is None and (lane.removing or lane.hollow_due) for lane in lanes.logged.values())
+            or any(not lanes.lists[number].settle_head().spent for number in lanes.schedules if number >= DELAYED)
+            or any(_surplus(queue))
+        )
+
+
+def _surplus(queue: Parts) -> Depth:
+    """Return what a ring has too much."""
+    settings = queue.context.settings
+    if settings.on_overflow is not Overflow.DROP_OLDEST:
+        return Depth(0, 0)
+    surplus = excess(settings, queue.admission.depth(), Depth(0, 0))
+    return Depth(max(0, surplus.messages), max(0, surplus.bytes))
 
 
 # Its end ---------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from qflow.errors import (
 from qflow.memory.waiting import sheltered
 from qflow.storage.log import recovery
 from qflow.storage.log.ending import Piece
-from qflow.storage.log.records import Records
+from qflow.storage.log.records import NewRecord, Records
 from qflow.storage.log.recovery import STREAM, QueueRecord
 from qflow.storage.log.rows import Row, new_row
 from qflow.storage.log.table import Forgotten
@@ -149,7 +149,7 @@ class Streams:
         rows = {number: new_row(number) for number in range(settings.partitions)}
         value = recovery.queue_value(name, uuid4().int >> 64, settings.to_dict(), kind=STREAM)
         stream = self._build(name, settings, owner, rows)
-        self._records.add(owner, value, rows, partial(self._register, stream))
+        self._records.add([NewRecord(owner, value, rows)], partial(self._register, stream))
         return stream
 
     def _build(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row]) -> StreamLog:

@@ -31,7 +31,7 @@ from qflow.storage.log import recovery
 from qflow.storage.log.ending import Piece, of_row
 from qflow.storage.log.keys import queue_key
 from qflow.storage.log.marks import settled_ranges
-from qflow.storage.log.records import Records
+from qflow.storage.log.records import NewRecord, Records
 from qflow.storage.log.recovery import CURSOR, QueueRecord
 from qflow.storage.log.rows import Row, new_row
 from qflow.storage.log.transaction_log import Lane
@@ -258,7 +258,7 @@ class Sessions:
         rows = {number: Row(next=at, floor=at) for number, at in enumerate(self._starts(stream, terms.start))}
         cursor = self._build(stream, title, terms.filter, owner, rows, group=terms.group is not None)
         facts = _Facts(stream, cursor, terms.session_expiry_s, self._clock())
-        self._records.add(owner, facts.record, rows, partial(self._know, facts))
+        self._records.add([NewRecord(owner, facts.record, rows)], partial(self._know, facts))
         return cursor
 
     def _know(self, facts: _Facts) -> None:

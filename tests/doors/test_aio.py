@@ -76,6 +76,21 @@ def test_a_message_goes_through_with_all_it_has(spool: Path) -> None:
     on(spool, scenario)
 
 
+def test_many_queues_are_declared_together(spool: Path) -> None:
+    """Each is the queue of its name that tasks get from everywhere else."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        jobs = await broker.declare_queue("jobs", limit_messages=5)
+        first, second, third = await broker.declare_queues(iter(["a", "jobs", "b"]), limit_messages=5)
+        assert second is jobs
+        assert (first, third) == (broker.queue("a"), broker.queue("b"))
+        with pytest.raises(qflow.SettingsConflict):
+            await broker.declare_queues(["c", "jobs"])
+        assert broker.queues() == ["a", "b", "jobs"]
+
+    on(spool, scenario)
+
+
 def test_it_is_opened_by_await_and_by_async_with(spool: Path) -> None:
     """Both ways work, closing twice is fine, and what was confirmed is there after each."""
 

@@ -122,7 +122,7 @@ def publish(batch: Batch, env: Environment, call: Calls) -> None:
     _tell_purged(plan, call)  # before anything that came later is visible
     for lane, row, following, first, records, size, puts, _, remove_at, removing, topics, time_ms in plan:
         env.messages += row.messages - lane.row.messages
-        lane.row, lane.remove_at, lane.removing = row, remove_at, removing
+        lane.remove_at, lane.removing, lane.row = remove_at, removing, row  # who sees the row sees what it leads to
         if puts:
             lane.next = following
             if topics is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from qflow.errors import again
 from qflow.storage.log import recovery
@@ -40,6 +40,14 @@ class _Change:
     def refused(self, unit: Unit) -> None: ...
 
 
+class NewRecord(NamedTuple):
+    """What is written of a new owner of lanes."""
+
+    owner: int
+    value: bytes
+    rows: Mapping[int, Row]
+
+
 class Records:
     """See the module. One thread at a time, but for `renew`.
 
@@ -54,16 +62,19 @@ class Records:
         self._log = log
         self._unsure: list[_Change] = []
 
-    def add(self, owner: int, value: bytes, rows: Mapping[int, Row], then: Callable[[], None]) -> None:
-        """Write the record of a new owner of lanes, with its rows."""
+    def add(self, records: Iterable[NewRecord], then: Callable[[], None]) -> None:
+        """Write the records of new owners of lanes, with their rows."""
+        new = list(records)
 
         def write(txn: Any) -> None:
-            recovery.write_new(txn, owner, value)
-            for number, row in rows.items():
-                write_row(txn, owner, number, row)
+            for owner, value, rows in new:
+                recovery.write_new(txn, owner, value)
+                for number, row in rows.items():
+                    write_row(txn, owner, number, row)
 
-        size = len(value) + ROW_BYTES * len(rows)
-        self._change(Unit(writes=[write], size=size, values=len(rows)), then=then)
+        values = sum(len(record.rows) for record in new)
+        size = sum(len(record.value) for record in new) + ROW_BYTES * values
+        self._change(Unit(writes=[write], size=size, values=values), then=then)
 
     def replace(
         self, owner: int, value: bytes, then: Callable[[], None] = _nothing, undo: Callable[[], None] = _nothing

@@ -1,0 +1,303 @@
+"""Many queues: what is done for one of them, or each second, looks at that one and at no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+import pytest
+
+import inside
+import qflow
+from qflow import Queue, upkeep
+from qflow.queues.tending import tick
+from qflow.streams.topic_filter import FilterTrie
+from unit.clocks import Clock
+
+MANY = 200
+
+
+class Unlisted(dict[Any, Any]):
+    """Values that may be looked up, and not gone through."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise AssertionError("all of them are looked at")
+
+    __iter__ = items = values = keys = copy = _refuse
+
+
+def test_a_declaration_looks_at_no_other_queue(open_at: Callable[..., qflow.Broker]) -> None:
+    """But at those that name it for their dead letters, or that it names."""
+    broker = open_at()
+    for n in range(MANY):
+        broker.declare_queue(f"q{n}", durable=n < 2)
+    queues = broker.engine.queues
+    queues._queues = Unlisted(queues._queues)
+    broker.declare_queue("new", durable=False, dead_letter="dead")
+    broker.declare_queue("logged", dead_letter="dead letters")
+    broker.declare_queue("dead", durable=False)
+    with pytest.raises(qflow.InvalidArgument, match="'logged' is durable"):
+        broker.declare_queue("dead letters", durable=False)
+    with pytest.raises(qflow.InvalidArgument, match="cycle"):
+        broker.alter_queue("dead", dead_letter="new")
+    broker.alter_queue("logged", dead_letter=None)
+    broker.declare_queue("dead letters", durable=False)
+    broker.delete_queue("q7")
+    queues._queues = dict(dict.items(queues._queues))
+
+
+def test_who_named_a_dead_letter_queue_and_was_deleted_does_so_no_more(open_at: Callable[..., qflow.Broker]) -> None:
+    """Its name is free for a queue that is not durable."""
+    broker = open_at()
+    broker.declare_queue("first", dead_letter="dead")
+    broker.declare_queue("second", dead_letter="dead")
+    broker.delete_queue("first")
+    with pytest.raises(qflow.InvalidArgument, match="'second' is durable"):
+        broker.declare_queue("dead", durable=False)
+    broker.delete_queue("second")
+    broker.declare_queue("dead", durable=False)
+
+
+def test_a_binding_goes_through_no_other(open_at: Callable[..., qflow.Broker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue knows its own filters, in their order, also after one went and after the queue was deleted."""
+    broker = open_at()
+    for n in range(MANY):
+        broker.bind(broker.declare_queue(f"q{n}", durable=False), f"a/{n}/+")
+    queue = broker.declare_queue("queue")
+    with monkeypatch.context() as patch:
+        patch.setattr(FilterTrie, "__iter__", Unlisted._refuse)
+        patch.setattr(FilterTrie, "_nodes", Unlisted._refuse)
+        for topic_filter in ("b/#", "a/1/2", "a/+/3", "b/#"):
+            broker.bind(queue, topic_filter)
+        broker.unbind(queue, "a/1/2")
+        broker.delete_queue("q8")
+    bindings = broker.engine.routing
+    assert bindings.filters_of(queue) == ["b/#", "a/+/3"]
+    assert sorted(broker.publish("a/3/3", b"x").sequences) == ["q3", "queue"]
+    assert broker.publish("a/8/4", b"x").sequences == {}
+    broker.close()
+    again = open_at()
+    assert again.engine.routing.filters_of(again.queue("queue")) == ["b/#", "a/+/3"]
+
+
+@pytest.fixture
+def ticked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have the names of queues added to a list that time does something to."""
+    names: list[str] = []
+
+    def note(parts: Any) -> bool:
+        names.append(parts.context.name)
+        return tick(parts)
+
+    monkeypatch.setattr(upkeep, "tick", note)
+    return names
+
+
+def rounds(broker: qflow.Broker, clock: Clock, ticked: list[str], number: int = 1) -> list[str]:
+    """Let seconds pass; return which queues were looked at meanwhile, each once."""
+    ticked.clear()
+    steps = inside.upkeep(broker)
+    for _ in range(number):
+        clock.advance(1)
+        for step in (steps.tick, steps.sweep, steps.remove_settled, steps.hollow):
+            step()
+    return sorted(set(ticked))
+
+
+def test_maintenance_looks_at_queues_that_have_changed(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]
+) -> None:
+    """And once more, for what was under way; not at those that rest with messages, whatever changed them."""
+    broker = open_at()
+    queues = [broker.declare_queue(f"q{n:03}", durable=n < 20) for n in range(MANY)]
+    for queue in queues:
+        queue.put_many([b"x", b"y", b"z"])
+    everyone = [queue.name for queue in queues]
+    assert rounds(broker, clock, ticked) == everyone
+    assert rounds(broker, clock, ticked, 2) == everyone
+    assert rounds(broker, clock, ticked) == []
+
+    held = queues[31].get()
+    batch = queues[32].get_many(10)
+    changes: list[tuple[qflow.Queue, Callable[[], object]]] = [
+        (queues[3], lambda: queues[3].put(b"durable")),
+        (queues[4], lambda: queues[4].get().ack(wait=True)),
+        (queues[30], lambda: queues[30].put(b"plain")),
+        (queues[33], lambda: queues[33].put(b"later", delay_s=60)),
+        (queues[34], lambda: queues[34].get_many(10)),
+        (queues[35], lambda: queues[35].get()),
+        (queues[36], lambda: queues[36].purge()),
+        (queues[37], lambda: broker.alter_queue(queues[37], limit_messages=5)),
+        (queues[38], lambda: queues[38].put(b"unlogged", headers={"a": 1})),
+        (queues[31], held.ack),
+        (queues[32], batch.ack),
+    ]
+    rounds(broker, clock, ticked, 3)
+    for queue, change in changes:
+        assert rounds(broker, clock, ticked) == []
+        change()
+        broker.engine.log.drain()
+        assert rounds(broker, clock, ticked) == [queue.name]
+        assert rounds(broker, clock, ticked, 2) == [queue.name]
+
+    broker.declare_queue("new", durable=False)
+    broker.delete_queue("q100")
+    assert rounds(broker, clock, ticked, 3) == ["new"]
+    assert rounds(broker, clock, ticked) == []
+
+
+def test_maintenance_looks_at_queues_that_time_does_something_to(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]
+) -> None:
+    """As long as it may: until what expires, or is held for too long, is no more."""
+    broker = open_at()
+    expiring = broker.declare_queue("expiring", durable=False, ttl_s=60)
+    leased = broker.declare_queue("leased", durable=False, ack_timeout_s=60)
+    watched = broker.declare_queue("watched", durable=False)
+    watched.on_slow_consumer(60)
+    for queue in (expiring, leased, watched):
+        queue.put(b"x")
+    assert len(rounds(broker, clock, ticked, 5)) == 3
+    assert rounds(broker, clock, ticked) == ["expiring"]
+    late, slow = leased.get(), watched.get()
+    rounds(broker, clock, ticked, 5)
+    assert rounds(broker, clock, ticked) == ["expiring", "leased", "watched"]
+    clock.advance(60)
+    rounds(broker, clock, ticked)
+    assert expiring.stats().expired_total == 1
+    assert leased.stats().redelivered_total == 1
+    with pytest.raises(qflow.AlreadySettled):
+        late.ack()
+    slow.ack()
+    rounds(broker, clock, ticked, 3)
+    assert rounds(broker, clock, ticked) == []
+
+
+def written(broker: qflow.Broker) -> dict[str, Any]:
+    """Have the figures written for others; return them as they are read."""
+    broker.engine.figures.write()
+    facts: dict[str, Any] = json.loads((Path(broker.path) / "stats.json").read_text())
+    return facts
+
+
+def told(broker: qflow.Broker) -> dict[str, Any]:
+    """Return the same as the broker tells it itself."""
+    facts: dict[str, Any] = json.loads(json.dumps(attrs.asdict(broker.stats())))
+    return facts
+
+
+def test_only_the_figures_of_queues_that_have_changed_are_found_anew(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is written has all of them, as they are, also for how long messages have been held."""
+    broker = open_at()
+    queues = [broker.declare_queue(f'q{n:03} "ä"', durable=n < 3) for n in range(MANY)]
+    for queue in queues:
+        queue.put(b"x")
+    held = [queue.get() for queue in queues[5:10]]
+    rounds(broker, clock, ticked, 3)
+    facts = written(broker)
+    assert told(broker).items() <= facts.items()
+    asked: list[str] = []
+    stats = Queue.stats
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "stats", lambda queue: (asked.append(queue.name), stats(queue))[1])
+        rounds(broker, clock, ticked, 2)
+        aged = written(broker)
+        assert asked == []
+        queues[7].put(b"y")
+        held[1].ack()
+        broker.delete_queue(queues[50].name)
+        queues.append(broker.declare_queue("new", durable=False))
+        rounds(broker, clock, ticked)
+        changed = written(broker)
+        assert sorted(asked) == sorted(queue.name for queue in (queues[6], queues[7], queues[-1]))
+    assert aged["queues"][queues[5].name]["oldest_unacked_s"] == 4
+    assert told(broker).items() <= changed.items()
+    assert changed["messages"] == MANY - 1
+
+
+def test_what_takes_long_to_write_is_written_seldom(
+    open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it takes a bounded part of the time, however many queues there are."""
+    broker = open_at()
+    figures = broker.engine.figures
+    used_s = iter((10.0, 10.02, 20.0, 21.0))
+    monkeypatch.setattr("qflow.figures.time.thread_time", lambda: next(used_s))
+    figures.write()
+    assert figures.due == pytest.approx(clock.monotonic() + 4)
+    figures.write()
+    assert figures.due == pytest.approx(clock.monotonic() + 10)
+
+
+def test_a_queue_that_maintenance_failed_at_is_looked_at_again(
+    open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing of it changes."""
+    broker = open_at()
+    broker.declare_queue("q", durable=False).put(b"x")
+    steps = inside.upkeep(broker)
+    asked: list[str] = []
+
+    def fail(parts: Any) -> bool:
+        asked.append(parts.context.name)
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(upkeep, "tick", fail)
+    for _ in range(5):
+        clock.advance(1)
+        steps.tick(steps.attempt)
+    assert asked == ["q"] * 5
+
+
+def test_many_queues_are_declared_in_one_commit(open_at: Callable[..., qflow.Broker]) -> None:
+    """Those that exist are returned, too, in the order of the names; all survive."""
+    broker = open_at()
+    first = broker.declare_queue("q1", limit_messages=5)
+    before = broker.stats().commits_total
+    names = [f"q{n}" for n in range(MANY)]
+    queues = broker.declare_queues(iter([*names, "q7"]), limit_messages=5)
+    assert broker.stats().commits_total == before + 1
+    assert [queue.name for queue in queues] == [*names, "q7"]
+    assert queues[1] is first
+    assert queues[-1] is queues[7]
+    assert broker.declare_queues(names[:2], limit_messages=5) == queues[:2]
+    assert broker.stats().commits_total == before + 1
+    assert broker.declare_queues([]) == []
+    transient = broker.declare_queues(["t1", "t2"], durable=False)
+    assert [queue.settings.durable for queue in transient] == [False, False]
+    for queue in queues[:MANY]:
+        queue.put(queue.name.encode())
+    broker.close()
+    again = open_at()
+    assert again.queues() == sorted(names)
+    assert all(again.queue(name).get(0).body == name.encode() for name in names)
+    assert again.queue("q8").settings.limit_messages == 5
+
+
+def test_either_all_of_many_queues_are_declared_or_none(open_at: Callable[..., qflow.Broker]) -> None:
+    """Names, settings and what exists are looked at before anything is made."""
+    broker = open_at()
+    broker.declare_queue("other", max_deliveries=3)
+    broker.declare_queue("passing", durable=False)
+    commits = broker.stats().commits_total
+    refused: list[tuple[Any, type[Exception], dict[str, Any]]] = [
+        (["a", "other"], qflow.SettingsConflict, {}),
+        (["a", ""], qflow.InvalidArgument, {}),
+        (["a", 5], qflow.InvalidArgument, {}),
+        ("ab", qflow.InvalidArgument, {}),
+        (["a", "dead"], qflow.InvalidArgument, {"dead_letter": "dead"}),
+        (["a"], qflow.InvalidArgument, {"dead_letter": "passing"}),
+        (["a"], qflow.InvalidArgument, {"limit_messages": -1}),
+    ]
+    for names, error, settings in refused:
+        with pytest.raises(error):
+            broker.declare_queues(names, **settings)
+    assert broker.queues() == ["other", "passing"]
+    assert broker.stats().commits_total == commits
+    altered = broker.declare_queues(["new", "other"], max_deliveries=3, capacity_bytes="1KiB")
+    assert [queue.settings.capacity_bytes for queue in altered] == [1024, 1024]
