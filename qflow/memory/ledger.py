@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator
 from sortedcontainers import SortedList
 
 CHUNK_BYTES = 256 * 1024
-SPARED_CHUNKS = 8
+SPARED_CHUNKS = 32
 """What a queue keeps of what it has borrowed and does not use, until others need it: its next batch borrows nothing."""
 UNUSED_SHARE = 2
 """One part in so many of the capacity, divided by the number of those that borrow, is what each may keep unused."""
 GROWTH = 4
-"""An account that has much borrows one part in so many of that at once, however many accounts there are."""
+"""An account that has much borrows one part in so many of that at once, however many accounts there are,"""
+MOST_CHUNKS = 8
+"""up to so many chunks."""
 ASKED_AGAIN = 16
 """How many accounts that had nothing to spill are asked again each time: they may have something by now."""
 NUMBER_BITS = 32
@@ -96,8 +98,8 @@ class Ledger:
             most = min(account.capacity - account.borrowed, self.capacity - self.borrowed)
             if missing > most:
                 return False
-            chunk = min(self.chunk, max(self._share(), account.borrowed // GROWTH))
-            self._change(account, min(most, max(missing, chunk)))
+            growth = min(account.borrowed // GROWTH, MOST_CHUNKS * self.chunk)
+            self._change(account, min(most, max(missing, growth, min(self.chunk, self._share()))))
             self._note_spare(account)
             return True
 
