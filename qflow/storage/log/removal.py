@@ -41,8 +41,8 @@ def remove_settled(
         the floor at which there will be something to remove again, and whether the limit stopped it.
     """
     removed = table.delete_between(txn, key_of(MARKS, owner, lane, 0), key_of(MARKS, owner, lane, row.floor), limit)
-    whole = window_of(row.floor)
-    removed += table.delete_between(txn, key_of(WINDOWS, owner, lane, 0), key_of(WINDOWS, owner, lane, whole), limit)
+    window = window_of(row.floor)
+    removed += table.delete_between(txn, key_of(WINDOWS, owner, lane, 0), key_of(WINDOWS, owner, lane, window), limit)
     removed += forget_attempts(txn, owner, lane, row.floor, limit)
     start, border = key_of(BLOCKS, owner, lane, 0), key_of(BLOCKS, owner, lane, row.floor + 1)
     room = max(0, limit - removed)

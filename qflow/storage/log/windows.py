@@ -142,7 +142,7 @@ class Windows:
     def add(self, first: int, end: int) -> None:
         """Settle [first, end). Cost: 0.5 µs."""
         while first < end:
-            window = first - first % WINDOW
+            window = window_of(first)
             stop = min(end, window + WINDOW)
             self._maps[window] = self._map(window) | ones(stop - first) << (first - window)
             first = stop
@@ -168,7 +168,7 @@ class Windows:
     def reach(self, floor: int) -> int:
         """Return how far everything is settled from a floor on."""
         while True:
-            window = floor - floor % WINDOW
+            window = window_of(floor)
             ahead = self._map(window) >> (floor - window)
             width = ((ahead + 1) & ~ahead).bit_length() - 1
             floor += width
