@@ -57,6 +57,7 @@ class Run:
         "pool",
         "records",
         "slots",
+        "soonest_ms",
     )
 
     def __init__(self, first: int, marks: int = 0, records: deque[Record] | None = None) -> None:
@@ -79,6 +80,8 @@ class Run:
         """Everything in it has expired then; 0 = not everything does. Of a spilled run, and so are these:"""
         self.logged_count = self.logged_bytes = 0
         """What of it the log holds, as long as nothing was taken from it; to settle it without reading it."""
+        self.soonest_ms = 0
+        """None of its records expires before; 0 = nobody has looked. Of a run in memory."""
         self.needs = 0
         """Size of its next message, where it was found not to fit; of a run that is not resident."""
         self.slots: Any = None
@@ -113,6 +116,7 @@ class Run:
         if self.place is Place.RESIDENT:
             moved = [self.records.pop() for _ in range(len(self.records) - count)]
             right.records.extend(reversed(moved))
+            right.soonest_ms = self.soonest_ms
             return right
         right.place, right.records = self.place, NOTHING
         right.end, right.largest = self.end, self.largest

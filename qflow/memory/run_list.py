@@ -84,6 +84,7 @@ class RunList:
             and before.records
         ):
             before.records += records
+            before.soonest_ms = 0
             self._join(place - 1)
         else:
             self._insert(Run(sequence, marks, deque(records)))
@@ -187,6 +188,25 @@ class RunList:
         for part in parts[1:]:
             self._runs.add(part)
         return next(part for part in parts if part.first == sequence)
+
+    def cut_right(self, run: Run, most: int) -> Run:
+        """Return the run; of one with more messages than that in memory so many on its right, as a run of their own."""
+        count = len(run.records)
+        if count <= most:
+            return run
+        if run is self.open:
+            self.renew_open(self.next)
+        right = run.split(run.first + count - most)
+        self._runs.add(right)
+        return right
+
+    def remove(self, run: Run) -> Segment:
+        """Take a run that is in memory off the list, and return what it holds."""
+        if run is self.open:
+            self.renew_open(self.next)
+        self._runs.remove(run)
+        self.settle_head()
+        return Segment(run.first, list(run.records), run.marks)
 
     def join(self, run: Run) -> None:
         """Join a run with its neighbours where they are alike again."""
@@ -305,6 +325,7 @@ class RunList:
             if one.pool is not two.pool:
                 continue
             if one.place is Place.RESIDENT:
+                one.soonest_ms = two.soonest_ms = min(one.soonest_ms, two.soonest_ms)
                 if len(one.records) >= OWN_RUN and len(two.records) >= OWN_RUN:
                     continue
                 if len(one.records) < len(two.records):

@@ -20,19 +20,16 @@ Under the queue's lock where a description says nothing else; what reads, or car
 from __future__ import annotations
 
 import enum
-from itertools import islice
 from typing import Any
 
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.errors import again
-from qflow.memory.run import NOTHING, Place, Run
-from qflow.memory.run_list import RunList
-from qflow.memory.schedule import Schedule
-from qflow.message import OVERHEAD_BYTES, expires_of, lane_of
+from qflow.memory.run import NOTHING, Place
+from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.context import Unlocked
 from qflow.queues.held import Held, HeldOne
-from qflow.queues.lanes import Lanes, by_expiry
+from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
@@ -319,73 +316,6 @@ class Exits:
                 return False
         self.settle_away(segments, Fate.DROPPED)
         return True
-
-    # Expiry ----------------------------------------------------------------------------------------------------------
-
-    def expire(self) -> bool:
-        """Let expired messages go that are first in their lane; return whether there may be more."""
-        for runs in self._lanes.ranked:
-            gone = 0
-            while gone < EXPIRED_AT_ONCE:
-                run = runs.settle_head()
-                now_ms = self.context.now_ms()
-                if run.place is not Place.RESIDENT:
-                    if run.place is Place.SPILLED and not 0 < run.expires_ms <= now_ms:
-                        break
-                    if run.place is Place.SPILLED and self.context.settings.dead_letter is None and run.claim is None:
-                        gone += run.count
-                        self._drop_run(runs, run)
-                    elif not self._restorer.restore_head(runs):
-                        if self.context.log is None or not self._held.leaving:
-                            break
-                        with Unlocked(self.context):  # what has left memory makes room for the next
-                            self.context.log.drain()
-                        if self.context.ended is not None:
-                            return False
-                    continue
-                late = 0
-                for record in islice(run.records, EXPIRED_AT_ONCE):
-                    if not 0 < expires_of(record) <= now_ms:
-                        break
-                    late += 1
-                if not late:
-                    break
-                segments: list[Segment] = []
-                gone += runs.take(late, segments)
-                if not self.let_go_of((segments, "expired", Fate.EXPIRED)):
-                    return False
-            else:
-                return True
-        for number, schedule in self._lanes.schedules.items():
-            if self._lanes.lists[number].settle_head().place is Place.RESIDENT:
-                self._expire_delayed(schedule)
-        return False
-
-    def _expire_delayed(self, schedule: Schedule) -> None:
-        """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
-        late: list[Segment] = []
-        segments: list[Segment] = []
-        now_ms = self.context.now_ms()
-        while not segments and len(late) < DUE_AT_ONCE:
-            if not self._source.take_due(schedule, DUE_AT_ONCE, now_ms, segments):
-                break
-            parts = [part for segment in segments for part in by_expiry(segment, now_ms)]
-            first_kept = next((place for place, (_, is_late) in enumerate(parts) if not is_late), len(parts))
-            late += [part for part, _ in parts[:first_kept]]
-            segments = [part for part, _ in parts[first_kept:]]
-        self._source.give_back(segments)
-        self.let_go_of((late, "expired", Fate.EXPIRED))
-
-    def _drop_run(self, runs: RunList, run: Run) -> None:
-        """Drop a spilled run without reading it: everything in it has expired."""
-        lanes, count, charged = self._lanes, run.count, run.charged
-        log = self.context.usable_log
-        if log is not None:
-            settled = Settled(run.first, run.end, run.logged_count, run.logged_bytes)
-            log.settle(lanes.logged[lane_of(run.first)], [settled])
-        self._spiller.trash.append(run.slots)
-        runs.drop_front(run, run.end, count, charged)
-        self.count_off(count, charged - OVERHEAD_BYTES * count, Fate.EXPIRED)
 
 
 def weigh(segments: list[Segment]) -> tuple[int, int]:

@@ -19,7 +19,8 @@ from qflow.memory.run_list import RunList
 from qflow.memory.waiting import attend, collecting, shelter, straight
 from qflow.message import DELAYED, SINGLE_BYTES, Record, is_plain, lane_of
 from qflow.queues.admission import RETRY_S, Admission
-from qflow.queues.exits import Exits, Fate, weigh
+from qflow.queues.exits import Fate, weigh
+from qflow.queues.expiry import Expiry
 from qflow.queues.held import Held
 from qflow.queues.lanes import TIMED, Lanes, by_expiry
 from qflow.queues.leases import Leases
@@ -52,7 +53,7 @@ class Gets:
         source: Source,
         leases: Leases,
         restorer: Restorer,
-        exits: Exits,
+        expiry: Expiry,
     ) -> None:
         self.context = lanes.context
         self.gate = lanes.gate
@@ -63,7 +64,8 @@ class Gets:
         self.leases = leases
         self.claims = leases.claims
         self.restorer = restorer
-        self.exits = exits
+        self.expiry = expiry
+        self.exits = expiry.exits
 
     @straight
     def get_at_once(self) -> Delivery | None:
@@ -394,7 +396,7 @@ class Getting:
         if expired and not kept:  # so may those behind them: many at once
             if not may_work:
                 return Lack.WORK
-            queue.exits.expire()
+            queue.expiry.expire()
         return Lack.NOTHING
 
     def _patience_s(self, lack: Lack) -> float | None:

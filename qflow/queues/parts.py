@@ -10,6 +10,7 @@ from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumers
 from qflow.queues.context import Context
 from qflow.queues.exits import Exits
+from qflow.queues.expiry import Expiry
 from qflow.queues.gets import Gets
 from qflow.queues.held import Held
 from qflow.queues.lanes import COUNTED, Lanes
@@ -36,10 +37,11 @@ class Parts:
         self.spiller = spiller = Spiller(lanes, admission, area)
         self.restorer = restorer = Restorer(lanes, admission, held, spiller)
         self.exits = exits = Exits(lanes, admission, held, source, spiller, restorer)
+        self.expiry = Expiry(lanes, held, source, spiller, restorer, exits)
         self.claims = Claims(lanes, admission, held, source, spiller, exits)
         self.leases = Leases(lanes, held, self.claims)
         self.puts = Puts(lanes, admission, spiller, exits)
-        self.gets = Gets(lanes, admission, held, source, self.leases, restorer, exits)
+        self.gets = Gets(lanes, admission, held, source, self.leases, restorer, self.expiry)
         self.consumers = Consumers(self.gets, self.claims)
         lanes.open_all(rows, self.puts)
         self.found = lanes.messages()

@@ -95,7 +95,7 @@ def tick(queue: Parts) -> bool:
         queue.admission.admit_line()
         queue.held.forget_extensions()
         if TIMED in lanes.closed or context.settings.ttl_s is not None:
-            more = queue.exits.expire()
+            more = queue.expiry.expire() or queue.expiry.expire_behind()
         queue.spiller.note_what_came_back()
         moment = lanes.next_due_ms()
         if queue.gate.getters and moment is not None and moment <= context.now_ms():

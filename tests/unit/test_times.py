@@ -64,6 +64,34 @@ def test_a_get_passes_many_expired_messages_at_once(
     assert queue.stats().expired_total == 1000
 
 
+@pytest.mark.parametrize("stretch", [1, 10, 300])
+def test_what_expired_behind_other_messages_goes_without_a_getter(
+    open_at: Open, clock: Clock, durable: bool, stretch: int
+) -> None:
+    """Those stay in order, and what is left of the list takes little memory."""
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put(b"head")
+    kept = [b"head"]
+    for number in range(3000 // stretch):
+        queue.put_many([b"late"] * stretch, ttl_s=1)
+        queue.put(b"%d" % number, ttl_s=60 if number % 3 else None)
+        kept.append(b"%d" % number)
+    while inside.tick(queue):
+        pass
+    assert queue.stats().expired_total == 0
+    clock.advance(2)
+    while inside.tick(queue):
+        pass
+    assert queue.stats().expired_total == 3000 // stretch * stretch
+    assert len(queue) == len(kept)
+    assert len(list(queue.parts.lanes.runs)) <= 400
+    queue.put(b"tail", ttl_s=5)
+    clock.advance(6)
+    inside.tick(queue)
+    assert [queue.get(0).body for _ in kept] == kept
+    assert len(queue) == len(kept)
+
+
 def test_a_task_passes_many_expired_messages_at_once(open_at: Open, clock: Clock) -> None:
     broker = open_at()
     queue = broker.declare_queue("q", durable=False)

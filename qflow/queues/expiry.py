@@ -1,0 +1,148 @@
+"""Expiry: messages whose time is over leave, whether or not somebody gets. Under the queue's lock.
+
+What is first in its lane goes at once. What lies behind messages that stay is looked for by maintenance, a part of a
+run at a time; a run remembers when the first of its messages expires, and is not looked at before.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from qflow.delivery import Segment
+from qflow.memory.run import Place, Run
+from qflow.memory.run_list import RunList
+from qflow.memory.schedule import Schedule
+from qflow.message import OVERHEAD_BYTES, expires_of, lane_of
+from qflow.queues.context import Unlocked
+from qflow.queues.exits import DUE_AT_ONCE, EXPIRED_AT_ONCE, FOREVER_MS, Exits, Fate
+from qflow.queues.held import Held
+from qflow.queues.lanes import Lanes, by_expiry
+from qflow.queues.restorer import Restorer
+from qflow.queues.source import Source
+from qflow.queues.spiller import Spiller
+from qflow.storage.log.rows import Settled
+
+
+class Expiry:
+    """See the module."""
+
+    def __init__(
+        self, lanes: Lanes, held: Held, source: Source, spiller: Spiller, restorer: Restorer, exits: Exits
+    ) -> None:
+        self._context = lanes.context
+        self._lanes = lanes
+        self._held = held
+        self._source = source
+        self._spiller = spiller
+        self._restorer = restorer
+        self.exits = exits
+
+    def expire(self) -> bool:
+        """Let expired messages go that are first in their lane; return whether there may be more."""
+        for runs in self._lanes.ranked:
+            gone = 0
+            while gone < EXPIRED_AT_ONCE:
+                run = runs.settle_head()
+                now_ms = self._context.now_ms()
+                if run.place is not Place.RESIDENT:
+                    if run.place is Place.SPILLED and not 0 < run.expires_ms <= now_ms:
+                        break
+                    if run.place is Place.SPILLED and self._context.settings.dead_letter is None and run.claim is None:
+                        gone += run.count
+                        self._drop_run(runs, run)
+                    elif not self._restorer.restore_head(runs):
+                        if self._context.log is None or not self._held.leaving:
+                            break
+                        with Unlocked(self._context):  # what has left memory makes room for the next
+                            self._context.log.drain()
+                        if self._context.ended is not None:
+                            return False
+                    continue
+                late = 0
+                for record in islice(run.records, EXPIRED_AT_ONCE):
+                    if not 0 < expires_of(record) <= now_ms:
+                        break
+                    late += 1
+                if not late:
+                    break
+                segments: list[Segment] = []
+                gone += runs.take(late, segments)
+                if not self.exits.let_go_of((segments, "expired", Fate.EXPIRED)):
+                    return False
+            else:
+                return True
+        for number, schedule in self._lanes.schedules.items():
+            if self._lanes.lists[number].settle_head().place is Place.RESIDENT:
+                self._expire_delayed(schedule)
+        return False
+
+    def expire_behind(self) -> bool:
+        """Let expired messages go that lie behind others, some of them; return whether there may be more."""
+        return any(self._expire_in(runs) for runs in self._lanes.ranked)
+
+    def _expire_in(self, runs: RunList) -> bool:
+        now_ms = self._context.now_ms()
+        looked = 0
+        seen: Run | None = None  # the open one, which remembers nothing, for more may come
+        while looked < EXPIRED_AT_ONCE:
+            run = next((run for run in runs if run is not seen and self._may_expire(run, now_ms)), None)
+            if run is None:
+                return False
+            if run.place is Place.SPILLED:
+                self._drop_run(runs, run)
+                continue
+            part = runs.cut_right(run, EXPIRED_AT_ONCE)
+            looked += len(part.records)
+            soonest_ms = min(filter(None, map(expires_of, part.records)), default=FOREVER_MS)
+            if soonest_ms <= now_ms:
+                if not self._expire_from(runs, part, now_ms):
+                    return False
+            elif part is runs.open:
+                seen = part
+            else:
+                part.soonest_ms = soonest_ms
+        return True
+
+    def _may_expire(self, run: Run, now_ms: int) -> bool:
+        """Tell whether a run may hold something that has expired, which can go without being read."""
+        if run.claim is not None or run.place is Place.LOGGED:
+            return False
+        if run.place is Place.SPILLED:
+            return 0 < run.expires_ms <= now_ms and self._context.settings.dead_letter is None
+        return bool(run.records) and run.soonest_ms <= now_ms
+
+    def _expire_from(self, runs: RunList, run: Run, now_ms: int) -> bool:
+        """Let go of what has expired of a run in memory; the others go back, so that few runs are left of it.
+
+        Returns:
+            False if some could not leave now.
+        """
+        parts = list(by_expiry(runs.remove(run), now_ms))
+        self._source.give_back([part for part, is_late in parts if not is_late])
+        return self.exits.let_go_of(([part for part, is_late in parts if is_late], "expired", Fate.EXPIRED))
+
+    def _expire_delayed(self, schedule: Schedule) -> None:
+        """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
+        late: list[Segment] = []
+        segments: list[Segment] = []
+        now_ms = self._context.now_ms()
+        while not segments and len(late) < DUE_AT_ONCE:
+            if not self._source.take_due(schedule, DUE_AT_ONCE, now_ms, segments):
+                break
+            parts = [part for segment in segments for part in by_expiry(segment, now_ms)]
+            first_kept = next((place for place, (_, is_late) in enumerate(parts) if not is_late), len(parts))
+            late += [part for part, _ in parts[:first_kept]]
+            segments = [part for part, _ in parts[first_kept:]]
+        self._source.give_back(segments)
+        self.exits.let_go_of((late, "expired", Fate.EXPIRED))
+
+    def _drop_run(self, runs: RunList, run: Run) -> None:
+        """Drop a spilled run without reading it: everything in it has expired."""
+        lanes, count, charged = self._lanes, run.count, run.charged
+        log = self._context.usable_log
+        if log is not None:
+            settled = Settled(run.first, run.end, run.logged_count, run.logged_bytes)
+            log.settle(lanes.logged[lane_of(run.first)], [settled])
+        self._spiller.trash.append(run.slots)
+        runs.drop_front(run, run.end, count, charged)
+        self.exits.count_off(count, charged - OVERHEAD_BYTES * count, Fate.EXPIRED)
