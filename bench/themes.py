@@ -22,6 +22,7 @@ from bench import (
     reading,
     restart,
     satellite,
+    scale,
     spark,
     spark_triggers,
     spark_writing,
@@ -49,6 +50,7 @@ THEMES: dict[str, list[Workload]] = {
     "asyncio": asyncio_rows.WORKLOADS,
     "restart": restart.WORKLOADS,
     "aging": aging.WORKLOADS,
+    "scale": scale.WORKLOADS,
     "broker": [*broker_features.WORKLOADS, *delayed.WORKLOADS, *reading.WORKLOADS],
     "streams": [
         *streams.WORKLOADS,
