@@ -206,12 +206,10 @@ class AsyncTransaction:
 
         Cancelled while a thread does it, it is done all the same; `undo(result)` takes it back then.
         """
-        if not takes_disk and self._lock.acquire(blocking=False):
-            try:
+        if not takes_disk and not self._lock.locked():
+            with self._lock:  # not by a call: a signal handler that raises when that returns would leave it taken
                 self._transaction.adopt()
                 return in_place(work)
-            finally:
-                self._lock.release()
 
         def job() -> T:
             with self._lock:
