@@ -9,7 +9,7 @@ from concurrent import futures
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from qflow.aio.loops import Home, Homes, Worker
 from qflow.aio.opening import Opening
@@ -25,6 +25,7 @@ from qflow.events import Event
 from qflow.message import Headers
 from qflow.opening import open_broker
 from qflow.options import (
+    Admits,
     Body,
     BrokerOptions,
     Key,
@@ -77,11 +78,21 @@ class AsyncBroker:
 
     # Queues ------------------------------------------------------------------------------------------------------
 
+    @overload
+    async def declare_queue(self, name: str, **settings: Unpack[QueueOptions[Admits]]) -> AsyncQueue[int]: ...
+    @overload
+    async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncQueue: ...
     async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncQueue:
         """Return the queue of this name, making it if there is none; settings as `Broker.declare_queue`."""
         return self._around(await self._run(partial(self.broker.declare_queue, name, **settings)))
 
-    async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue]:
+    @overload
+    async def declare_queues(
+        self, names: Iterable[str], **settings: Unpack[QueueOptions[Admits]]
+    ) -> list[AsyncQueue[int]]: ...
+    @overload
+    async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue]: ...
+    async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue[Any]]:
         """Return the queues of these names, made in one commit where there are none; see `Broker.declare_queues`."""
         declared = await self._run(partial(self.broker.declare_queues, check_names(names), **settings))
         return [self._around(queue) for queue in declared]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from itertools import count, islice
-from typing import Any, Unpack
+from typing import Any, Generic, Unpack
 
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
@@ -18,7 +18,7 @@ from qflow.delivery import Entry
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
-from qflow.options import Body, Moment, PutOptions
+from qflow.options import Body, Moment, Placed, PutOptions
 from qflow.queues.claims import Claims
 from qflow.queues.envelope import Envelope
 from qflow.queues.gets import Gets
@@ -34,8 +34,11 @@ PREFETCH = 100
 BROWSED_AT_ONCE = 1000
 
 
-class AsyncQueue:
-    """A named queue, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Queue` has."""
+class AsyncQueue(Generic[Placed]):
+    """A named queue, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Queue` has.
+
+    To type checkers, `AsyncQueue[int]` is one whose `put` never returns None; see `Queue`.
+    """
 
     queue: Queue
     """The same queue for threads; its methods block."""
@@ -70,7 +73,7 @@ class AsyncQueue:
         delay_s: float | None = None,
         not_before: Moment | None = None,
         timeout_s: float | None = None,
-    ) -> int | None:
+    ) -> int | Placed:
         """Append a message; on a durable queue, return once it is synced. Arguments and errors as `Queue.put`.
 
         Cancelled while it waits for room, it did not happen; cancelled while it waits for its sync, it is put all the
@@ -98,12 +101,12 @@ class AsyncQueue:
                 if put.lane.is_logged:
                     await self._homes.here().confirmed(put)
                 return put.first
-            return await self._wait_for_room(put, timeout_s)
+            return await self._wait_for_room(put, timeout_s)  # type: ignore[return-value]
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
-        return await self._put([record], type(record) is bytes, envelope, timeout_s)
+        return await self._put([record], type(record) is bytes, envelope, timeout_s)  # type: ignore[return-value]
 
-    async def put_nowait(self, body: Body, **options: Unpack[PutOptions]) -> int | None:
+    async def put_nowait(self, body: Body, **options: Unpack[PutOptions]) -> int | Placed:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return await self.put(body, **options, timeout_s=0)
 
@@ -138,7 +141,7 @@ class AsyncQueue:
         delay_s: float | None = None,
         not_before: Moment | None = None,
         timeout_s: float | None = None,
-    ) -> asyncio.Future[int | None]:
+    ) -> asyncio.Future[int | Placed]:
         """`put` that does not wait: the future has what `put` returns, once it is confirmed.
 
         Where there is room, the message is on its way when this returns, without a task of its own; else the future is
@@ -152,7 +155,7 @@ class AsyncQueue:
             put = puts.draft([record], plain, envelope.number)
             if puts.enter_at_once(put):
                 return home.confirmed(put) if put.lane.is_logged else _resolved(home, put.first)
-        return home.loop.create_task(self._put([record], plain, envelope, timeout_s))
+        return home.loop.create_task(self._put([record], plain, envelope, timeout_s))  # type: ignore[arg-type]
 
     async def _put(self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: float | None) -> int | None:
         queue = self._puts
@@ -330,7 +333,7 @@ def queue_of(queue: Queue, log: Log, homes: Homes, worker: Worker) -> AsyncQueue
     return made
 
 
-def _resolved(home: Home, result: int) -> asyncio.Future[int | None]:
-    future: asyncio.Future[int | None] = home.loop.create_future()
+def _resolved(home: Home, result: int) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = home.loop.create_future()
     future.set_result(result)
     return future
