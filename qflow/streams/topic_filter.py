@@ -31,7 +31,7 @@ _quote.maxstring = 120  # an error names its topic, and not 64 KiB of it
 
 
 def check_topic(topic: object) -> str:
-    """Return a valid topic: 1 to 65,535 bytes of UTF-8 without NUL, `+` and `#`.
+    """Return a valid topic: 1 to 65,535 bytes of UTF-8 without NUL, `+` or `#`.
 
     Raises:
         InvalidArgument: it is none; nothing can be published to it.
@@ -198,7 +198,7 @@ class FilterTrie(Generic[T]):
         """Return the values whose filters match, each once, in the order in which the matching pairs were added.
 
         Raises:
-            InvalidArgument: see `check_topic`; a topic seen before has passed.
+            InvalidArgument: see `check_topic`.
         Cost: see the class.
         """
         cache = self._cache  # before the walk: see the class
