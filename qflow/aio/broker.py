@@ -1,4 +1,4 @@
-"""The broker as tasks use it."""
+"""The broker for tasks."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class AsyncBroker:
         """Put a message into every stream that takes its topic and every queue bound to it; see `Broker.publish`.
 
         Cancelled as `AsyncQueue.put`.
-        Cost: a share of a commit for all that publish meanwhile, and 12 µs where it goes to one stream.
+        Cost: a share of one commit for all tasks that publish meanwhile, and 12 µs if it goes to one stream.
         """
         return await self._publishing.publish_one((topic, body, key), headers, producer, number)
 
@@ -171,8 +171,8 @@ class AsyncBroker:
     ) -> asyncio.Future[PublishResult]:
         """`publish` that does not wait: the future has what it returns, once it is confirmed.
 
-        What goes to streams alone is on its way when this returns, where there is room and no producer is named; else
-        the future is a task that publishes at its first turn. To cancel it is to cancel a `publish`.
+        If the message goes to streams alone, there is room, and no producer is named, it is handed to the log when this
+        returns; else the future is a task that publishes. Cancelling it cancels a `publish`.
         """
         return self._publishing.submit((topic, body, key), headers, producer, number)
 
@@ -244,7 +244,7 @@ class AsyncBroker:
         return await self._worker.run(self._homes.here(), self.broker.stats)
 
     async def check(self) -> list[str]:
-        """Return what does not agree, in words, once nothing is being moved for tasks; see `Broker.check`."""
+        """Wait for the tasks' work on the disk, then compare everything; see `Broker.check`."""
         begun = self._worker.begun()
 
         def check() -> list[str]:
@@ -280,7 +280,7 @@ class AsyncBroker:
             finally:
                 self._worker.end()
 
-        with suppress(BrokerClosed):  # by somebody else
+        with suppress(BrokerClosed):  # it was closed elsewhere
             await self._run(end)
 
     async def _run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:

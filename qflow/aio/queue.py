@@ -1,4 +1,4 @@
-"""A queue as tasks use it."""
+"""A queue for tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qflow.queues.queue import Queue
 from qflow.stats import QueueStats
 
 TURNS = 8
-"""So many batches an `async for` takes at most before others have their turn."""
+"""Batches an `async for` takes before it lets other tasks run."""
 PREFETCH = 100
 BROWSED_AT_ONCE = 1000
 
@@ -144,8 +144,8 @@ class AsyncQueue(Generic[Placed]):
     ) -> asyncio.Future[int | Placed]:
         """`put` that does not wait: the future has what `put` returns, once it is confirmed.
 
-        Where there is room, the message is on its way when this returns, without a task of its own; else the future is
-        a task that waits for room. To cancel it is to cancel a `put`.
+        If there is room, the message is handed over when this returns, without a task of its own; else the future is
+        a task that waits for room. Cancelling it cancels a `put`.
         """
         puts, home = self._puts, self._homes.here()
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
@@ -171,7 +171,7 @@ class AsyncQueue(Generic[Placed]):
         return put.first
 
     async def _wait_for_room(self, put: Any, timeout_s: float | None) -> int | None:
-        """Put what did not pass at once."""
+        """Put messages that have to wait, or that a limit turns away."""
         queue, home = self._puts, self._homes.here()
         putting = queue.begin([put], timeout_s)
         try:
@@ -191,7 +191,7 @@ class AsyncQueue(Generic[Placed]):
         return first
 
     def _enter(self, put: Any) -> None:
-        """Hand over a put that has its room, or make it visible where it is not logged."""
+        """Hand a put whose room is reserved to the log, or make it visible if it is not logged."""
         queue = self._puts
         if not put.lane.is_logged:
             queue.publish_transient(put)
@@ -208,8 +208,8 @@ class AsyncQueue(Generic[Placed]):
     async def get(self, timeout_s: float | None = None) -> AsyncDelivery:
         """Acquire the first available message, waiting for one; see `Queue.get`.
 
-        Cancelled, it takes nothing: what it may have acquired is in its place again, and not counted as delivered.
-        Who waits longest is served first; before threads that wait.
+        Cancelled, it takes nothing: a message it may have acquired goes back to its place, not counted as delivered.
+        Waiting tasks are served first come, first served, and before waiting threads.
         Cost: 0.8 µs in memory, without suspending; 15 µs to wait for a task that puts.
         """
         delivery = self._gets.get_at_once()
@@ -239,8 +239,8 @@ class AsyncQueue(Generic[Placed]):
         """Yield deliveries without end, as `async for delivery in queue` does. Asking for the next acks nothing.
 
         Args:
-            prefetch: how many messages are acquired at once, at most. Those not handed out when the loop ends go back
-                uncounted, as soon as the event loop comes to that; `contextlib.aclosing` makes that at once.
+            prefetch: the most messages acquired at once. Those not returned when the loop ends go back, not counted as
+                delivered, when the event loop closes the generator; with `contextlib.aclosing`, at once.
 
         Raises:
             BrokerClosed, QueueDeleted: it is gone; the loop ends with that.
@@ -250,7 +250,7 @@ class AsyncQueue(Generic[Placed]):
         claims = self._claims
         for turn in count(1):
             if turn % TURNS == 0:
-                await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
+                await asyncio.sleep(0)  # a loop body that never waits must not starve other tasks
             batch = await self._work.collect(prefetch, None)
             try:
                 for index in range(len(batch)):
@@ -271,8 +271,8 @@ class AsyncQueue(Generic[Placed]):
         The delivery is acked when the callback returns and goes back when it raises, unless it settled it itself.
 
         Args:
-            prefetch: how many messages are acquired and not handed out, at most.
-            concurrency: how many callbacks run at once; with 1 the messages are handled in order.
+            prefetch: the most messages acquired and not handed to a callback yet.
+            concurrency: the most callbacks that run at once; with 1, messages are handled in order.
 
         Returns:
             The running consumer: `async with` it, or `await close()`, which waits for the callbacks that are running.
