@@ -146,7 +146,7 @@ def pipe(
     queue goes out first. It ends when stdin has ended and the queue is empty; a summary goes to stderr, and so does
     progress if that is a terminal.
 
-    A line is safe once it is synced in QUEUE, which happens as fast as lines arrive, for all that are there at once.
+    A line is safe once it is synced in QUEUE. Lines are stored as fast as they arrive, with one sync for all there are.
 
     When COMMAND fails, it is started again, and stdin is stored meanwhile. A line is acked, and so never goes out
     again:

@@ -73,7 +73,7 @@ class _Feed:
         self._stuck: str | None = None
 
     def write(self, first: Deliveries) -> None:
-        """Write a batch and what follows, until there is no more, the command takes no more, or somebody asks to stop.
+        """Write a batch and what follows, until there is no more, the command takes no more, or a signal asks to stop.
 
         Its stdin is closed once it has taken everything in the pipe, so that what it leaves there is seen.
         """

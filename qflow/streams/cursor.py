@@ -163,7 +163,7 @@ class Cursor:
 
     @sheltered
     def end(self, error: type[QflowError]) -> None:
-        """Serve nobody any more; wake who waits."""
+        """End the cursor; waiting gets raise the error."""
         claims = self.claims
         if not self._log.failed:
             claims.call_log()

@@ -115,7 +115,7 @@ class Partition:
         """Give back the memory of a put that was not confirmed; see `Room.refused`."""
         self.room.refused(put, put_charge(put))
 
-    # Called by who publishes -----------------------------------------------------------------------------------------
+    # Called by publishers -------------------------------------------------------------------------------------------
 
     def prepare_together(self, drafts: list[Put]) -> None:
         """Reserve memory for all that one commit puts into partitions, waiting for it; an interrupted call has none.
