@@ -33,7 +33,7 @@ class Queue(Generic[Placed]):
 
     def __init__(self, parts: Parts) -> None:
         """Made by `Broker`."""
-        self.parts = parts
+        self.parts: Parts = parts
         """What it is composed of; not for users."""
         self._lock = parts.context.lock
         self._gate = parts.gate

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Deliveries, Delivery, Settler
 from qflow.errors import AlreadySettled
 from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of
 from qflow.storage.streams.partitions import Piece
@@ -79,7 +79,7 @@ class StreamDelivery(Delivery):
 
     def __init__(self, batch: StreamDeliveries, piece: Piece, index: int, marks: int) -> None:
         """Made by its batch, of the message at `index` of a piece."""
-        self.settler = batch
+        self.settler: Settler = batch
         self.marks = marks
         self.record = piece.records[index]
         self.sequence = piece.sequences[index]
