@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Unpack
+from typing import Any, Unpack, overload
 from uuid import UUID
 
 from qflow.config import BrokerSettings, QueueSettings, StreamSettings, check_name, check_names, settings_from
@@ -15,6 +15,7 @@ from qflow.events import Event
 from qflow.memory.waiting import shelter, shelter_made, sheltered
 from qflow.message import Headers
 from qflow.options import (
+    Admits,
     Body,
     Key,
     Publication,
@@ -69,6 +70,10 @@ class Broker:
 
     # Queues -------------------------------------------------------------------------------------------------------
 
+    @overload
+    def declare_queue(self, name: str, **settings: Unpack[QueueOptions[Admits]]) -> Queue[int]: ...
+    @overload
+    def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue: ...
     @sheltered
     def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue of this name, making it if there is none.
@@ -87,7 +92,11 @@ class Broker:
         """
         return self.engine.queues.declare([check_name(name)], settings_from(QueueSettings, settings, "queue"))[0]
 
-    def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[Queue]:
+    @overload
+    def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions[Admits]]) -> list[Queue[int]]: ...
+    @overload
+    def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[Queue]: ...
+    def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[Queue[Any]]:
         """Return the queues of these names, made where there are none, all with the settings of `declare_queue`.
 
         Raises: as `declare_queue`, before any is made. Cost: one commit for all new durable ones, 0.2 ms a queue.
@@ -118,8 +127,7 @@ class Broker:
         """Return a queue that exists.
 
         Raises:
-            NotFound: none of this name does.
-            CorruptionError: its record in the log is damaged.
+            NotFound: none of this name does. CorruptionError: its record in the log is damaged.
         """
         return self.engine.queues.get(name)
 
@@ -130,9 +138,7 @@ class Broker:
 
     @sheltered
     def delete_queue(self, name: str) -> None:
-        """Delete a queue with all its messages; waiters get `QueueDeleted`, late acks do nothing.
-
-        A queue that cannot be served because its record is damaged can be deleted, too.
+        """Delete a queue, damaged or not, with all its messages; waiters get `QueueDeleted`, late acks do nothing.
 
         Raises:
             NotFound: there is none of this name.
@@ -157,11 +163,7 @@ class Broker:
 
     @sheltered
     def unbind(self, queue: Queue | str, topic_filter: str) -> None:
-        """Undo `bind`.
-
-        Raises:
-            NotFound: there is no such queue, or it is not bound with that filter.
-        """
+        """Undo `bind`. Raises `NotFound` if there is no such queue, or it is not bound with that filter."""
         self.engine.queues.unbind(queue, topic_filter)
 
     def publish(
@@ -218,8 +220,6 @@ class Broker:
     def declare_stream(self, name: str, **settings: Unpack[StreamOptions]) -> Stream:
         """Return the stream of this name, making it if there is none: a log of all that is published to some topics.
 
-        Retention is applied once a second.
-
         Args:
             name: any text of 1 to 1,024 bytes in UTF-8.
             settings: `topics`, which must be given, `partitions=1`, and `retention_s`, `retention_bytes`,
@@ -229,7 +229,7 @@ class Broker:
             InvalidArgument: a setting is unknown, or it or a filter makes no sense.
             SettingsConflict: the stream exists with other settings.
             CorruptionError: its record is damaged.
-        Cost: one commit for a new stream.
+        Cost: one commit for a new stream. Retention is applied once a second.
         """
         wanted = settings_from(StreamSettings, settings, "stream")
         with self.engine.spool.changing:
@@ -335,8 +335,7 @@ class Broker:
     def transaction(self, timeout_s: float | None = None) -> Transaction:
         """Return a transaction over any of the queues; see `Transaction`.
 
-        Args:
-            timeout_s: how long its commit waits for room at limits; None = without end.
+        Its commit waits `timeout_s` seconds for room at limits; None = without end.
         """
         return self.engine.transaction(timeout_s)
 

@@ -162,7 +162,7 @@ class Deliveries(Sequence[Delivery]):
     __slots__ = ("_measured", "segments", "settled", "settled_bytes", "settler", "total")
 
     def __init__(self, settler: BatchSettler, segments: list[Segment]) -> None:
-        self.settler = settler
+        self.settler: BatchSettler = settler
         self.segments: list[Segment] = segments
         self.total: int = sum(len(segment.records) for segment in segments)
         self.settled: set[int] | None = set()

@@ -8,13 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal, Required, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Generic, Literal, Required, TypeAlias, TypedDict
 
 from qflow.config import Overflow
 from qflow.message import Headers
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Policy = TypeVar("Policy", default=Overflow)
+    """The overflow policies that a queue may be given."""
+    Placed = TypeVar("Placed", covariant=True, default=int | None)  # noqa: PLC0105 - `help` shows it
+    """What a put returns: int where the overflow policy appends every message it takes, else int or None."""
+else:
+    from typing import TypeVar
+
+    Policy, Placed = TypeVar("Policy"), TypeVar("Placed", covariant=True)
+
 Size: TypeAlias = int | str
 """Bytes: an int, or a text with a unit such as `"64MiB"` (1024) or `"1.5GB"` (1000)."""
+Admits: TypeAlias = Literal[Overflow.BLOCK, Overflow.REJECT, Overflow.DROP_OLDEST]
+"""The overflow policies with which a put appends its message or raises: it never returns None."""
 Body: TypeAlias = bytes | bytearray | memoryview
 """What a message carries; `bytearray` and `memoryview` are copied."""
 Key: TypeAlias = bytes | str
@@ -51,7 +65,7 @@ class BrokerOptions(TypedDict, total=False):
     unsafe_filesystem: bool
 
 
-class QueueChanges(TypedDict, total=False):
+class QueueChanges(TypedDict, Generic[Policy], total=False):
     """Settings of a queue that can be changed while it is used: the arguments of `Broker.alter_queue`.
 
     capacity_bytes: memory it may use; None (the default) = as much as the broker has.
@@ -72,7 +86,7 @@ class QueueChanges(TypedDict, total=False):
     limit_messages: int | None
     limit_bytes: Size | None
     max_message_bytes: Size
-    on_overflow: Overflow
+    on_overflow: Policy
     ttl_s: float | None
     max_deliveries: int | None
     dead_letter: str | None
@@ -80,7 +94,7 @@ class QueueChanges(TypedDict, total=False):
     resume_ratio: float
 
 
-class QueueOptions(QueueChanges, total=False):
+class QueueOptions(QueueChanges[Policy], Generic[Policy], total=False):
     """Settings of a queue: the arguments of `Broker.declare_queue`, which are those of `QueueChanges` and two more.
 
     durable: messages are synced in the log before a put returns (True, the default); False = they are lost at a

@@ -6,6 +6,7 @@ pyright with `reportUnnecessaryTypeIgnoreComment`, fails where one is no error a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
@@ -18,10 +19,10 @@ import qflow.aio
 def settings(broker: qflow.Broker) -> None:
     """Settings are known by name and type, wherever they are given."""
     jobs = broker.declare_queue("jobs", capacity_bytes="1MiB", limit_messages=10, on_overflow=qflow.Overflow.REJECT)
-    assert_type(jobs, qflow.Queue)
+    assert_type(jobs, qflow.Queue[int])
     assert_type(broker.alter_queue(jobs, limit_messages=None, ttl_s=1.5), qflow.Queue)
-    broker.declare_queue("jobs", limit_mesages=10)  # type: ignore[call-arg]
-    broker.declare_queue("jobs", on_overflow="reject")  # type: ignore[arg-type]
+    broker.declare_queue("jobs", limit_mesages=10)  # type: ignore[call-overload]
+    broker.declare_queue("jobs", on_overflow="reject")  # type: ignore[call-overload]
     broker.alter_queue("jobs", limit_mesages=3)  # type: ignore[call-arg]
     broker.alter_queue("jobs", durable=False)  # type: ignore[call-arg]
     broker.alter_queue("jobs", ttl_s="1 hour")  # type: ignore[arg-type]
@@ -41,6 +42,28 @@ def settings(broker: qflow.Broker) -> None:
 def declare_durable(broker: qflow.Broker, name: str, **options: Unpack[qflow.QueueOptions]) -> qflow.Queue:
     """Settings can be passed on."""
     return broker.declare_queue(name, **options)
+
+
+def placed(broker: qflow.Broker, policy: qflow.Overflow) -> None:
+    """A put returns None only where the overflow policy may drop the arriving message."""
+    always = broker.declare_queue("always", durable=False, on_overflow=qflow.Overflow.DROP_OLDEST)
+    assert_type(always, qflow.Queue[int])
+    assert_type(always.put(b"a"), int)
+    assert_type(always.put_nowait(b"a"), int)
+    assert_type(always.submit(b"a"), Future[int])
+    drops = broker.declare_queue("drops", on_overflow=qflow.Overflow.DROP_NEWEST)
+    assert_type(drops, qflow.Queue)
+    assert_type(drops.put(b"a"), int | None)
+    assert_type(drops.submit(b"a"), Future[int | None])
+    assert_type(broker.declare_queue("any", on_overflow=policy), qflow.Queue)
+    assert_type(broker.declare_queues(["a", "b"], limit_messages=3), list[qflow.Queue[int]])
+    assert_type(broker.declare_queues(["a", "b"], on_overflow=policy), list[qflow.Queue])
+    broker.declare_queues(["a"], limit_mesages=3)  # type: ignore[call-overload]
+    assert_type(broker.queue("known").put(b"a"), int | None)
+    wider: qflow.Queue = always
+    narrower: qflow.Queue[int] = drops  # type: ignore[assignment]
+    queues(wider, broker.transaction())
+    queues(narrower, broker.transaction())
 
 
 def queues(queue: qflow.Queue, transaction: qflow.Transaction) -> None:
@@ -96,8 +119,15 @@ async def tasks() -> None:
     """The same, awaited."""
     async with qflow.aio.open("spool", spill="files") as broker:
         jobs = await broker.declare_queue("jobs", limit_bytes="1GiB")
-        assert_type(jobs, qflow.aio.AsyncQueue)
-        await broker.declare_queue("jobs", limit_mesages=10)  # type: ignore[call-arg]
+        assert_type(jobs, qflow.aio.AsyncQueue[int])
+        assert_type(await jobs.put(b"a"), int)
+        assert_type(await jobs.put_nowait(b"a"), int)
+        assert_type(jobs.submit(b"a"), asyncio.Future[int])
+        drops = await broker.declare_queue("drops", on_overflow=qflow.Overflow.DEAD_LETTER, dead_letter="dead")
+        assert_type(drops, qflow.aio.AsyncQueue)
+        assert_type(await drops.put(b"a"), int | None)
+        assert_type(await broker.declare_queues(["a", "b"]), list[qflow.aio.AsyncQueue[int]])
+        await broker.declare_queue("jobs", limit_mesages=10)  # type: ignore[call-overload]
         await broker.alter_queue(jobs, limit_mesages=3)  # type: ignore[call-arg]
         await jobs.put("text")  # type: ignore[arg-type]
         await jobs.put_nowait(b"a", delay=2)  # type: ignore[call-arg]

@@ -8,8 +8,8 @@ async with qflow.aio.open("spool") as broker:
     async with await jobs.get() as delivery:
         print(delivery.body)
 
-No thread per operation, and nothing blocks the loop: what is in memory is done at once, what waits for a commit, a
-message or room is woken by who brings it, and two threads of the broker do what touches the disk.
+No call blocks the event loop, and none takes a thread of its own: work in memory is done at once, a task that waits for
+a commit, a message or room is woken by a callback, and two threads of the broker do the work on the disk.
 """
 
 from qflow.aio.broker import AsyncBroker, open

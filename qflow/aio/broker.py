@@ -1,4 +1,4 @@
-"""The broker as tasks use it."""
+"""The broker for tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent import futures
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from qflow.aio.loops import Home, Homes, Worker
 from qflow.aio.opening import Opening
@@ -25,6 +25,7 @@ from qflow.events import Event
 from qflow.message import Headers
 from qflow.opening import open_broker
 from qflow.options import (
+    Admits,
     Body,
     BrokerOptions,
     Key,
@@ -77,11 +78,21 @@ class AsyncBroker:
 
     # Queues ------------------------------------------------------------------------------------------------------
 
+    @overload
+    async def declare_queue(self, name: str, **settings: Unpack[QueueOptions[Admits]]) -> AsyncQueue[int]: ...
+    @overload
+    async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncQueue: ...
     async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncQueue:
         """Return the queue of this name, making it if there is none; settings as `Broker.declare_queue`."""
         return self._around(await self._run(partial(self.broker.declare_queue, name, **settings)))
 
-    async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue]:
+    @overload
+    async def declare_queues(
+        self, names: Iterable[str], **settings: Unpack[QueueOptions[Admits]]
+    ) -> list[AsyncQueue[int]]: ...
+    @overload
+    async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue]: ...
+    async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue[Any]]:
         """Return the queues of these names, made in one commit where there are none; see `Broker.declare_queues`."""
         declared = await self._run(partial(self.broker.declare_queues, check_names(names), **settings))
         return [self._around(queue) for queue in declared]
@@ -133,7 +144,7 @@ class AsyncBroker:
         """Put a message into every stream that takes its topic and every queue bound to it; see `Broker.publish`.
 
         Cancelled as `AsyncQueue.put`.
-        Cost: a share of a commit for all that publish meanwhile, and 12 µs where it goes to one stream.
+        Cost: a share of one commit for all tasks that publish meanwhile, and 12 µs if it goes to one stream.
         """
         return await self._publishing.publish_one((topic, body, key), headers, producer, number)
 
@@ -160,8 +171,8 @@ class AsyncBroker:
     ) -> asyncio.Future[PublishResult]:
         """`publish` that does not wait: the future has what it returns, once it is confirmed.
 
-        What goes to streams alone is on its way when this returns, where there is room and no producer is named; else
-        the future is a task that publishes at its first turn. To cancel it is to cancel a `publish`.
+        If the message goes to streams alone, there is room, and no producer is named, it is handed to the log when this
+        returns; else the future is a task that publishes. Cancelling it cancels a `publish`.
         """
         return self._publishing.submit((topic, body, key), headers, producer, number)
 
@@ -233,7 +244,7 @@ class AsyncBroker:
         return await self._worker.run(self._homes.here(), self.broker.stats)
 
     async def check(self) -> list[str]:
-        """Return what does not agree, in words, once nothing is being moved for tasks; see `Broker.check`."""
+        """Wait for the tasks' work on the disk, then compare everything; see `Broker.check`."""
         begun = self._worker.begun()
 
         def check() -> list[str]:
@@ -269,7 +280,7 @@ class AsyncBroker:
             finally:
                 self._worker.end()
 
-        with suppress(BrokerClosed):  # by somebody else
+        with suppress(BrokerClosed):  # it was closed elsewhere
             await self._run(end)
 
     async def _run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:

@@ -1,4 +1,4 @@
-"""Push instead of pull: tasks that take from a queue and await a callback."""
+"""Consumers for tasks: messages of a queue are handed to an async callback."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ConsumerTasks:
         self._home.call(self._stop_idle)
 
     def end(self) -> None:
-        """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
+        """Take no more messages, and put back at once those not handed out. Under the lock of the queue."""
         self.stop()
         if self._batch is not None:
             in_place(partial(self._consumed.give_up_batch, self._batch))
@@ -80,7 +80,7 @@ class ConsumerTasks:
             await asyncio.wait(others)
 
     def holds(self, held: Iterable[Any]) -> bool:
-        """Tell whether one of these is what it works on."""
+        """Tell whether it holds one of these deliveries or batches."""
         current = list(self._current.values())
         return any(one is self._batch or any(one is other for other in current) for one in held)
 
@@ -117,7 +117,7 @@ class ConsumerTasks:
         async with self._turn:
             if self._batch is None or self._index >= len(self._batch):
                 self._batch = None
-                await asyncio.sleep(0)  # a callback that never waits must not keep everybody else from running
+                await asyncio.sleep(0)  # a callback that never waits must not starve other tasks
                 try:
                     self._batch = await self._queue.collect(self._prefetch, None)
                 except (BrokerClosed, QueueDeleted):
@@ -147,7 +147,7 @@ class ConsumerTasks:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            self._consumed.tell_failure(delivery.sequence, error)  # it cancelled something of its own
+            self._consumed.tell_failure(delivery.sequence, error)  # the callback raised it: this task is not cancelled
 
 
 class AsyncConsumer:
@@ -166,9 +166,9 @@ class AsyncConsumer:
         self._tasks.stop()
 
     async def close(self) -> None:
-        """Stop, and wait for the callbacks that are running; called by one of them, it waits for none.
+        """Stop, and wait for the callbacks that are running; called by a callback, it waits for none.
 
-        What was acquired and not handed out goes back to its place and is not counted as delivered. Cancelled while it
+        Messages not handed out go back to their places and are not counted as delivered. Cancelled while it
         waits, the consumer is stopped all the same.
         """
         await self._tasks.close()
@@ -192,7 +192,7 @@ def consumer_of(
     prefetch: int,
     concurrency: int,
 ) -> AsyncConsumer:
-    """Return a consumer whose tasks have begun."""
+    """Return a running consumer."""
     made = AsyncConsumer()
     made._name = queue.name
     made._tasks = ConsumerTasks(queue, home, callback, prefetch, concurrency)

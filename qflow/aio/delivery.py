@@ -1,4 +1,4 @@
-"""What a task holds until it is settled: as in `qflow.delivery`, with settles to be awaited."""
+"""Deliveries and batches for tasks: as in `qflow.delivery`, with `ack` and `nack` to be awaited."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 
 
 class Settling(Protocol):
-    """Who settles without blocking the loop: the queue, or the subscription."""
+    """Settles without blocking the loop: a queue, or a subscription."""
 
     def settled(self) -> Awaitable[None]:
-        """Return when all that was settled so far is synced."""
+        """Return when everything that was settled so far is synced."""
 
     async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None: ...
 
@@ -26,15 +26,14 @@ class Settling(Protocol):
 class AsyncDelivery:
     """One message, acquired. `async with` acks it on success and gives it back on an exception, a cancellation too.
 
-    To settle it costs microseconds and does not suspend the task; `ack(wait=True)` does, and `nack` where the message
-    becomes a dead letter.
+    Settling does not suspend the task, but for `ack(wait=True)`, and `nack` if the message becomes a dead letter.
     """
 
     __slots__ = ("_settling", "delivery")
 
     def __init__(self, delivery: Delivery, settling: Settling) -> None:
         self.delivery: Delivery = delivery
-        """The same as a thread would hold it."""
+        """The same delivery for threads; its methods block."""
         self._settling = settling
 
     @property
@@ -54,7 +53,7 @@ class AsyncDelivery:
 
     @property
     def sequence(self) -> int:
-        """Its place in its queue."""
+        """Its number in its queue; never used twice."""
         return self.delivery.sequence
 
     @property
@@ -69,7 +68,7 @@ class AsyncDelivery:
 
     @property
     def redelivered(self) -> bool:
-        """It was, or before a crash may have been, delivered before."""
+        """It was delivered before, or may have been, before a crash."""
         return self.delivery.redelivered
 
     @property
@@ -91,7 +90,7 @@ class AsyncDelivery:
         await self._settling.give_back(self.delivery, requeue, delay_s)
 
     async def extend(self, seconds: float) -> None:
-        """Hold it longer than `ack_timeout_s`; see `qflow.Delivery.extend`."""
+        """Hold it for so many seconds from now, if its lease would end earlier; see `qflow.Delivery.extend`."""
         in_place(partial(self.delivery.extend, seconds))
 
     async def __aenter__(self) -> AsyncDelivery:
@@ -130,7 +129,7 @@ class AsyncStreamDelivery(AsyncDelivery):
 
     @property
     def offset(self) -> int:
-        """Its place in its partition: dense, and never given again."""
+        """Its place in its partition: dense, and never used twice."""
         return self.delivery.offset
 
     @property
@@ -151,7 +150,7 @@ class AsyncDeliveries(Sequence[AsyncDelivery]):
 
     def __init__(self, deliveries: Deliveries, settling: Settling) -> None:
         self.deliveries: Deliveries = deliveries
-        """The same as a thread would hold them."""
+        """The same batch for threads; its methods block."""
         self._settling = settling
 
     @property
@@ -165,17 +164,17 @@ class AsyncDeliveries(Sequence[AsyncDelivery]):
         return self.deliveries.sequences
 
     async def ack(self, wait: bool = False) -> None:
-        """Settle what is left of the batch; see `AsyncDelivery.ack`."""
+        """Settle the messages of the batch that are not settled yet; see `AsyncDelivery.ack`."""
         in_place(self.deliveries.ack)
         if wait:
             await self._settling.settled()
 
     async def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
-        """Give what is left of the batch back; see `AsyncDelivery.nack`."""
+        """Give back the messages of the batch that are not settled yet; see `AsyncDelivery.nack`."""
         await self._settling.give_back(self.deliveries, requeue, delay_s)
 
     async def extend(self, seconds: float) -> None:
-        """Hold what is left of the batch longer; see `AsyncDelivery.extend`."""
+        """Hold the rest of the batch longer; see `AsyncDelivery.extend`."""
         in_place(partial(self.deliveries.extend, seconds))
 
     def __len__(self) -> int:

@@ -1,10 +1,10 @@
-"""What tasks wait with: one wake-up for all of a batch, a watcher in a queue's line, a thread for the disk.
+"""How tasks wait without blocking their event loop: for a commit, a message, room, or the disk.
 
-A task never blocks its loop. What would wait goes by *steps* (see `memory.line`): a step is tried in the loop; if it
-takes the disk, one of two threads of the broker does it; if it must wait, the queue calls back, in whatever thread.
-Such calls end in the loop of the task: all that come before the loop gets to them share one wake-up.
+A call that may wait is made in *steps* (see `memory.line`). A step is tried in the loop; if it needs the disk, one of
+two threads of the broker runs it; if it must wait, the queue calls a wake-up, from any thread. Wake-ups run in the loop
+of the task: all that come before the loop runs them share one `call_soon_threadsafe`.
 
-A task that is cancelled gives up what it waits for; a step that runs in a thread then undoes itself.
+A cancelled task gives up what it waits for; a step that runs in a thread then undoes itself.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.memory.waiting import in_place
 
 THREADS = 2
-"""For the disk: one may wait for a commit, or move much, while the other brings what a get waits for."""
+"""Threads for the disk: one may wait for a commit or a large spill while the other restores messages for a get."""
 
 T = TypeVar("T")
 
 
 class Step(Protocol):
-    """Try; return None when done, `WORK` if only the disk helps, else how long to wait at most."""
+    """Try once; return None when done, `WORK` if the disk is needed, else the most seconds to wait."""
 
     def __call__(self, wake: Wake | None, *, may_work: bool) -> float | None: ...
 
 
 class Request(Protocol):
-    """What was handed over to the log."""
+    """A put, settle or unit handed to the log."""
 
     @property
     def error(self) -> BaseException | None: ...
@@ -44,7 +44,7 @@ class Request(Protocol):
 
 
 Crowd = list[tuple["asyncio.Future[Any]", Request, Callable[[], Any]]]
-"""Tasks that have handed something over in one turn of their loop."""
+"""Requests that tasks handed to the log in one turn of their loop, with their futures."""
 
 
 class Log(Protocol):
@@ -56,7 +56,7 @@ class Log(Protocol):
 
 
 class Home:
-    """What the tasks of one event loop share in one broker."""
+    """State that the tasks of one event loop share in one broker."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, log: Log | None) -> None:
         self.loop = loop
@@ -66,7 +66,7 @@ class Home:
         self._crowd: Crowd | None = None
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have the loop call something; from any thread, also under locks. Cost: 0.2 µs, 10 µs if the loop sleeps."""
+        """Have the loop call a function; from any thread, also under locks. Cost: 0.2 µs, 10 µs if the loop sleeps."""
         self._calls.append(function)
         if not self._called:
             self._called = True
@@ -83,10 +83,10 @@ class Home:
             calls.popleft()()
 
     def confirmed(self, request: Request, outcome: Callable[[], Any] | None = None) -> asyncio.Future[Any]:
-        """Return a future of what was just handed over: resolved when it is done, with its outcome or another one.
+        """Return a future of a request just handed to the log: resolved when it is done, with its outcome or another.
 
-        The first has it written as soon as the tasks that are ready now had their turn to hand over, too. All of them
-        are told together, when the last one is done: the log does them in their order.
+        Requests of one turn of the loop are written together, after all tasks that are ready now have run. Their
+        futures are resolved together, when the last request is done: the log does them in order.
         """
         if self._crowd is None:
             self._crowd = []
@@ -105,10 +105,10 @@ class Home:
 
 
 def _resolve(crowd: Crowd) -> None:
-    """Tell tasks what became of what they handed over; twice is fine. In their loop."""
+    """Resolve the futures of requests that are done; twice is fine. In the loop."""
     for future, request, outcome in crowd:
         if future.done():
-            continue  # it was told, or cancelled
+            continue  # resolved before, or cancelled
         if request.error is not None:
             future.set_exception(again(request.error))
         else:
@@ -163,7 +163,7 @@ class Waiter:
             self.future.set_result(None)
 
     async def wait(self) -> None:
-        """Return when woken; raise what was thrown meanwhile. In the turn of the loop in which what wakes it began."""
+        """Return when woken; raise `error` if it is set. Called before the loop can run a wake-up."""
         self.future = self._home.loop.create_future()
         try:
             await self.future
@@ -175,7 +175,7 @@ class Waiter:
 
 
 class Worker:
-    """The threads of a broker's tasks: for the disk, begun when first needed."""
+    """Threads that do the tasks' work on the disk; started when first needed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -187,10 +187,10 @@ class Worker:
         self._spilling: set[Any] = set()
 
     def begin(self, job: Callable[[], object]) -> None:
-        """Have a job done soon.
+        """Run a job in a thread.
 
         Raises:
-            BrokerClosed: the broker was closed. ForkedProcess: it is that of a parent process.
+            BrokerClosed: the broker was closed. ForkedProcess: it belongs to a parent process.
         """
         if os.getpid() != self._process:
             raise ForkedProcess(
@@ -210,9 +210,9 @@ class Worker:
         return list(self._begun)
 
     async def run(self, home: Home, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
-        """Return what a function returns that may wait for the disk or a commit.
+        """Run a function that may wait for the disk or a commit in a thread; return its result.
 
-        Once begun it is done, also when the task is cancelled; `undo(result)` takes it back then.
+        It runs to its end even if the task is cancelled; then `undo(result)` is called.
         """
         waiter = Waiter(home)
         outcome: list[T] = []
@@ -245,7 +245,7 @@ class Worker:
         return outcome[0]
 
     def spill(self, queue: Any) -> None:
-        """Have a queue spill what is above its bounds; nobody waits for that."""
+        """Have a queue spill what is above its bounds, without waiting for it."""
 
         def job() -> None:
             self._spilling.discard(queue)
@@ -257,7 +257,7 @@ class Worker:
                 self.begin(job)
 
     def end(self) -> None:
-        """Take no more jobs; those begun are done."""
+        """Take no more jobs; those begun run to their end."""
         with self._lock:
             self._ended = True
             if self._executor is not None:
@@ -265,7 +265,7 @@ class Worker:
 
 
 async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], object]) -> None:
-    """Return when a step is done, after as many tries as it takes; whatever ends that earlier, `give_up` is called."""
+    """Try a step until it is done; if an exception or a cancellation ends that earlier, call `give_up`."""
     try:
         while True:
             waiter = Waiter(home)
@@ -283,7 +283,7 @@ async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], o
 
 
 def _work(home: Home, step: Step, waiter: Waiter) -> None:
-    """Take a step in a thread that may work on the disk; then the task looks, or waits on."""
+    """Try a step in a thread, with the disk; then wake the task, or let it wait on."""
     try:
         wait_s = step(waiter.wake, may_work=True)
     except BaseException as error:

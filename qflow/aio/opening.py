@@ -1,4 +1,4 @@
-"""What is opened by awaiting it, or by `async with`, which closes it."""
+"""Objects that `await` opens, or `async with`, which closes them, too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """What is closed by awaiting that."""
+    """An object with an async `close`."""
 
     async def close(self) -> None: ...
 
@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class Opening(Generic[T]):
-    """Something that is about to be opened: `await` it, or `async with` it."""
+    """An object that is opened by `await`, or by `async with`, which closes it at the end."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._open = begin

@@ -1,4 +1,4 @@
-"""Publishing by tasks: what goes to streams alone joins a batch at once, where there is room for it."""
+"""Publishing for tasks: messages for streams alone join a batch at once, if there is room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qflow.streams.room import Asking
 
 
 class AsyncPublishing:
-    """See the module. One a broker."""
+    """See the module. One for each broker."""
 
     def __init__(self, publisher: Publisher, together: AsyncTogether, homes: Homes, worker: Worker) -> None:
         self._publisher = publisher
@@ -33,7 +33,7 @@ class AsyncPublishing:
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish_many`.
 
-        Cancelled while it waits for room, or for another with its number, nothing was done; while it waits for the
+        Cancelled while it waits for room, or for another call with its number, nothing was done; while it waits for the
         commit, it is done all the same, or refused.
         """
         claim = self._publisher.claim_of(producer, number)
@@ -65,7 +65,7 @@ class AsyncPublishing:
     def submit(
         self, message: tuple[Any, ...], headers: Headers | None, producer: str | None, number: int | None
     ) -> asyncio.Future[PublishResult]:
-        """`publish_one` that does not wait: where that can be done at once, without a task."""
+        """`publish_one` that returns a future; without a task if the message can join a batch at once."""
         home = self._homes.here()
         if producer is None and number is None:
             lots = self._publisher.lots_of([message], headers)
@@ -80,7 +80,7 @@ class AsyncPublishing:
         return home.loop.create_task(self.publish_one(message, headers, producer, number))
 
     def _send_at_once(self, lots: Lots) -> Sent | None:
-        """Have lots join a batch, if there is room."""
+        """Join lots to a batch if there is room; None if not."""
         sending = Sending(lots.lots, None)
         room = sending.room
         if room is None or not in_place(partial(room.reserve_at_once, sending.amount)):
@@ -91,7 +91,7 @@ class AsyncPublishing:
             return None
 
     async def _take(self, claim: Claim) -> bool:
-        """Take a producer's number, waiting for whoever has it; False if it is stored."""
+        """Take a producer's number, waiting while another claim has it; False if it is stored."""
         home = self._homes.here()
         while True:
             if not claim.is_known:
@@ -113,7 +113,7 @@ class AsyncPublishing:
                 sent = in_place(partial(sending.enter, publisher.log, soon=False))
             except StreamDeleted:
                 await asyncio.sleep(0)
-                continue  # it was deleted since, and is not reached any more
+                continue  # a stream was deleted meanwhile: route anew
             if sent is not None:
                 await home.confirmed(sent.request)
             return lots.results(sent)

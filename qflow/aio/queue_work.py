@@ -1,4 +1,4 @@
-"""What deliveries and consumers ask of a queue of tasks: to get a batch, to give back, to wait for the sync."""
+"""The part of a queue that async deliveries and consumers use: get a batch, give back, wait for the sync."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class QueueWork:
         return self.queue.name
 
     async def collect(self, most: int, timeout_s: float | None) -> Deliveries:
-        """Acquire what is available, waiting for the first: the batch as threads have it."""
+        """Acquire available messages, waiting for the first; return the batch as threads have it."""
         home = self._homes.here()
         getting = self._gets.begin(most, timeout_s)
         await attend(home, self._worker, getting.step, getting.give_up)
@@ -59,7 +59,7 @@ class QueueWork:
             await self._homes.here().confirmed(joined)
 
     async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
-        """Nack; by a thread if that takes the disk."""
+        """Nack; in a thread if that needs the disk."""
         if self._claims.returns_by_disk(requeue):
             await self._worker.run(self._homes.here(), partial(held.nack, requeue, delay_s))
         else:

@@ -1,4 +1,4 @@
-"""A stream as tasks use it."""
+"""A stream for tasks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AsyncStream:
     ) -> AsyncIterator[StreamMessage]:
         """Yield retained messages that a filter matches, without subscribing; arguments and errors as `Stream.query`.
 
-        Cost: as `Stream.query`, and a turn of a thread for each 256 messages.
+        Cost: as `Stream.query`, and one call in a thread for each 256 messages.
         """
         home = self._homes.here()
         query = partial(

@@ -1,4 +1,4 @@
-"""A subscription of a stream as tasks use it."""
+"""A subscription of a stream, for tasks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from qflow.streams.subscription import Subscription, member_of
 
 T = TypeVar("T")
 TURNS = 8
-"""So many batches an `async for` takes at most before others have their turn."""
+"""Batches an `async for` takes before it lets other tasks run."""
 
 
 class AsyncSubscription:
-    """Made by `AsyncBroker.subscribe`; `async with` closes it. May be used by several tasks, of any event loop.
+    """A subscription of a stream. Made by `AsyncBroker.subscribe`; `async with` closes it. For tasks of any event loop.
 
-    What one task got is its own: where there is nothing to ack, for want of a name, asking for more settles what the
-    same task got before.
+    Several tasks may use it. Without a name there is nothing to ack: asking for more settles what the same task got
+    before.
     """
 
     subscription: Subscription
-    """The same for threads; its methods block."""
+    """The same subscription for threads; its methods block."""
     _member: Member
     _settling: MemberSettling
     _homes: Homes
@@ -42,7 +42,7 @@ class AsyncSubscription:
 
     @property
     def name(self) -> str | None:
-        """Under which its cursor is kept; None where it is not."""
+        """The name its position is kept under, its own or that of its group; None if it is not kept."""
         return self.subscription.name
 
     @property
@@ -52,12 +52,12 @@ class AsyncSubscription:
 
     @property
     def filter(self) -> str:
-        """Which topics it gets."""
+        """The filter that topics of its messages match."""
         return self.subscription.filter
 
     @property
     def closed(self) -> bool:
-        """It was closed; a broker that closes, or a stream that is deleted, closes none."""
+        """`close` was called; closing the broker or deleting the stream does not set this."""
         return self.subscription.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ class AsyncSubscription:
     async def get(self, timeout_s: float | None = None) -> AsyncStreamDelivery:
         """Return the next message, waiting for it; arguments and errors as `Subscription.get`.
 
-        Cancelled, it takes nothing: what it may have got is in its place again, and not counted as delivered.
-        Cost: 10 µs where it was read ahead, without suspending; what only the disk has is read by a thread.
+        Cancelled, it takes nothing: a message it may have got goes back to its place, not counted as delivered.
+        Cost: 10 µs if it was read ahead, without suspending; else a thread reads from the disk.
         """
         batch = await self._collect(1, timeout_s)
         if batch is None:
@@ -78,7 +78,7 @@ class AsyncSubscription:
         return await self.get(0)
 
     async def get_many(self, max_messages: int, timeout_s: float | None = None) -> AsyncStreamDeliveries:
-        """Return the messages that are there, in order, about 1 MiB at most; an empty batch at the time-out.
+        """Return available messages, in order, about 1 MiB at most; an empty batch at the time-out.
 
         Errors as `Subscription.get_many`. Cancelled as `get`.
         """
@@ -99,9 +99,9 @@ class AsyncSubscription:
     async def iterate(self) -> AsyncGenerator[AsyncStreamDelivery, None]:
         """Yield messages, as `async for delivery in subscription` does. Asking for the next acks the previous.
 
-        It waits for what is to come, and ends when there is no more with `follow=False`. After a `break` the last
-        message, and what was read ahead, go back as soon as the event loop comes to that; `contextlib.aclosing` makes
-        that at once.
+        It waits for messages to come; with `follow=False` it ends at the end of the stream. After a `break` the last
+        message and those read ahead go back when the event loop closes the generator; with `contextlib.aclosing`, at
+        once.
 
         Cost: 2 µs a message in a replay.
         """
@@ -109,7 +109,7 @@ class AsyncSubscription:
         most = self._member.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
-                await asyncio.sleep(0)  # who never waits in the loop must not keep everybody else from running
+                await asyncio.sleep(0)  # a loop body that never waits must not starve other tasks
             batch = await self._collect(most, None, ahead=True)
             if batch is None:
                 return
@@ -117,7 +117,7 @@ class AsyncSubscription:
                 for index, delivery in enumerate(iter(batch)):
                     if batch.settled is None:
                         break
-                    if index in batch.settled:  # what went back, or was left behind
+                    if index in batch.settled:  # went back, or a seek took it back
                         continue
                     batch.shown = index + 1
                     yield AsyncStreamDelivery(delivery, self._settling)
@@ -133,7 +133,7 @@ class AsyncSubscription:
         await delivery.ack(wait)
 
     async def seek(self, to: int | datetime, *, partition: int | None = None) -> None:
-        """Go on somewhere else; see `Subscription.seek`. Cancelled while it waits, it is done all the same."""
+        """Go on at an offset or a time; see `Subscription.seek`. Cancelled while it waits, it is done all the same."""
         await self._run(partial(self.subscription.seek, to, partition=partition))
 
     @property
@@ -148,11 +148,11 @@ class AsyncSubscription:
 
     @property
     def lag(self) -> int:
-        """How many messages it is behind, of all topics; see `Subscription.lag`."""
+        """Messages of all topics that it is behind; see `Subscription.lag`."""
         return self.subscription.lag
 
     async def stats(self, *, matching: bool = False) -> SubscriptionStats:
-        """Return a snapshot; of a group, all of it; see `Subscription.stats`."""
+        """Return a snapshot; for a group, of all its members together; see `Subscription.stats`."""
         if not matching:
             return self.subscription.stats()
         return await self._run(partial(self.subscription.stats, matching=True))
@@ -167,7 +167,7 @@ class AsyncSubscription:
         try:
             await self._run(self.subscription.close)
         except BrokerClosed:
-            self.subscription.close()  # there is nothing left to give back, or to log
+            self.subscription.close()  # nothing is left to give back or to log
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await self._worker.run(self._homes.here(), function)
@@ -185,7 +185,7 @@ class AsyncSubscription:
 
 
 class MemberSettling:
-    """What deliveries ask of a subscription of tasks: to give back, to wait for the sync."""
+    """The part of a subscription that async deliveries use: give back, wait for the sync."""
 
     def __init__(self, member: Member, homes: Homes) -> None:
         self._claims = member.cursor.claims
@@ -198,7 +198,7 @@ class MemberSettling:
             await self._homes.here().confirmed(joined)
 
     async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
-        """Nack: a matter of memory."""
+        """Nack; done in memory."""
         held.nack(requeue, delay_s)
 
 

@@ -1,4 +1,4 @@
-"""Commits of several queues by tasks: publish and transactions."""
+"""Commits over several queues for tasks: publishes and transactions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Result: TypeAlias = int | range | PublishResult | None
 
 
 class AsyncTogether:
-    """`Together` for tasks: the same decisions, awaited."""
+    """`Together` for tasks."""
 
     def __init__(self, together: Together, homes: Homes, worker: Worker) -> None:
         self._together = together
@@ -38,7 +38,7 @@ class AsyncTogether:
         self._worker = worker
 
     async def commit(self, steps: Iterable[Step], leavings: list[Leaving], timeout: float | None = None) -> list[Place]:
-        """Put all steps, and let go of what is leaving, in one commit; see `Together.commit`.
+        """Put all steps and settle what is leaving in one commit; see `Together.commit`.
 
         Cancelled while it waits for room, nothing was done; cancelled while it waits for the commit, it is done all the
         same, or refused.
@@ -78,7 +78,7 @@ class AsyncTogether:
         parts.puts += drafts
 
     async def _prepare(self, places: list[Place], timeout: float | None, parts: Parts) -> None:
-        """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
+        """Reserve room for all lanes of one queue, and add their puts, or those of their dead letters."""
         queue = places[0].step.queue
         lots = [(place.step.number, place.step.records) for place in places]
         puts = queue.draft_all(lots)
@@ -106,13 +106,13 @@ class AsyncTogether:
         parts.puts += putting.puts
 
     async def _redirect(self, step: Step, decision: Decision, parts: Parts, dead: bool) -> Step | None:
-        """`Together.redirect`; by a thread where a queue may have to be declared."""
+        """`Together.redirect`; in a thread if a queue may have to be declared."""
         redirect = partial(self._together.redirect, step, decision, parts, dead)
         return redirect() if decision is Decision.DROP else await self._worker.run(self._homes.here(), redirect)
 
 
 class AsyncTransaction:
-    """Puts and acks of any queues, committed together or not at all; see `Transaction`. Of one task at a time.
+    """Puts, publishes and acks over any queues, all or none; see `Transaction`. Used by one task at a time.
 
     The end of the `async with` block commits. An exception in it, a cancellation too, undoes all of it. Cancelled while
     the commit waits for room, it is rolled back; while it waits for its sync, it is done all the same, or refused.
@@ -123,7 +123,7 @@ class AsyncTransaction:
     _homes: Homes
     _worker: Worker
     _lock: threading.Lock
-    """Held by a step of it: one whose task was cancelled may still run in a thread."""
+    """Held by each step: one whose task was cancelled may still run in a thread."""
 
     async def put(
         self,
@@ -195,16 +195,16 @@ class AsyncTransaction:
         return await self._step(partial(transaction.committed, places), transaction.is_spilled)
 
     async def rollback(self) -> None:
-        """Give all of it up. Its deliveries are acquired as before."""
+        """Undo everything. Its deliveries stay acquired."""
         await self._step(self._transaction.rollback, self._transaction.is_spilled)
 
     async def _add(self, work: Callable[[], None], size: int) -> None:
         await self._step(work, not self._transaction.takes(size))
 
     async def _step(self, work: Callable[[], T], takes_disk: bool, undo: Callable[[T], object] | None = None) -> T:
-        """Do a part of it: here, or in a thread if it takes the disk, or one of those is still at work for it.
+        """Run a step: in the loop, or in a thread if it needs the disk or another step still runs in one.
 
-        Cancelled while a thread does it, it is done all the same; `undo(result)` takes it back then.
+        Cancelled while a thread runs it, it is done all the same; then `undo(result)` is called.
         """
         if not takes_disk and not self._lock.locked():
             with self._lock:  # not by a call: a signal handler that raises when that returns would leave it taken
@@ -248,5 +248,5 @@ def _plain(queue: AsyncQueue | Queue | str) -> Queue | str:
 
 
 def _size(body: object) -> int:
-    """Return about what a body takes; nothing if it is none, for the transaction to refuse."""
+    """Return the bytes of a body; 0 if it is not bytes-like, which the transaction refuses."""
     return len(body) if isinstance(body, bytes | bytearray | memoryview) else 0

@@ -1,1 +1,1 @@
-"""The `qflow` command: one subcommand a file."""
+"""The `qflow` command: one file for each subcommand."""

@@ -15,7 +15,7 @@ from qflow.cli.exits import Exit
 @options.existing_spool
 @options.as_json
 def check(spool: Path, as_json: bool) -> int:
-    """Read the whole log of a spool and compare every checksum, row and block; a line for each problem.
+    """Read the whole log of a spool and check every checksum, row and block; print a line for each problem.
 
     Blocks in a row with the same damage are one problem. Exits with 1 if there is a problem. Changes nothing.
     """

@@ -1,4 +1,4 @@
-"""The command at the end of `qflow pipe`: how a run of it begins and ends, and how often it is started again."""
+"""The command that `qflow pipe` writes to: how a run of it starts and ends, and when it is started again."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 _LONGEST_PAUSE_S = 30.0
 _RETRIES_AT_THE_END = 2
-"""How often a command is started again in a row once stdin has ended, if nobody says."""
+"""Retries in a row once stdin has ended, without `--retries`."""
 _LONGEST_LOOK_S = 0.05
-"""Between two looks whether a run has ended."""
+"""Seconds between two looks whether a run has ended, at most."""
 _TERMINATE_S = 5.0
-"""Time for a run that was told to end, before it is killed."""
+"""Seconds from SIGTERM to SIGKILL, for a run that does not end."""
 
 
 class CommandFailed(Exception):
-    """The command is given up."""
+    """The command is not started again."""
 
 
 class RunFailed(Exception):
-    """A run of the command did not end well; the message says how, and begins with its name."""
+    """A run of the command failed; the message begins with its name and says how."""
 
 
 @attrs.frozen
 class Command:
-    """What is run.
+    """A command line, and how its runs are watched.
 
     Args:
         words: its name and arguments.
-        timeout_s: a run is ended that takes nothing of its stdin, or does not end after it, for so long; None = never.
-        stop: whether a signal asked to stop, after which the end of a run is waited for.
+        timeout_s: seconds after which a run that takes none of its stdin, or does not exit, is ended; None = never.
+        stop: tells whether a signal asked to stop.
     """
 
     words: Sequence[str]
@@ -57,7 +57,7 @@ class Command:
 
     @contextmanager
     def started(self) -> Iterator[Run]:
-        """Start it; an interrupt, the second signal, ends it.
+        """Start a run; the second signal ends it.
 
         Raises:
             RunFailed: it cannot be started.
@@ -76,7 +76,7 @@ class Command:
 class Run:
     """A process that reads what is written to its stdin.
 
-    It runs in a process group of its own, so that Ctrl-C reaches it through this process only.
+    It has a process group of its own, so that Ctrl-C does not reach it.
     """
 
     def __init__(self, command: Command) -> None:
@@ -90,7 +90,7 @@ class Run:
         return self.process.stdin
 
     def has_ended(self) -> bool:
-        """Tell whether it has ended, though others may still have its stdin; say once that a signal waits for that."""
+        """Tell whether it has exited; after a signal, say once on stderr that its end is waited for."""
         if self.process.returncode is not None:
             return True
         ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
@@ -101,7 +101,7 @@ class Run:
         return ended
 
     def ends_within(self, seconds: float | None) -> bool:
-        """Wait for its end; None = for ever. It can still be given a signal, and so can what it has started."""
+        """Wait until it exits, None = for ever; return whether it has. It is not reaped: its number stays its own."""
         deadline, pause_s = math.inf if seconds is None else time.monotonic() + seconds, 0.0005
         while not self.has_ended():
             if (left := deadline - time.monotonic()) <= 0:
@@ -111,39 +111,39 @@ class Run:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and to what it has started, unless its end was asked for: others may have its number."""
+        """Send a signal to its process group, unless its exit code was read: its number may be in use again."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
     def end(self) -> None:
-        """End it, with what it has started and left behind, since it is of no use any more."""
+        """End it, and all processes of its group."""
         self.signal(signal.SIGTERM)
         if not self.ends_within(_TERMINATE_S):
             self.signal(signal.SIGKILL)
         self.process.wait()
 
     def how_it_ended(self) -> str:
-        """Return its end in words, after it was waited for."""
+        """Return how it ended, in words; after it has exited."""
         status = self.process.returncode
         ended = f"exited with {status}" if status >= 0 else f"was ended by signal {-status}"
         return f"{self.command.name} {ended}"
 
 
 def say(sentence: str) -> None:
-    """Tell whoever looks at stderr, above the line of progress if there is one."""
-    if sys.stderr is not None:  # it was closed from the start
+    """Print a line on stderr, above the line of progress if there is one."""
+    if sys.stderr is not None:  # closed from the start
         sys.stderr.write(f"qflow: {sentence}\n")
 
 
 class Restarts:
-    """How often, and after which pause, the command is started again.
+    """Decides how often, and after which pause, the command is started again.
 
     Args:
-        retries: how many failures in a row, none of them with a line acked, are followed by another try; None = any
+        retries: failures in a row, without a line acked, that are followed by another try; None = any
             number while stdin is open, `_RETRIES_AT_THE_END` when it has ended.
-        backoff_s: the first pause; each next one of a row is twice as long, up to 30 s.
-        flow: whose lines go into the command.
+        backoff_s: the first pause in seconds; the next ones in a row are twice as long, up to 30 s.
+        flow: the lines that go into the command.
     """
 
     def __init__(self, retries: int | None, backoff_s: float, flow: Flow) -> None:
@@ -152,7 +152,7 @@ class Restarts:
         self._flow = flow
         self._failures = 0
         self.leaves_early = False
-        """Whether a run has done something and left before the end of its input."""
+        """A run has exited with 0 before the end of its input."""
 
     def succeeded(self) -> None:
         """A run ended well."""
@@ -162,10 +162,10 @@ class Restarts:
         """Pause before another try.
 
         Args:
-            how: what became of the run, in words.
-            back: where its lines are.
-            progressed: lines of it are acked, so this is the first failure of a row.
-            final: there is no use in another try.
+            how: how the run ended, in words.
+            back: where its lines are now, in words.
+            progressed: some of its lines are acked, so this is the first failure in a row.
+            final: another try would not help.
 
         Raises:
             CommandFailed: it is given up.
@@ -185,10 +185,10 @@ class Restarts:
         flow.restarts += 1
 
     def left_early(self, how: str, back: str) -> None:
-        """Return at once, for it did something and left without an error; say so the first time.
+        """Note a run that exited with 0 before the end of its input, for a restart at once; say so the first time.
 
         Raises:
-            CommandFailed: it is not to be started again at all.
+            CommandFailed: it is not to be started again.
         """
         remedy = "if it is meant for N lines a run, say --batch N"
         if self._retries == 0:

@@ -18,16 +18,16 @@ from qflow.config import parse_size
 @options.existing_spool
 @options.as_json
 def compact(spool: Path, as_json: bool) -> int:
-    """Write the log of a spool anew, without its free pages, and put it in the place of the old one.
+    """Replace the log of a spool by a copy without free pages.
 
-    Needs room for the new one beside the old one. A program that owns the spool calls `Broker.compact` instead. Spill
-    files that an owner has left when it was killed are removed.
+    Needs room for the copy beside the log. A program that owns the spool calls `Broker.compact` instead. Spill
+    files left by an owner that was killed are removed.
 
-    The log is read before, as `qflow check` does. What is damaged is copied as it is, and makes the exit code 1.
+    The log is checked first, as by `qflow check`. Damaged data is copied as it is, and the exit code is 1.
     """
     from qflow import inspect
 
-    found = inspect.examine(spool)  # no spool is made where there is none
+    found = inspect.examine(spool)  # raises if there is no spool, where opening it would make one
     with owned(spool, parse_size(options.DEFAULT_CAPACITY, "capacity"), None) as broker:
         report = broker.compact()
     if as_json:

@@ -1,4 +1,4 @@
-"""What a command met of damage, told in one line when it ends. If anything is lost by it, the exit code is 1."""
+"""Damage that a command came upon, told in one line when it ends. If messages are lost, the exit code is 1."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from qflow.broker import Broker
 
 _SHOWN = 3
-"""So many ranges are spelled out."""
+"""Ranges that are spelled out."""
 
 
 class Damage:
-    """All that one run of a command met, which may open a spool more than once."""
+    """Damage found in one run of a command, which may open a spool more than once."""
 
     def __init__(self) -> None:
         self._spool: Path | None = None
@@ -29,11 +29,11 @@ class Damage:
 
     @property
     def lost(self) -> bool:
-        """Messages that the command came upon cannot be read."""
+        """Some messages cannot be read."""
         return bool(self._ranges)
 
     def note(self, spool: Path, broker: Broker) -> None:
-        """Take over what a broker found since it was opened. Cost: only where that is something, its statistics."""
+        """Add what a broker has found since it was opened. Cost: its `stats`, if it found something."""
         problems = broker.recovery.problems
         if not problems:
             return
@@ -46,7 +46,7 @@ class Damage:
                 self._ranges.setdefault(name, []).extend(queue.lost_ranges)
 
     def tell(self) -> None:
-        """Say it on stderr, if there was anything."""
+        """Print a line on stderr, if there was damage."""
         if self._spool is None:
             return
         what = f"{self._problems[0]}{more_than_one(len(self._problems))}"
@@ -56,7 +56,7 @@ class Damage:
 
     def _of_queue(self, name: str) -> str:
         ranges = self._ranges[name]
-        count = self._lost[name]  # known for a stretch of the log once it is read to its end
+        count = self._lost[name]  # counted when the damaged range was read to its end
         most = count or sum(last - first + 1 for first, last in ranges)
         number = f"{'' if count else 'up to '}{facts.counted(most, 'message')}"
         where = f", of sequences {ranges_in_words(ranges)}" if ranges else ""
@@ -64,12 +64,12 @@ class Damage:
 
 
 def of_command() -> Damage:
-    """Return what the command that runs has met."""
+    """Return the damage of the running command."""
     return click.get_current_context().find_root().ensure_object(Damage)
 
 
 def tell_of_examination(spool: Path, problems: Sequence[str], lost: Mapping[str, int]) -> None:
-    """Say in one line on stderr what was found wrong with all of a spool, if there is anything."""
+    """Print one line on stderr about the problems of a whole spool, if there are any."""
     if not problems:
         return
     which = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in lost.items())
@@ -79,12 +79,12 @@ def tell_of_examination(spool: Path, problems: Sequence[str], lost: Mapping[str,
 
 
 def more_than_one(count: int) -> str:
-    """Return what is added to the first of so many problems."""
+    """Return the words behind the first of so many problems."""
     return f", and {count - 1:,} more" if count > 1 else ""
 
 
 def ranges_in_words(ranges: Iterable[tuple[int, int]]) -> str:
-    """Return, of (first, last), such as `0 to 94, 190, 300 to 394 and 7 more ranges`."""
+    """Return (first, last) ranges as words, such as `0 to 94, 190, 300 to 394 and 7 more ranges`."""
     texts = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
     if len(texts) > _SHOWN + 1:
         return f"{', '.join(texts[:_SHOWN])} and {len(texts) - _SHOWN:,} more ranges"

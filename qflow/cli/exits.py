@@ -8,7 +8,7 @@ from qflow.errors import CorruptionError, QflowError, QueueFull, SpoolInUse, Sto
 
 
 class Exit(enum.IntEnum):
-    """What a script can tell from the exit code."""
+    """The exit codes."""
 
     FINE = 0
     DIFFERS = 1

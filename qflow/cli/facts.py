@@ -15,7 +15,7 @@ def print_json(facts: Any) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under headings; numbers stand to the right, None is a dash."""
+    """Print rows under headings; numbers are aligned to the right, None is a dash."""
     shown = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *shown, strict=True)]
     numeric = [all(cell[0] in "-0123456789" for cell in column) for column in zip(*shown, strict=True)]
@@ -32,7 +32,7 @@ def readable(text: str) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """Return such as `1 line` or `2,000 lines`."""
+    """Return a count in words, such as `1 line` or `2,000 lines`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 

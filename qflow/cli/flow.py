@@ -1,4 +1,4 @@
-"""What the ways of `qflow pipe` share: stdin on its way into the queue, and lines on their way out."""
+"""What all modes of `qflow pipe` share: a thread that stores stdin in the queue, and lines taken out of it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MANY = 2**63
 
 
 class Flow:
-    """Lines from stdin through a queue.
+    """Lines from stdin, stored in a queue and taken out of it.
 
     Args:
-        queue: keeps the lines.
-        capacity: bytes of memory of its broker.
-        delimiter: what ends a line, on both sides.
-        skip: how many lines at the beginning of stdin are left out, for they were stored before.
+        queue: holds the lines.
+        capacity: memory of its broker, in bytes.
+        delimiter: ends a line, on both sides.
+        skip: lines at the beginning of stdin that are left out, because they were stored before.
         stop: ends both sides.
     """
 
@@ -39,13 +39,13 @@ class Flow:
         self.delimiter = delimiter
         self.stop = stop
         self.found = len(queue)
-        """Lines an earlier run left."""
+        """Lines that an earlier run left in the queue."""
         self.skipped = 0
         """Lines of stdin that were left out."""
         self.stored = 0
         """Lines of stdin confirmed in the queue."""
         self.handed_out = 0
-        """Lines taken out of the queue, without those that came back."""
+        """Lines taken out of the queue and not returned to it."""
         self.delivered = 0
         """Lines acked."""
         self.restarts = 0
@@ -65,35 +65,35 @@ class Flow:
 
     @property
     def input_ended(self) -> bool:
-        """Whether nothing more comes from stdin: it has ended, cannot be read, or was left."""
+        """Nothing more comes from stdin: it has ended, cannot be read, or is not read any more."""
         return self._filling is None or self._filling.done()
 
     @property
     def is_held_back(self) -> bool:
-        """Whether stdin waits for room in the queue or on the disk."""
+        """A line from stdin waits for room in the queue or on the disk."""
         return self._full
 
     def window(self, size: int) -> Window | None:
-        """Return what may be kept of the lines that were taken: no more than half of what memory and limits allow."""
+        """Return the bounds of lines kept unacked after the reader took them: half of what memory and limits allow."""
         settings = self.queue.settings
         size = min(size, _half(settings.limit_bytes) or size)
         return Window(size, self._capacity // 2, _half(settings.limit_messages) or _MANY) if size else None
 
     def start(self, threads: ThreadPoolExecutor) -> None:
-        """Start to read stdin."""
+        """Start to store stdin."""
         self._filling = threads.submit(self._fill)
 
     def take(self, most: int, timeout_s: float) -> Deliveries | None:
-        """Return at most so many lines; an empty batch if none came in time; None if stdin has ended and all are taken.
+        """Return at most `most` lines; an empty batch if none came in time; None if stdin has ended and all are taken.
 
         Raises:
             Stopped: asked to stop.
         """
         self.stop.check()
-        ended = self.input_ended  # before the look into the queue, for it may end meanwhile
+        ended = self.input_ended  # before the get: it may end meanwhile
         batch = self.queue.get_many(most, timeout_s=timeout_s)
         if self.queue.settings.ack_timeout_s is not None:
-            batch.extend(LONGEST_S)  # they come back when the command fails, and not while it works
+            batch.extend(LONGEST_S)  # so that they do not come back while the command works
         self.handed_out += len(batch)
         return None if ended and not batch else batch
 
@@ -104,32 +104,32 @@ class Flow:
             Stopped: asked to stop.
         """
         while (batch := self.take(1, Stop.PATIENCE_S)) is not None and not batch:
-            """It is waited for."""
+            """Wait on."""
         return batch
 
     def give_back(self, batch: Deliveries) -> None:
-        """Return lines that were taken to the queue."""
+        """Give lines that were taken back to the queue."""
         batch.nack()
         self.handed_out -= len(batch)
 
     def back_in_words(self, count: int) -> str:
-        """Return where so many lines of a run that failed are."""
+        """Return in words where so many lines of a failed run are."""
         return f"{facts.counted(count, 'line')} {'is' if count == 1 else 'are'} back in the queue"
 
     def is_empty(self, taken: int = 0) -> bool:
-        """Tell whether nothing is in the queue but so many lines that were taken."""
+        """Tell whether the queue holds nothing but `taken` lines that were taken."""
         return len(self.queue) == taken
 
     def is_drained(self, taken: int = 0) -> bool:
-        """Tell whether stdin has ended, too."""
+        """Tell whether also stdin has ended."""
         return self.input_ended and self.is_empty(taken)
 
     def is_last(self, taken: int) -> bool:
-        """Tell whether these are the last lines of all, as far as it is known yet."""
+        """Tell whether `taken` lines are the last of all, as far as is known."""
         return self.is_empty(taken) and self._lines.is_near_end()
 
     def store_rest(self) -> None:
-        """Store what still comes from stdin, though nothing leaves the queue any more: until it ends, or nothing fits.
+        """Store the rest of stdin, though nothing leaves the queue any more: until stdin ends, or the queue is full.
 
         Raises:
             Stopped: asked to stop.
@@ -140,7 +140,7 @@ class Flow:
             wait([self._filling] if self._filling else [], timeout=Stop.PATIENCE_S)
 
     def finish(self) -> None:
-        """Raise what went wrong with stdin, after all threads ended."""
+        """Raise the error of the thread that stored stdin, after it has ended."""
         if self._filling is not None:
             self._filling.result()
 
@@ -161,7 +161,7 @@ class Flow:
             )
 
     def _store(self, batch: list[bytes]) -> None:
-        """Put lines, waiting for room as long as nobody asks to stop: stdin waits, too, and a full disk is told."""
+        """Put lines, waiting for room until asked to stop; say so on stderr if the disk is full."""
         while True:
             try:
                 self.queue.put_many(batch, timeout_s=Stop.PATIENCE_S)

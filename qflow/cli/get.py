@@ -29,10 +29,10 @@ STDOUT = 1
 def get(spool: Path, queue_name: str, maximum: int | None, follow: bool, delimiter: bytes, capacity: int) -> int | None:
     """Write the messages of QUEUE to stdout, each followed by the delimiter, and ack them.
 
-    A message is acked once it is written; if stdout is a pipe, once the reader of the pipe has taken it out (Linux). So
-    `qflow get SPOOL QUEUE | head` loses nothing that lay in the pipe; what was not acked stays in the queue, in order.
+    A message is acked once it is written; if stdout is a pipe, once it was read from the pipe (Linux). So
+    `qflow get SPOOL QUEUE | head` loses nothing that was in the pipe; messages not acked stay in the queue, in order.
 
-    With --follow, the spool is left to others whenever the queue is empty, so that `qflow put` can add to it, and a
+    With --follow, the spool is closed whenever the queue is empty, so that `qflow put` can add to it, and a
     spool that is in use is waited for.
     """
     with Stop() as stop:
@@ -51,7 +51,7 @@ def get(spool: Path, queue_name: str, maximum: int | None, follow: bool, delimit
 def _drain(
     spool: Path, queue_name: str, capacity: int, outlet: Outlet, left: int | None, stop: Stop | None
 ) -> int | None:
-    """Write what is in the queue, at most `left` messages; return how many more may follow."""
+    """Write the messages of the queue, at most `left`; return how many more may follow."""
     with owned_if_there(spool, capacity, stop) as broker:
         queue = queue_to_empty(broker, queue_name)
         try:
@@ -67,7 +67,7 @@ def _write(queue: Queue, outlet: Outlet, left: int | None) -> int | None:
         if batch:
             outlet.send(batch)
             left = None if left is None else left - len(batch)
-        elif outlet.unread:  # what the reader has not taken may be all that fits into the capacity
+        elif outlet.unread:  # messages not read from the pipe may fill the capacity
             outlet.wait()
         else:
             break
@@ -76,7 +76,7 @@ def _write(queue: Queue, outlet: Outlet, left: int | None) -> int | None:
 
 
 def _wait_for_more(spool: Path, queue_name: str, outlet: Outlet, stop: Stop) -> None:
-    """Return when the queue holds messages and nobody owns the spool."""
+    """Return when the queue holds messages and no process owns the spool."""
     from qflow import inspect
 
     while True:

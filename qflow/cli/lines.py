@@ -1,4 +1,4 @@
-"""Lines of a descriptor, in batches of what is there: never waits to fill a batch, never cuts a line."""
+"""Reads lines from a descriptor, in batches of what is available: never waits to fill a batch, never cuts a line."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from qflow.config import QueueSettings
 from qflow.errors import MessageTooLarge, StorageError
 
 READ_BYTES = 1024 * 1024
-"""The most that is read before the lines in it are handed on."""
+"""The most bytes read before their lines are returned."""
 BATCH_LINES = 8192
-"""The most lines that go into one batch."""
+"""The most lines in one batch."""
 _PATIENCE_MS = int(Stop.PATIENCE_S * 1000)
 
 
@@ -24,13 +24,13 @@ class Lines:
 
     Args:
         descriptor: file, pipe or terminal to read; it stays open.
-        name: how errors call it.
-        delimiter: what ends a line.
-        settings: of the queue that is to hold them; a line must fit into a message, a batch below the limits.
+        name: its name in errors.
+        delimiter: ends a line.
+        settings: of the queue for the lines; a line must fit into a message, a batch below the limits.
         stop: ends the iteration early, perhaps in the middle of a line, which is then left out.
 
     Raises:
-        MessageTooLarge: a line is too long. All lines before it were handed on.
+        MessageTooLarge: a line is too long. All lines before it were returned.
         StorageError: the descriptor cannot be read.
     """
 
@@ -43,7 +43,7 @@ class Lines:
         self._batch_bytes = min(READ_BYTES, settings.limit_bytes or READ_BYTES)
         self._stop = stop
         self.at_end = False
-        """Whether there is no more to read."""
+        """The input has ended."""
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
         self._tail = bytearray()
@@ -58,10 +58,10 @@ class Lines:
             )
 
     def is_near_end(self) -> bool:
-        """Tell whether nothing more will come but what was read, if that is known yet; others may ask it, too."""
+        """Tell whether all of the input was read, as far as is known without waiting; from any thread."""
         if self.at_end:
             return True
-        poll = select.poll()  # one of its own, for none may be used by two threads at once
+        poll = select.poll()  # a new one: a poll object is for one thread
         poll.register(self._descriptor, select.POLLIN)
         return [event for _, event in poll.poll(0)] == [select.POLLHUP]
 
@@ -77,7 +77,7 @@ class Lines:
                 return
 
     def _read(self) -> bytes | None:
-        """Return what can be read now, at least a byte, or nothing at the end; None when stopped."""
+        """Return what can be read now, waiting for the first byte; nothing at the end, None when stopped."""
         while not self._stop.requested:
             if self._poll.poll(_PATIENCE_MS):
                 break
@@ -94,7 +94,7 @@ class Lines:
         return data
 
     def _split(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes; without data, the last one."""
+        """Return the lines that `data` completes; without data, the unfinished last one."""
         tail = self._tail
         if not data:
             lines = [bytes(tail)] if tail else []
@@ -112,7 +112,7 @@ class Lines:
         return lines
 
     def _batches(self, lines: list[bytes]) -> Iterator[list[bytes]]:
-        """Cut lines into batches. Cost: 0.05 µs a line, 0.2 µs where their number is not all that counts."""
+        """Cut lines into batches. Cost: 0.05 µs a line; 0.2 µs if their sizes have to be added up."""
         if sum(map(len, lines)) > self._batch_bytes or max(map(len, lines), default=0) > self._max_bytes:
             yield from self._measured(lines)
         else:

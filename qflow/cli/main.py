@@ -1,4 +1,4 @@
-"""The group of subcommands, and the one place where an error becomes a line on stderr and an exit code."""
+"""The group of subcommands; turns errors into a line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from qflow.errors import QflowError
 
 
 class _Commands(click.Group):
-    """A group whose commands return an exit code, or nothing for 0."""
+    """A group whose commands return an exit code, or None for 0."""
 
     def invoke(self, ctx: click.Context) -> None:
         damage = ctx.ensure_object(Damage)
@@ -57,7 +57,7 @@ class _Commands(click.Group):
 
 
 def _discard_stdout() -> None:
-    """Point stdout at nothing, for the interpreter flushes it once more when it ends."""
+    """Redirect stdout to /dev/null: the interpreter flushes it once more at its end."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
@@ -66,7 +66,7 @@ def _discard_stdout() -> None:
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="qflow")
 def app() -> None:
-    """Queues in a directory: memory is bounded, disk is used when memory is full, what was confirmed survives a crash.
+    """Queues in a directory: memory is bounded, disk is used when memory is full, confirmed messages survive a crash.
 
     A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get`, `pipe`, `redrive`,
     `publish` and `compact` need it for themselves; `subscribe`, `streams`, `stats`, `spilled`, `show`, `check` and
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _occupy_standard_descriptors() -> None:
-    """Fill a closed stdin, stdout or stderr with one that refuses, lest a file of the spool get its number."""
+    """Open a dummy for a closed stdin, stdout or stderr, so that no file of the spool gets its number."""
     for descriptor, refusing in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)

@@ -42,7 +42,7 @@ class _SpoolPath(click.Path):
         super().__init__(exists=exists, file_okay=False, path_type=Path)
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        """Return it as a path."""
+        """Return the path."""
         try:
             spool_path(value)
         except InvalidArgument as error:
@@ -51,10 +51,10 @@ class _SpoolPath(click.Path):
 
 
 new_or_old_spool = click.argument("spool", type=_SpoolPath())
-"""A spool that is created when it is missing."""
+"""A spool, which is made if it is missing."""
 
 existing_spool = click.argument("spool", type=_SpoolPath(exists=True))
-"""A spool that must be there."""
+"""A spool that must exist."""
 
 queue_name = click.argument("queue_name", metavar="QUEUE")
 

@@ -1,11 +1,11 @@
-"""Writes lines to a descriptor and acks a line once its reader has it, or has taken so much more.
+"""Writes lines to a descriptor and acks a line once its reader has taken it, or so many bytes more.
 
-What is written to a pipe lies in the pipe until its reader takes it, and is gone with the reader. So a line written to
-a pipe is acked only when the pipe holds it no more; FIONREAD tells how much the pipe holds (Linux). Anywhere else a
-line counts as taken once it is written.
+Bytes written to a pipe stay in the pipe until the reader takes them, and are lost if the reader dies first. So a line
+is acked only when the pipe does not hold it any more; FIONREAD tells how much the pipe holds (Linux). For any other
+descriptor a line counts as taken once it is written.
 
-What a reader has taken and not worked off yet is gone with it, too, and nobody can see how much that is. With a
-*window*, a line is acked only when so many bytes behind it were taken: readers work in order.
+Lines that a reader has taken and not processed yet are lost with it, too, and their number cannot be seen. With a
+*window*, a line is acked only when so many bytes behind it were taken, as readers process lines in order.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _BATCH_BYTES = 256 * 1024
 
 
 class _Part:
-    """A batch that is not acked as a whole.
+    """A batch with lines that are not acked.
 
     Args:
         batch: the lines.
-        start, end: where the first line that is not acked begins, and the last one ends, in all bytes written.
-        charge: what memory is charged for it, in bytes.
+        start, end: offsets, in all bytes written, where the first line not acked begins and the last line ends.
+        charge: bytes of memory charged for it.
     """
 
     __slots__ = ("acked", "batch", "charge", "end", "start")
@@ -45,26 +45,26 @@ class _Part:
         self.end = end
         self.charge = charge
         self.acked = 0
-        """Lines of it that were acked one by one."""
+        """Lines that were acked one by one."""
 
 
 @attrs.frozen
 class Window:
-    """What is kept of the lines that the reader took last; a batch more is possible."""
+    """Bounds of the lines kept unacked after the reader took them; one batch more is possible."""
 
     size: int
     """Bytes that the reader must have taken behind a line before the line is acked."""
     most_charged: int
-    """The most that memory may be charged for it, in bytes."""
+    """The most bytes of memory charged for them."""
     most_lines: int
     """The most lines."""
 
 
 class Outlet(Writer):
-    """Where lines leave; `wait`, too, raises `Stopped` when it is asked to stop.
+    """Writes batches of lines and acks them; `wait`, too, raises `Stopped` when asked to stop.
 
     Args:
-        window: None = a line is acked once it was taken.
+        window: when lines are acked; None = once they were taken.
         watch: see `Writer`.
     """
 
@@ -80,9 +80,9 @@ class Outlet(Writer):
         self.acked = 0
         """Lines acked so far."""
         self.lines = 0
-        """Lines written, in part at least, and not acked."""
+        """Lines written, at least in part, and not acked."""
         self.most = _BATCH_LINES if window is None else 1
-        """How many lines the next batch may have, so that it is small beside the window."""
+        """The most lines of the next batch, so that it is small beside the window."""
         self._window = window
         self._behind = 0 if window is None else window.size
         self._read = 0  # bytes
@@ -91,7 +91,7 @@ class Outlet(Writer):
 
     @property
     def has_window(self) -> bool:
-        """Whether lines are kept when they were taken."""
+        """Lines are kept unacked after they were taken."""
         return self._window is not None
 
     @property
@@ -106,15 +106,15 @@ class Outlet(Writer):
 
     @property
     def is_taken(self) -> bool:
-        """Whether the reader had each line whole at the last `settle`."""
+        """The reader had taken every line at the last `settle`."""
         return not self._pending or self._pending[-1].end <= self._read
 
     def send(self, batch: Deliveries, *, last_apart: bool = False) -> None:
         """Write a batch, then ack what may be acked.
 
         Args:
-            last_apart: write its last line when all others were taken. A reader that leaves with what it has taken,
-                and not because there is no more, leaves that line, and is known by it.
+            last_apart: write the last line once all others were taken. A reader that exits early after what it took
+                leaves that line, which tells it from one that exits at the end of its input.
 
         Raises:
             BrokenPipeError: the reader is gone.
@@ -148,24 +148,24 @@ class Outlet(Writer):
             self._drop_first()
 
     def shed(self) -> None:
-        """Ack each line that its reader had at the last `settle`, whatever the window."""
+        """Ack each line that the reader had taken at the last `settle`, whatever the window."""
         self._ack_lines(self._read)
 
     def settle_lines(self, *, everything_was_read: bool = False) -> None:
-        """Ack each line that might have been at the last `settle`; the last thing done, also once it is closed.
+        """Ack each line that could be acked at the last `settle`, which acks whole batches. Called last.
 
         Args:
-            everything_was_read: the reader said so, so each line written is acked.
+            everything_was_read: the reader confirmed that, so every line written is acked.
         """
         self._ack_lines(self._written if everything_was_read else self._read - self._behind)
 
     def ack_first(self) -> None:
-        """Ack the first line, if its reader had it at the last `settle` and none was acked yet."""
+        """Ack the first line, if the reader had taken it at the last `settle` and no line was acked yet."""
         if not self.acked and self._pending:
             self._ack_lines(self._read, most=1)
 
     def take_back(self) -> int:
-        """Give what is not acked back to the queue; return how many lines."""
+        """Give the lines not acked back to the queue; return their number."""
         count = self.lines
         while self._pending:
             self._pending.popleft().batch.nack()
@@ -187,7 +187,7 @@ class Outlet(Writer):
             self.settle()
 
     def _ack_lines(self, end: int, most: int | None = None) -> None:
-        """Ack the lines that end at or before a byte of what was written, at most so many."""
+        """Ack the lines that end at or before an offset in all bytes written, at most `most`."""
         while self._pending and most != 0:
             part = self._pending[0]
             if part.end <= end and most is None:
@@ -208,7 +208,7 @@ class Outlet(Writer):
                 self._drop_first()
 
     def _must_go(self, part: _Part) -> bool:
-        """Tell whether a part has no place in the window because of those behind it; the reader has to have it."""
+        """Tell whether the parts behind it fill the window, so that it is to be acked once the reader has taken it."""
         window = self._window
         if window is None or part.end > self._read:
             return False

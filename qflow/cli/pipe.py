@@ -42,12 +42,12 @@ def _parse_resume(_context: click.Context, _parameter: click.Parameter, value: s
     digits = value.replace(",", "")
     if not (digits.isascii() and digits.isdecimal()):
         raise click.BadParameter(f"it is a number of lines, or `{_STORED}`, not {value!r}")
-    return int(digits[:40])  # longer ones are past the end of everything, too
+    return int(digits[:40])  # more digits are past any end, too
 
 
 @attrs.frozen(kw_only=True)
 class _Settings:
-    """What the options say of the command; None = nothing was said."""
+    """The options about COMMAND; None = not given."""
 
     batch: int | None
     retries: int | None
@@ -56,7 +56,7 @@ class _Settings:
     window: int | None
 
     def check(self, words: tuple[str, ...]) -> None:
-        """Refuse what says nothing to this pipe, and a command that is not there."""
+        """Refuse options that have no meaning here, and a command that does not exist."""
         given = [name for name, value in attrs.asdict(self).items() if value is not None]
         if given and not words:
             raise click.UsageError(f"--{given[0]} needs a COMMAND to run")
@@ -69,7 +69,7 @@ class _Settings:
 
 
 class _Pipe(click.Command):
-    """Tells what to do where an option of COMMAND is taken for one of ours."""
+    """The command class; explains `--` if an option of COMMAND is taken for one of `qflow pipe`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         apart = "--" in args
@@ -146,7 +146,7 @@ def pipe(
     queue goes out first. It ends when stdin has ended and the queue is empty; a summary goes to stderr, and so does
     progress if that is a terminal.
 
-    A line is safe once it is synced in QUEUE, which happens as fast as lines arrive, for all that are there at once.
+    A line is safe once it is synced in QUEUE. Lines are stored as fast as they arrive, with one sync for all there are.
 
     When COMMAND fails, it is started again, and stdin is stored meanwhile. A line is acked, and so never goes out
     again:
@@ -192,7 +192,7 @@ def pipe(
 
 
 def _count_stored(spool: Path, queue_name: str) -> int:
-    """Return how many lines a queue was ever given, nothing but lines."""
+    """Return how many lines were ever put into a queue that was given nothing else."""
     from qflow import inspect
 
     if not spool.exists():
@@ -233,7 +233,7 @@ def _send(flow: Flow, words: tuple[str, ...], wanted: _Settings) -> None:
     if not words:
         to_stdout(flow)
         return
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it was ignored from the start, no exit code is ever told
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, no exit code can be read
     command = Command(words, wanted.timeout, flow.stop)
     restarts = Restarts(wanted.retries, _FIRST_PAUSE_S if wanted.backoff is None else wanted.backoff, flow)
     if wanted.batch:

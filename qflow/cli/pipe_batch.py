@@ -38,7 +38,7 @@ def to_runs(flow: Flow, command: Command, restarts: Restarts, size: int) -> None
 
 
 def _collect(flow: Flow, size: int) -> list[Deliveries]:
-    """Return `size` lines, fewer at the end of stdin or when no more fit into the capacity."""
+    """Return batches of `size` lines together, fewer at the end of stdin or if no more fit into the capacity."""
     batch: list[Deliveries] = []
     count = 0
     while count < size:
@@ -76,7 +76,7 @@ def _run(command: Command, data: bytes) -> None:
     most_s = command.timeout_s
     deadline = math.inf if most_s is None else time.monotonic() + most_s
     with command.started() as run:
-        with suppress(BrokenPipeError):  # it may leave without reading all: its exit code counts
+        with suppress(BrokenPipeError):  # it may exit without reading everything: its exit code counts
             _write(run, data, deadline)
         run.stdin.close()
         if not run.ends_within(None if most_s is None else max(0, deadline - time.monotonic())):
@@ -88,7 +88,7 @@ def _run(command: Command, data: bytes) -> None:
 
 
 def _write(run: Run, data: bytes, deadline: float) -> None:
-    """Write to a run until it has all, or has ended, though others may still have its stdin; or until a moment."""
+    """Write to a run until it has taken all, has exited, or the deadline comes."""
     descriptor = run.stdin.fileno()
     os.set_blocking(descriptor, False)
     writable = select.poll()

@@ -1,4 +1,4 @@
-"""What `qflow pipe` shows on a terminal while it runs: one line, renewed in place."""
+"""The progress line that `qflow pipe` shows on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PER_SECOND = 4
 
 @contextmanager
 def shown(flow: Flow) -> Iterator[None]:
-    """Show progress on stderr, if that is a terminal and the lines are not typed there."""
+    """Show progress on stderr, if that is a terminal and stdin is not."""
     if not os.isatty(STDERR) or os.isatty(STDIN):
         yield
         return
@@ -31,10 +31,10 @@ def shown(flow: Flow) -> Iterator[None]:
 
 
 def describe(flow: Flow) -> str:
-    """Return how far a pipe has come.
+    """Return the progress of a pipe in words.
 
-    Lines from stdin that are stored, lines handed out that did not come back, lines that wait for that, how many of
-    them are not in memory, and how often the command was started again.
+    Lines stored from stdin, lines handed out, lines waiting, how many of these are not in memory, and restarts of the
+    command.
     """
     stats = flow.queue.stats()
     on_disk = stats.spilled_messages + stats.logged_messages

@@ -1,4 +1,4 @@
-"""`qflow pipe` without --batch: lines run into one command, or to stdout."""
+"""`qflow pipe` without --batch: lines are written to one run of the command, or to stdout."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from qflow.delivery import Deliveries
 STDOUT = 1
 _UNREAD_CHECK_S = 0.01
 _IDLE_S = 10.0
-"""A command that takes nothing for so long is worth a sentence."""
+"""Seconds after which a command that takes nothing is reported on stderr."""
 _LINGER_S = 1.0
-"""Time for a command that closed its stdin to end, before that is worth a sentence."""
+"""Seconds a command may take to exit after it closed its stdin, before that is reported on stderr."""
 
 
 def to_stdout(flow: Flow) -> None:
@@ -40,14 +40,14 @@ def to_command(flow: Flow, command: Command, restarts: Restarts, window: int) ->
     """Write lines to the stdin of a command until stdin has ended and the command has ended well.
 
     Args:
-        window: bytes that it must have taken behind a line before the line is acked; see `Flow.window`.
+        window: bytes the command must have taken behind a line before it is acked; see `Flow.window`.
 
     Raises:
         CommandFailed: it failed, and is not started again.
         Stopped: asked to stop.
     """
     done = False
-    while not done and (first := flow.first()):  # a command that finds no line at all would take that for an event
+    while not done and (first := flow.first()):  # not before there is a line: an empty input might mean something to it
         try:
             with command.started() as run:
                 feed = _Feed(flow, run, window)
@@ -61,7 +61,7 @@ def to_command(flow: Flow, command: Command, restarts: Restarts, window: int) ->
 
 
 class _Feed:
-    """What goes into one run of the command, and what becomes of it."""
+    """Writes lines to one run of the command and settles them by how it ends."""
 
     def __init__(self, flow: Flow, run: Run, window: int) -> None:
         self._flow = flow
@@ -73,9 +73,9 @@ class _Feed:
         self._stuck: str | None = None
 
     def write(self, first: Deliveries) -> None:
-        """Write a batch and what follows, until there is no more, the command takes no more, or somebody asks to stop.
+        """Write a batch and what follows, until there is no more, the command takes no more, or a signal asks to stop.
 
-        It is told the end of its input when it has taken what lay in the pipe: what it leaves there is seen.
+        Its stdin is closed once it has taken everything in the pipe, so that what it leaves there is seen.
         """
         outlet = self._outlet
         try:
@@ -84,7 +84,7 @@ class _Feed:
                 _copy(self._flow, outlet)
             except Stopped:
                 self._stopped = True
-                outlet.check()  # which tells who sent a signal what is waited for
+                outlet.check()  # which says after a signal what is waited for
                 outlet.wait(may_stop=False)
                 outlet.check()
         except BrokenPipeError:
@@ -95,10 +95,10 @@ class _Feed:
             outlet.settle()
             self._run.stdin.close()
         if outlet.is_taken and self._flow.is_drained(outlet.lines):
-            self._early = False  # it had all there is, before it was told so
+            self._early = False  # it had taken all lines before its stdin was closed
 
     def wait_for_end(self) -> None:
-        """Wait for its end, or bring it about."""
+        """Wait until the run exits, or end it."""
         run, command = self._run, self._run.command
         if self._early and not run.ends_within(_LINGER_S):
             say(
@@ -113,7 +113,7 @@ class _Feed:
             run.process.wait()
 
     def settle(self, restarts: Restarts) -> bool:
-        """Ack what is done and give the rest back; return whether all is done, else once it may be started again.
+        """Ack what is done and give the rest back; return True if all is done, False once a restart is due.
 
         Raises:
             CommandFailed: it is not to be started again.
@@ -122,7 +122,7 @@ class _Feed:
         flow, outlet = self._flow, self._outlet
         exited_well = self._stuck is None and self._run.process.returncode == 0
         if self._stopped and restarts.leaves_early:
-            self._early = True  # as before: nobody saw whether it waited for more than it had
+            self._early = True  # as before: it is not known whether it waited for more
         outlet.settle_lines(everything_was_read=exited_well and not self._early)
         if exited_well and self._early:
             outlet.ack_first()
@@ -145,10 +145,10 @@ class _Feed:
             restarts.failed(how, back, progressed=self._outlet.acked > 0, final=final)
 
     def _watch(self) -> None:
-        """Look after the command while lines go into it.
+        """Check on the run while lines are written.
 
         Raises:
-            BrokenPipeError: it has ended, though others may still have its stdin.
+            BrokenPipeError: it has exited, though its children may still have its stdin.
             RunFailed: it has taken nothing for too long.
         """
         if self._run.has_ended():
@@ -158,10 +158,10 @@ class _Feed:
 
 
 class Idle:
-    """For how long a command has taken nothing though there is something for it.
+    """Measures for how long a command has taken nothing though the pipe is not empty.
 
     Args:
-        command: what runs, and for how long it may be idle.
+        command: says how long it may be idle.
         clock: returns seconds.
     """
 
@@ -173,10 +173,10 @@ class Idle:
         self._said = False
 
     def look(self, taken: int, unread: int) -> None:
-        """Note how many bytes it has taken, and how many wait for it; say so once when nothing moves.
+        """Note how many bytes it has taken, and how many are in the pipe; report once if it is idle.
 
         Raises:
-            RunFailed: it has taken nothing for longer than it may.
+            RunFailed: it was idle for longer than it may be.
         """
         now_s = self._clock()
         if taken != self._taken or not unread:
@@ -202,7 +202,7 @@ def _copy(flow: Flow, outlet: Outlet) -> None:
             continue
         outlet.settle()
         outlet.check()
-        if outlet.unread:  # what the reader has not taken may be all that fits into the capacity
+        if outlet.unread:  # messages not read from the pipe may fill the capacity
             if batch is None:
                 outlet.wait()
         elif outlet.lines and (flow.is_held_back or not flow.is_empty(outlet.lines)):
@@ -212,8 +212,8 @@ def _copy(flow: Flow, outlet: Outlet) -> None:
 
 
 def _make_room(flow: Flow, outlet: Outlet) -> None:
-    """Send lines that wait; if there is no room for them beside the window, give up the window."""
-    batch = flow.take(outlet.most, Stop.PATIENCE_S)  # for they may have come since the last look
+    """Send waiting lines; if memory has no room for them beside the window, ack the window."""
+    batch = flow.take(outlet.most, Stop.PATIENCE_S)  # they may have come since the last look
     if batch:
         _send(flow, outlet, batch)
     else:

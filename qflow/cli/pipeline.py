@@ -1,4 +1,4 @@
-"""`qflow pipeline`: a stream to Parquet, Parquet to a stream, and what the topics of a spool look like."""
+"""`qflow pipeline`: a stream to Parquet, Parquet to a stream, and a report on the topics of a spool."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _master = click.option(
 
 @contextmanager
 def _spark(master: str) -> Iterator[SparkSession]:
-    """Give a Spark of our own, whose Java keeps what it says to itself, unless it does not start.
+    """Give a new Spark session, whose Java prints nothing unless it fails to start.
 
-    A signal while it starts waits until it can be stopped: a Java that is left before that runs on.
+    A signal during the start is handled once the session can be stopped: a Java left before that would run on.
     """
     from qflow.spark import session
     from qflow.spark.failures import plain
@@ -51,13 +51,13 @@ def _spark(master: str) -> Iterator[SparkSession]:
     with Stop() as stop, tempfile.TemporaryFile() as said:
         sys.stderr.flush()
         ours = os.dup(2)
-        os.dup2(said.fileno(), 2)  # what Java and its workers inherit
+        os.dup2(said.fileno(), 2)  # Java and its workers inherit it
         try:
             spark = session("qflow pipeline", master=master, log_level="OFF")
         except QflowError:
             raise
         except Exception as error:
-            _leave_if_asked(stop)  # Java may have had that signal, too
+            _leave_if_asked(stop)  # Java may have got that signal, too
             said.seek(0)
             lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
             last = [line for line in lines if line and not line.startswith("at ")][-1:]
@@ -70,7 +70,7 @@ def _spark(master: str) -> Iterator[SparkSession]:
         _leave_if_asked(stop)
         yield spark
     finally:
-        with suppress(Exception):  # it was killed: there is nothing to stop
+        with suppress(Exception):  # Java was killed: there is nothing to stop
             spark.stop()
 
 
@@ -80,10 +80,10 @@ def _leave_if_asked(stop: Stop) -> None:
 
 
 def _check_streams(spool: Path, names: Iterable[str]) -> list[str]:
-    """Return the streams of a spool, after looking whether these are among them: before Spark starts, which is slow.
+    """Return the streams of a spool, after checking that these are among them; before Spark starts, which is slow.
 
     Raises:
-        NotFound: one is not, or there is no spool.
+        NotFound: one is not there, or there is no spool.
     """
     from qflow import inspect
 
@@ -117,7 +117,7 @@ def _parse_columns(_context: click.Context, _parameter: click.Parameter, value: 
 
 @click.group(short_help="Move streams and Parquet files with Spark, and report on them.")
 def pipeline() -> None:
-    """Move streams and Parquet files with Spark, and report on them: beside the owner of a spool, or without one.
+    """Move messages between streams and Parquet files with Spark, and report on streams; a live owner may go on.
 
     Needs `pip install '.[spark]'` in a clone of qflow, and a Java.
     """
@@ -148,9 +148,9 @@ def run(
     master: str,
     as_json: bool,
 ) -> int | None:
-    """Append what STREAM holds, and with a trigger of some seconds what comes, to Parquet files in DIR.
+    """Append the messages of STREAM, with a trigger of some seconds also those to come, to Parquet files in DIR.
 
-    Each message once: what was archived before is known in DIR, and the next run goes on there, also after a crash or
+    Each message once: DIR keeps the position, and the next run goes on there, also after a crash or
     Ctrl-C. DIR holds one archive: another stream, filter or split needs another one. To read files of a run that was
     killed, use Spark.
     """
@@ -177,7 +177,7 @@ def run(
         most_per_batch=most_per_batch,
         group=group,
     )
-    with archive, _spark(master) as spark, Stop() as stop:  # after Spark has set its own handlers
+    with archive, _spark(master) as spark, Stop() as stop:  # `Stop` last: Spark sets handlers of its own
         written = archive.run(spark, tell=tell, stopped=lambda: stop.requested)
     if as_json:
         facts.print_json({"spool": str(spool), "stream": stream, "directory": directory, "messages": written})
@@ -230,11 +230,11 @@ def load(directory: Path, target: tuple[str, str], name: str, master: str, as_js
 def report(
     spool: Path, streams: tuple[str, ...], sent_header: str, png: Path | None, master: str, as_json: bool
 ) -> None:
-    """Show, by topic, over all that the streams of a spool retain: messages, bytes, rate, and percentiles of time.
+    """Show, by topic, for all retained messages: count, bytes, rate, and percentiles of gaps and latencies.
 
-    A gap is the time from a message to the next one of its topic. Latency is the time from when a message was sent to
-    when it was published, and is there if messages have a header with the former, in seconds since 1970 or as ISO 8601
-    has it: name it with --sent-header.
+    A gap is the time from a message to the next one of its topic. A latency is the time from when a message was sent to
+    when it was published; it is shown if a header of the messages has the former, in seconds since 1970 or as ISO 8601
+    text: name the header with --sent-header.
     """
     from qflow.spark import report as work
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 STDIN = 0
 ROOM_S = 1.0
-"""Time for room at the limit of a bound queue: nobody can make any, for the spool is ours."""
+"""Seconds to wait for room at the limit of a bound queue: this process owns the spool, so no consumer makes room."""
 OUTSTANDING = 512
-"""Messages of a producer that share a commit; below what is known of his numbers."""
+"""Messages of a producer in one commit: fewer than the window of its numbers."""
 MAX_TOPIC_BYTES = 65_535
 
 
@@ -71,14 +71,14 @@ def publish(
 ) -> int | None:
     """Publish BODY to TOPIC, or the lines of stdin: a message a line.
 
-    A message goes into every stream that takes its topic, and every queue that is bound to it. What is printed as
-    confirmed is synced on disk; it is printed whatever happens. An interrupted run can be continued after as many lines
-    as were confirmed, were duplicates and were taken by nobody, together.
+    A message goes into every stream that takes its topic, and every queue that is bound to it. Messages counted as
+    confirmed are synced on disk. The counts are printed whatever happens: an interrupted run can be continued after as
+    many lines as were confirmed, duplicates, or taken by no stream and no queue, together.
 
     With --producer and --number, lines can be published again without harm, as long as their numbers are among the last
     1,024 of that producer.
 
-    With --topic-in-line, lines that nobody takes are counted and left out, and it exits with 2 in the end.
+    With --topic-in-line, lines that no stream and no queue takes are counted and left out; the exit code is then 2.
     """
     from qflow import inspect
 
@@ -88,7 +88,7 @@ def publish(
         raise click.UsageError("Missing argument 'TOPIC'; or --topic-in-line")
     if (producer is None) != (number is None):
         raise click.UsageError("--producer and --number go together")
-    inspect.read_spool(spool)  # no spool is made where there is none
+    inspect.read_spool(spool)  # raises if there is no spool, where opening it would make one
     form = Form(topic=topic, key=key, headers=headers, producer=producer, number=number)
     with Stop() as stop:
         tally = Tally(spool)
@@ -105,10 +105,10 @@ def publish(
 
 @attrs.frozen(kw_only=True)
 class Form:
-    """What all messages have in common."""
+    """Arguments that all messages share."""
 
     topic: str | None
-    """None: it stands in each line."""
+    """None = each line begins with its topic."""
     key: str | None
     headers: Headers
     producer: str | None
@@ -116,10 +116,10 @@ class Form:
 
 
 class Publisher:
-    """Makes messages of lines and publishes them, with one broker after the other.
+    """Makes messages of lines and publishes them, with one broker after another.
 
     Args:
-        source: where lines come from, for errors; empty if there is only one.
+        source: where lines come from, for errors; empty for a single message.
     """
 
     def __init__(self, form: Form, tally: Tally, source: str) -> None:
@@ -131,7 +131,7 @@ class Publisher:
         """Publish some lines; those before one that is refused are confirmed.
 
         Raises:
-            NotFound: nobody takes the topic they have in common.
+            NotFound: no stream and no queue takes the topic they share.
         """
         messages: list[tuple[Any, ...]] = []
         for line in lines:
@@ -157,7 +157,7 @@ class Publisher:
             raise InvalidArgument(f"its topic is not UTF-8: {error}") from error
 
     def _named(self, error: QflowError) -> QflowError:
-        """Return an error that tells which line it is about: the one behind those that were counted."""
+        """Return an error with the number of its line: the one after those that were counted."""
         return type(error)(f"{self._source}: line {self._tally.lines + 1}: {error}") if self._source else error
 
     def _send(self, broker: Broker, messages: list[tuple[Any, ...]]) -> None:
@@ -168,7 +168,7 @@ class Publisher:
             self._send_numbered(broker, messages[start : start + OUTSTANDING])
 
     def _send_together(self, broker: Broker, messages: list[tuple[Any, ...]]) -> None:
-        """Publish in one commit; if one of them is refused, which refuses all, in parts, to store those before it."""
+        """Publish in one commit; if a message is refused, and so all, publish in parts, to store those before it."""
         try:
             results = broker.publish_many(messages, headers=self._form.headers or None, timeout_s=ROOM_S)
         except (InvalidArgument, MessageTooLarge, TransactionTooLarge) as error:
@@ -208,9 +208,9 @@ class Publisher:
 
 
 def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, publisher: Publisher, stop: Stop) -> None:
-    """Publish everything, in one opening of the spool after the other.
+    """Publish everything; the spool is closed and opened again whenever its memory is filled.
 
-    What went to queues stays in memory, and this process never takes it back: see `qflow put`.
+    Messages of queues stay in memory, and this process never gets them: see `qflow put`.
     """
     lines: Lines | None = None
     batches: Iterator[list[bytes]] | None = None if body is None else iter([[os.fsencode(body)]])
@@ -230,7 +230,7 @@ def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, pub
 
 
 def _settings(broker: Broker) -> QueueSettings:
-    """Return what bounds a line: the largest message that anybody admits, with its topic."""
+    """Return settings with the largest message that any stream or queue takes, topic included: the bound of a line."""
     sizes = [broker.stream(name).settings.max_message_bytes for name in broker.streams()]
     sizes += [broker.queue(name).settings.max_message_bytes for name in broker.queues()]
     largest = max(sizes, default=QueueSettings().max_message_bytes)

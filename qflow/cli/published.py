@@ -1,4 +1,4 @@
-"""What became of messages that were published."""
+"""Counts the results of published messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """What is confirmed, where it is, and what is not stored.
+    """Counts of what was confirmed, where it is, and what was not stored.
 
     Args:
         spool: for the remedy that an error names.
@@ -26,7 +26,7 @@ class Tally:
 
     def __init__(self, spool: Path) -> None:
         self.lines = 0
-        """All that were answered."""
+        """Lines whose result is known."""
         self._spool = spool
         self._confirmed = 0
         self._bytes = 0
@@ -39,7 +39,7 @@ class Tally:
         self._dropped: Counter[str] = Counter()
 
     def count(self, messages: Sequence[tuple[Any, ...]], results: Iterable[PublishResult]) -> None:
-        """Add some that were published, in order. Cost: 1 µs a message."""
+        """Count published messages, in order. Cost: 1 µs a message."""
         for (topic, body, *_), result in zip(messages, results, strict=True):
             self.lines += 1
             if result.duplicate:
@@ -59,7 +59,7 @@ class Tally:
                 (self._dropped if sequence is None else self._in_queues)[name] += 1
 
     def check(self) -> None:
-        """Raise `NotFound` if nobody took some of them."""
+        """Raise `NotFound` if some were taken by no stream and no queue."""
         if self._first_unrouted is None:
             return
         line, topic = self._first_unrouted
@@ -72,7 +72,7 @@ class Tally:
         )
 
     def print(self, as_json: bool) -> None:
-        """Print the sums."""
+        """Print the counts."""
         if as_json:
             streams = {
                 name: {"messages": self._in_streams[name], "offsets": offsets}

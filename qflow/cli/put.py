@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 ROOM_S = 1.0
-"""Time for a spill to make room in memory; at a limit of the queue nobody could, for the spool is ours."""
+"""Seconds to wait for a spill to make room in memory; at a limit of the queue nothing can."""
 
 
 @click.command(short_help="Put lines into a queue.")
@@ -37,8 +37,8 @@ def put(
 ) -> int | None:
     """Put the lines of FILES, or of stdin, into QUEUE: a message a line.
 
-    The spool and the queue are made when they are missing. The last line need not end with the delimiter. What is
-    printed as confirmed is synced on disk; it is printed whatever happens, so an interrupted run can be continued after
+    The spool and the queue are made if they are missing. The last line need not end with the delimiter. Lines counted
+    as confirmed are synced on disk. The count is printed whatever happens: an interrupted run can be continued after
     that many lines.
     """
     with Stop() as stop:
@@ -63,12 +63,12 @@ class Source:
         self._progress = progress
 
     def batches(self, settings: QueueSettings) -> Iterator[list[bytes]]:
-        """Yield batches; asking for the next one says that the one before is confirmed."""
+        """Yield batches; asking for the next one confirms the one before."""
         for path in self._files:
             name = "stdin" if path == STDIN else str(path)
             with _opened(path) as descriptor:
                 lines = Lines(descriptor, name, self._delimiter, settings, self._stop)
-                size = os.fstat(descriptor).st_size or None  # nobody knows that of a pipe
+                size = os.fstat(descriptor).st_size or None  # not known of a pipe
                 task = None if self._progress is None else self._progress.add_task(facts.readable(name), total=size)
                 for batch in lines:
                     yield batch
@@ -78,7 +78,7 @@ class Source:
 
 
 class Tally:
-    """What is confirmed.
+    """Counts of what was confirmed.
 
     Args:
         queue: name of the queue.
@@ -92,7 +92,7 @@ class Tally:
         self._last: int | None = None
 
     def count(self, sequences: range, batch: list[bytes]) -> None:
-        """Add a batch that was put."""
+        """Count a batch that was put."""
         self._lines += len(batch)
         self._bytes += sum(map(len, batch))
         if self._first is None:
@@ -100,7 +100,7 @@ class Tally:
         self._last = sequences[-1]
 
     def print(self, as_json: bool) -> None:
-        """Print the sums."""
+        """Print the counts."""
         if as_json:
             facts.print_json(
                 {
@@ -117,9 +117,9 @@ class Tally:
 
 
 def _put(spool: Path, capacity: int, source: Source, tally: Tally, stop: Stop) -> None:
-    """Put everything, in one opening of the spool after the other.
+    """Put everything; the spool is closed and opened again whenever its memory is filled.
 
-    This process never takes a message back, so spilling one would be work for nobody: once the messages fill half of
+    This process never gets a message, so spilling one would be work for nothing: once the messages fill half of
     the memory, the spool is opened again, which takes milliseconds and leaves them in the log alone.
     """
     batches: Iterator[list[bytes]] | None = None
@@ -148,7 +148,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 @contextmanager
 def _progress(files: tuple[Path, ...]) -> Iterator[Progress | None]:
-    """Show progress on stderr, if somebody looks at it and is not typing the lines there."""
+    """Show progress on stderr, if that is a terminal and the lines are not typed there."""
     if not os.isatty(2) or (not files and os.isatty(0)):
         yield None
         return

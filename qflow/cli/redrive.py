@@ -20,11 +20,11 @@ from qflow.cli.spool import owned_if_there, queue_to_empty
 def redrive(spool: Path, queue_name: str, to: str | None, limit: int | None, capacity: int, as_json: bool) -> None:
     """Move the messages of the dead-letter queue DLQ back to the queues they came from, in order.
 
-    A hundred at a time are moved in one commit, so a message is in one queue or in the other whatever happens. It keeps
+    Each commit moves up to a hundred, so a message is always in one queue or in the other. It keeps
     its body, topic, headers and `dead_letter_count`; its deliveries are counted anew.
 
-    What does not say where it came from stays, and so does what came from a queue that is gone, is at its limit or
-    takes no message of that size. How many, and why, is printed, whatever happens.
+    A message stays if it does not say where it came from, or if that queue is gone, is at its limit or
+    takes no message of that size. How many stay, and why, is printed whatever happens.
     """
     from qflow.queues.redrive import Redrive
 

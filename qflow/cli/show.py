@@ -21,7 +21,7 @@ from qflow.cli import facts, options
 def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: bool) -> None:
     """Show one message of a durable queue, as the log has it; nothing is acked.
 
-    A settled message may still be found for a while. With --json, a body that is no UTF-8 text stands in `body_base64`.
+    A settled message may still be found for a while. With --json, a body that is not UTF-8 text is in `body_base64`.
     """
     from qflow import inspect
 

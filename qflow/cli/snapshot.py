@@ -16,9 +16,9 @@ _new_directory = click.Path(file_okay=False, path_type=Path)
 
 @click.group(short_help="Copy a spool, also while it is used; bring a copy back.")
 def snapshot() -> None:
-    """Copy what the log of a spool holds at one moment to a directory that is a spool of its own.
+    """Copy the log of a spool, as of one moment, to a directory that is a spool of its own.
 
-    The copy is read as a whole, as `qflow check` does. If what was copied is damaged, and so the copy, it exits with 1.
+    The copy is checked as by `qflow check`. Damaged data is copied as it is, and the exit code is 1.
     """
 
 
@@ -38,7 +38,7 @@ def create(spool: Path, destination: Path, as_json: bool) -> int:
 def load(source: Path, spool: Path, as_json: bool) -> int:
     """Copy SNAPSHOT to SPOOL, a directory that does not exist or is empty; SNAPSHOT stays as it is.
 
-    Its registry is read first: what is no spool, or is of a newer qflow, makes none.
+    The registry of SNAPSHOT is read first: if it is not a spool, or a newer qflow wrote it, nothing is made.
     """
     return _copy(source, spool, as_json)
 

@@ -18,10 +18,10 @@ def spilled(spool: Path, queue_name: str | None, as_json: bool) -> None:
     """List the messages that lie in the spill directory, of all queues or of one.
 
     A line a message: queue, sequence, size in bytes, path (and +BYTE, where in a segment its block begins); with
-    --json, a JSON object a line. What was settled since is listed, too: files that are kept still hold their last
-    messages, and segments all they were given since they were filled again; `qflow stats` counts what waits. Beside a
-    live owner a file can change while it is read, and then shows a problem that is none. Without an owner, these are
-    the remains of the last one: the log has what matters, and the next owner removes them.
+    --json, a JSON object a line. Messages settled since are listed, too: files kept for reuse still hold their last
+    messages, and segments all messages since they were reused; `qflow stats` counts those that wait. With a live owner
+    a file can change while it is read, and then shows a problem that does not exist. Without an owner, the files are
+    left by the last one: the log has all that matters, and the next owner removes them.
     """
     from qflow import inspect
 

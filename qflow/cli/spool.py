@@ -1,4 +1,4 @@
-"""Spools and queues of this process."""
+"""Opens spools, and finds queues, for commands that own them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 WIPING_S = 0.1
-"""How long a command goes on removing spill files of before, at most: it may live too shortly for maintenance."""
+"""Seconds a command spends on removing spill files of an earlier owner: it may end before maintenance does that."""
 
 
 @contextmanager
 def owned_if_there(spool: Path, capacity: int, stop: Stop | None) -> Iterator[Broker]:
-    """Own a spool for a command that is of no use without one: none is made.
+    """Own a spool that must exist; none is made.
 
     Raises:
-        NotFound: there is none. Stopped: asked to stop while waiting.
+        NotFound: there is no spool. Stopped: asked to stop while waiting.
     """
     from qflow import inspect
 
@@ -38,7 +38,7 @@ def owned_if_there(spool: Path, capacity: int, stop: Stop | None) -> Iterator[Br
 
 @contextmanager
 def owned(spool: Path, capacity: int, stop: Stop | None, *, spill: Spill = "files") -> Iterator[Broker]:
-    """Own a spool as long as the context lasts; with `stop`, wait while another process does.
+    """Own a spool as long as the context lasts; with `stop`, wait while another process owns it.
 
     Raises:
         Stopped: asked to stop while waiting.
@@ -56,7 +56,7 @@ def owned(spool: Path, capacity: int, stop: Stop | None, *, spill: Spill = "file
 def _opened(spool: Path, capacity: int, stop: Stop | None, spill: Spill) -> Broker:
     import qflow
 
-    told_elsewhere = logging.getLogger("qflow.damage")  # at the end of the command, in one line
+    told_elsewhere = logging.getLogger("qflow.damage")  # `damage` prints one line at the end of the command
     if told_elsewhere.propagate:
         told_elsewhere.propagate = False
         told_elsewhere.addHandler(logging.NullHandler())
@@ -78,7 +78,7 @@ def queue_to_fill(broker: Broker, name: str) -> Queue:
 
 
 def queue_to_empty(broker: Broker, name: str) -> Queue:
-    """Return the queue; raise `NotFound` with those there are."""
+    """Return the queue; raise `NotFound` with the names of those that exist."""
     try:
         return broker.queue(name)
     except NotFound as error:

@@ -1,4 +1,4 @@
-"""Where a reader begins: what `qflow subscribe --from` understands."""
+"""Parses where a reader begins: the values of `qflow subscribe --from`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _DATE_WITH_ZONE = re.compile(r"(\d{4}-\d\d-\d\d)(Z|[+-]\d\d(?::?\d\d)?)", re.ASC
 
 
 def parse_start(_context: click.Context, _parameter: click.Parameter, value: str) -> str | int | datetime:
-    """Return "earliest", "latest", an offset, or a moment with its time zone: the callback of an option.
+    """Return "earliest", "latest", an offset, or a time with its time zone: the callback of an option.
 
-    A date is its first moment. Without a zone, dates and moments are of this machine's zone.
+    A date stands for its beginning. Dates and times without a zone are in this machine's zone.
     """
     if value in ("earliest", "latest"):
         return value
     if value.isascii() and value.isdecimal():
-        return int(value[:40])  # longer ones are past the end of everything, too
+        return int(value[:40])  # more digits are past any end, too
     try:
         return _ago(value) or _moment(value)
     except (ValueError, OverflowError, OSError):
@@ -35,7 +35,7 @@ def parse_start(_context: click.Context, _parameter: click.Parameter, value: str
 
 
 def date_meant(start: str | int | datetime) -> str:
-    """Return a hint for an offset that looks like a date without hyphens; else nothing."""
+    """Return a hint for an offset that looks like a date without hyphens; else an empty text."""
     try:
         meant = datetime.strptime(str(start), "%Y%m%d") if isinstance(start, int) and len(str(start)) == 8 else None
     except ValueError:
@@ -44,7 +44,7 @@ def date_meant(start: str | int | datetime) -> str:
 
 
 def _ago(value: str) -> datetime | None:
-    """Return the moment so long ago; None if the text says no such thing."""
+    """Return the time so long ago, of a text such as `2h`; None for any other text."""
     found = _AGO.fullmatch(value)
     if found is None:
         return None
@@ -53,7 +53,7 @@ def _ago(value: str) -> datetime | None:
 
 
 def _moment(value: str) -> datetime:
-    """Return a date's first moment, or a moment, as ISO 8601 has them; the former may have a zone, too."""
+    """Return the time of an ISO 8601 text; a date, which may have a zone, stands for its beginning."""
     dated = _DATE_WITH_ZONE.fullmatch(value)
     moment = datetime.fromisoformat(value if dated is None else f"{dated[1]}T00:00{dated[2]}")
     return moment.astimezone() if moment.tzinfo is None else moment

@@ -1,4 +1,4 @@
-"""Stopping on a signal without losing what was read or written so far."""
+"""Stops a command on a signal without losing what was read or written so far."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(Exception):
-    """A signal, or the command itself, asked to stop."""
+    """A signal, or the command itself, has asked to stop."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -22,9 +22,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """Whether to stop; as a context manager, the first SIGINT, SIGTERM or SIGHUP asks for it, the second interrupts.
+    """Whether to stop; in its context the first SIGINT, SIGTERM or SIGHUP asks for that, the second interrupts.
 
-    A signal only sets a mark, so no system call is torn apart; whoever waits looks at the mark every `PATIENCE_S`.
+    A signal only sets a flag, so no work is cut off half-way; code that waits looks at the flag every `PATIENCE_S`.
     """
 
     PATIENCE_S = 0.1
@@ -36,7 +36,7 @@ class Stop:
 
     @property
     def exit_code(self) -> int | None:
-        """128 + the signal, as shells have it; None without one."""
+        """128 + the signal's number, as shells have it; None without a signal."""
         return None if self.signal is None else 128 + self.signal
 
     def request(self) -> None:
@@ -48,7 +48,7 @@ class Stop:
             raise Stopped
 
     def sleep(self, seconds: float) -> None:
-        """Sleep; raise `Stopped` soon after being asked to stop."""
+        """Sleep; raise `Stopped` soon after a signal."""
         deadline = time.monotonic() + seconds
         self.check()
         while (left := deadline - time.monotonic()) > 0:
@@ -63,7 +63,7 @@ class Stop:
     def __enter__(self) -> Stop:
         for number in _SIGNALS:
             former = signal.getsignal(number)
-            if former is not signal.SIG_IGN:  # nohup and background jobs asked not to be disturbed
+            if former is not signal.SIG_IGN:  # ignored by nohup or a background job: leave it so
                 self._former.append((number, former))
                 signal.signal(number, self._on_signal)
         return self

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 @click.option("--retain-until-consumed", is_flag=True, default=None, help="Keep what a durable subscription is to get.")
 @options.as_json
 def streams(spool: Path, name: str | None, as_json: bool, **settings: Any) -> int:
-    """Show the streams of a spool: what they take, hold and keep, and how far their durable subscriptions are.
+    """Show the streams of a spool: topics, messages, retention, and positions of their durable subscriptions.
 
-    It only reads: beside an owner or without one. Exits with 1 if the log says something that cannot be.
+    It only reads, with or without a live owner. Exits with 1 if the log contradicts itself.
 
-    With --declare it needs the spool for itself, makes it if there is none, and shows what there is then. A stream that
-    is there stays as it is; if it was declared differently, that is an error.
+    With --declare it owns the spool meanwhile, makes it if there is none, and then shows the stream. A stream that
+    exists stays as it is; if it was declared differently, that is an error.
 
     \b
         qflow streams SPOOL --declare plant --topics 'plant/#' --retention-bytes 1GiB
@@ -112,7 +112,7 @@ def print_streams(streams: list[StreamFacts], *, in_detail: bool = False) -> Non
 
 
 def _keeps(stream: StreamFacts) -> str:
-    """Return what retention leaves, in words."""
+    """Return the retention settings in words."""
     settings = stream.settings
     kept = []
     if settings["retention_s"] is not None:

@@ -65,15 +65,15 @@ def subscribe(
 ) -> int | None:
     """Write the messages of STREAM whose topics FILTER matches to stdout, each followed by the delimiter.
 
-    FILTER is one of MQTT: `+` stands for a level, `#` for the rest; `#` alone is everything but topics that begin with
-    `$`. It only reads: beside an owner or without one, and nothing is remembered of what was written.
+    FILTER is as in MQTT: `+` stands for one level, `#` for the rest; `#` alone matches all but topics that begin with
+    `$`. It only reads, with or without a live owner, and keeps no position.
 
-    A partition is in order; several are merged by the times of their messages, with --follow each time anew. Messages
-    that retention took before they could be written, or that are damaged, are counted on stderr. If some are damaged,
-    it exits with 1 in the end.
+    Each partition is in order; several are merged by the times of their messages, with --follow each time anew.
+    Messages that retention dropped before they were written, or that are damaged, are counted on stderr. If some are
+    damaged, it exits with 1 in the end.
 
-    What --format=topic writes, `qflow publish --topic-in-line` reads. With --format=json, a body that is no UTF-8 text
-    stands in `body_base64`, and a key in `key_base64`.
+    `qflow publish --topic-in-line` reads what --format=topic writes. With --format=json, a body that is not UTF-8 text
+    is in `body_base64`, and a key in `key_base64`.
     """
     from qflow import inspect
 
@@ -95,16 +95,16 @@ def subscribe(
 
 
 class _Gaps:
-    """Tells on stderr what cannot be read any more: a line for all of a partition that came up since the last time."""
+    """Prints on stderr what cannot be read any more: one line for all gaps of a partition since the last one."""
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
         self._noted: dict[tuple[int, bool], list[Gap]] = {}
-        """Those not told yet, by partition, and whether they are damage; neighbours are one."""
+        """Gaps not printed yet, by (partition, damaged); adjacent ones are joined."""
         self.damaged = False
 
     def note(self, gap: Gap) -> None:
-        """Take a gap, to be told soon."""
+        """Note a gap, to be printed by `tell`."""
         self.damaged |= gap.damaged
         noted = self._noted.setdefault((gap.partition, gap.damaged), [])
         if noted and noted[-1].end == gap.first:
@@ -113,7 +113,7 @@ class _Gaps:
             noted.append(gap)
 
     def tell(self) -> None:
-        """Tell what was noted."""
+        """Print the gaps that were noted."""
         noted, self._noted = self._noted, {}
         for (partition, _), gaps in noted.items():
             count = sum(gap.messages for gap in gaps)
@@ -131,7 +131,7 @@ class _Gaps:
 
 
 def _batches(reader: StreamReader, writer: Writer, stop: Stop | None, gaps: _Gaps) -> Iterator[list[StreamMessage]]:
-    """Yield what there is, and with `stop`, what comes, until it raises `Stopped`."""
+    """Yield the messages there are, and with `stop` those to come, until it raises `Stopped`."""
     yield from reader.new()
     while stop is not None:
         gaps.tell()
@@ -141,7 +141,7 @@ def _batches(reader: StreamReader, writer: Writer, stop: Stop | None, gaps: _Gap
 
 
 def _up_to(batches: Iterable[list[StreamMessage]], limit: int | None) -> Iterator[list[StreamMessage]]:
-    """Yield batches until they hold so many messages; the next one is not asked for then."""
+    """Yield batches until they hold `limit` messages; no further batch is read."""
     left = limit
     for batch in batches:
         if left is None or len(batch) < left:

@@ -1,9 +1,10 @@
-"""Read-only views and copies of a spool on disk, beside a live owner or without one. What the command line shows.
+"""Read-only views and copies of a spool on disk, with or without a live owner: what the command line shows.
 
-Nothing here takes the owner's lock or changes a byte of the log; each call reads one moment in short transactions. In
-the process that owns the spool, use `Broker.stats` and `Broker.check` instead: LMDB opens a file once a process.
+Nothing here takes the owner's lock or changes the log; each call reads a state of the log in short transactions. In the
+process that owns the spool, use `Broker.stats` and `Broker.check` instead: LMDB opens a file once in a process.
 
-Damage of a log may kill whoever reads it. So all but `read_stream` read in a child process, and its end is an error.
+A damaged log may kill the process that reads it. So all calls but `read_stream` read in a child process, and report its
+death as an error.
 """
 
 from __future__ import annotations
@@ -70,52 +71,52 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class QueueFacts:
-    """One durable queue according to the log, all its lanes together."""
+    """One durable queue as the log has it, all its lanes together."""
 
     name: str
     messages: int
     """Logged and not settled."""
     bytes: int
     next_sequence: int
-    """In the lane of ordinary messages."""
+    """The sequence of the next message, in the lane of priority 0."""
     floor: int
-    """Everything below is settled in that lane."""
+    """Sequences below are settled, in that lane."""
     settled_ranges: int
-    """Ranges settled above the floor."""
+    """Ranges settled above the floors, of all lanes."""
     settings: dict[str, Any]
     problem: str | None
 
 
 @attrs.frozen(kw_only=True)
 class SpoolFacts:
-    """A spool according to its log, and to its owner if one lives."""
+    """A spool as its log and, if there is one, its live owner have it."""
 
     path: str
     uuid: str
     origin: str | None
-    """The uuid of the spool it was copied from, if it is a snapshot or was made of one."""
+    """The uuid of the spool it was copied from; None if it was not."""
     clean: bool
-    """Closed properly; False while an owner has it open."""
+    """It was closed cleanly; False while an owner has it open."""
     owner_pid: int | None
-    """None: nobody has it open. 0: somebody has, who is not known."""
+    """Process that has it open; None = none, 0 = one that is not known."""
     queues: list[QueueFacts]
     streams: list[StreamFacts]
     live: dict[str, Any] | None
-    """What the owner last wrote to `stats.json`: the fields of `BrokerStats`, pid, time_s."""
+    """What the owner wrote last to `stats.json`: the fields of `BrokerStats`, `pid`, and `time_s` since the epoch."""
     live_age_s: float | None
     problems: list[str]
 
 
 @attrs.frozen(kw_only=True)
 class SpilledFacts:
-    """One message in a spill file. The log knows nothing of it; it is wiped when the spool is opened."""
+    """One message in a spill file. The file is not part of the log and is removed when the spool is opened."""
 
     queue: str | None
     sequence: int | None
     size_bytes: int
     file: str
     position: int
-    """Where in the file its block begins: 0, but for segments."""
+    """Byte offset of its block in the file; 0 but in segments."""
     problem: str | None
 
 
@@ -137,17 +138,17 @@ class Examination:
     """What is wrong with the log of a spool."""
 
     problems: list[str]
-    """In words: a line for all blocks in a row with the same damage. None if all is as it should be."""
+    """One text for each problem; blocks in a row with the same damage are one. Empty if all is well."""
     lost: dict[str, int]
-    """How many messages should be there and cannot be read, by `queue 'name'` and `stream 'name'`."""
+    """Messages that should be there and cannot be read, by `queue 'name'` and `stream 'name'`."""
 
 
 def check_there(path: str | os.PathLike[str]) -> None:
-    """Raise `NotFound` where there is no spool, which opening it would make. Cost: some system calls."""
+    """Raise `NotFound` if there is no spool, where opening it would make one. Cost: some system calls."""
     spool = spool_path(path)
     if not os.path.isdir(spool):
         raise NotFound(f"there is no spool at {spool}: no such directory")
-    if not any(os.path.lexists(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one takes the other's place
+    if not any(os.path.lexists(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one is renamed over the other
         raise NotFound(f"{spool} is not a spool: it holds no log")
 
 
@@ -173,7 +174,7 @@ def _queue(found: Recovery, name: str) -> QueueRecord:
 
 
 def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> SpoolFacts:
-    """Return what a spool's log and its owner's `stats.json` say. Cost: one row a lane, partition and cursor.
+    """Return what a spool's log and its owner's `stats.json` say. Cost: reads one row a lane, partition and cursor.
 
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
@@ -207,9 +208,9 @@ def _read_spool(spool: str, now_s: float | None) -> SpoolFacts:
 def copy_spool(
     path: str | os.PathLike[str], to: str | os.PathLike[str], *, unsafe_filesystem: bool = False
 ) -> SnapshotReport:
-    """Copy the log of a spool to a new one; see `Broker.snapshot`. What its owner is writing is in it or not.
+    """Copy the log of a spool to a new one; see `Broker.snapshot`. A commit under way is in the copy or not.
 
-    The copy of a spool that was closed opens as closed, with exact counts of deliveries.
+    The copy of a spool that was closed cleanly is clean, too, with exact counts of deliveries.
 
     Raises:
         NotFound: there is no spool at `path`. Else as `Broker.snapshot` and `qflow.open`, before anything is made.
@@ -243,14 +244,14 @@ def _live(path: str) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ESPIPE):  # a link, or a FIFO: not what the owner writes
+        if error.errno in (errno.ELOOP, errno.ESPIPE):  # a link or a FIFO: the owner did not write it
             return None
         raise
     return facts if _is_live(facts) else None
 
 
 def _is_live(facts: Any) -> bool:
-    """Tell whether this is of the shape of what an owner writes."""
+    """Tell whether a value has the shape of what an owner writes."""
     return (
         isinstance(facts, dict)
         and facts.keys() >= {"pid", "time_s", *(field.name for field in attrs.fields(BrokerStats))}
@@ -261,12 +262,12 @@ def _is_live(facts: Any) -> bool:
 
 
 def spilled(path: str | os.PathLike[str], queue: str | None = None) -> Iterator[SpilledFacts]:
-    """Yield what lies in the spill directory now, by file; readable beside a live owner, who changes it meanwhile.
+    """Yield the messages in the spill directory now, file by file; a live owner may change them meanwhile.
 
-    Freed files that are kept for overwriting still hold their last messages and are listed, too.
+    Files kept for reuse still hold their last messages, which are listed, too.
 
     Args:
-        queue: only this one; NotFound if neither log nor owner know it.
+        queue: name of the only one to list; `NotFound` if neither log nor owner know it.
     """
     spool = spool_path(path)
     names = in_child(spool, lambda: _names(spool))
@@ -292,7 +293,7 @@ def _names(spool: str) -> dict[int, str]:
 
 
 def _area_name(area: str, names: dict[int, str]) -> str | None:
-    """Return the queue of a spill directory: by its number, or where that is not in the log, by its escaped name."""
+    """Return the queue of a spill directory: by its number, or if that is not in the log, by its escaped name."""
     escaped, _, numbers = area.rpartition(".")
     try:
         owner = int(numbers.partition("-")[0], 16)
@@ -314,7 +315,7 @@ def _spilled_files(directory: str, name: str | None) -> Iterator[SpilledFacts]:
 
 
 def _spilled_file(path: str, name: str | None) -> Iterator[SpilledFacts]:
-    """Yield the messages of a file: a block of one, or a segment, whose blocks end at its end or at zeros."""
+    """Yield the messages of a file: one block, or a segment of blocks that ends at zeros or the end of the file."""
     position = 0
     try:
         with open(path, "rb") as file:
@@ -352,7 +353,7 @@ def _spilled_file(path: str, name: str | None) -> Iterator[SpilledFacts]:
 
 
 def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> MessageFacts:
-    """Return one message of a durable queue from the log, as long as its block is there.
+    """Return one message of a durable queue from the log, settled or not, as long as its block is there.
 
     Raises:
         NotFound: no such queue, or the log does not hold the message (any more).
@@ -367,7 +368,7 @@ def _read_message(spool: str, queue: str, sequence: int) -> MessageFacts:
     message: Record | None = None
     with _log(spool) as (env, found):
         record = _queue(found, queue)
-        rows = record.rows or {min(lane, LAST_LANE): Row()}  # a damaged row is no reason not to look
+        rows = record.rows or {min(lane, LAST_LANE): Row()}  # a damaged row does not prevent a look
         settled = False
         if lane in rows:
             with env.reading() as txn:
@@ -397,13 +398,13 @@ def read_stream(
     start: str | int | datetime = "earliest",
     on_gap: Callable[[Gap], object],
 ) -> StreamReader:
-    """Return a reader of a stream, which goes on from call to call; nobody notices, nothing is settled.
+    """Return a reader of a stream, which goes on from call to call; it leaves no trace in the spool.
 
     Args:
         topic_filter: as in MQTT.
-        partition: of this one only.
+        partition: number of the only one to read; None = all.
         start: `"earliest"`, `"latest"`, an offset, or the first message not earlier than a datetime with a time zone.
-        on_gap: told of what cannot be read any more, before what follows it is returned.
+        on_gap: called with each `Gap`, before the messages behind it are returned.
 
     Raises:
         NotFound: there is no spool, or no such stream. InvalidArgument: the filter is not valid, or an offset is past
@@ -416,7 +417,7 @@ def read_stream(
 
 
 def check_spool(path: str | os.PathLike[str]) -> list[str]:
-    """Return what `examine` finds wrong, in words."""
+    """Return the problems that `examine` finds, one text each."""
     return examine(path).problems
 
 

@@ -1,7 +1,7 @@
-"""Reading in a child process, which a damaged log may kill: its end by a signal is an error with a sentence.
+"""Reads a log in a child process, which a damaged log may kill; its death by a signal becomes an error.
 
-LMDB believes the pages it maps: one that is damaged may lead it to an assertion (SIGABRT), out of the file (SIGSEGV),
-or to what the disk cannot read (SIGBUS). No code in the process that reads can answer for that.
+LMDB trusts the pages it maps: a damaged one may lead it to a failed assertion (SIGABRT), out of the file (SIGSEGV), or
+to pages that the disk cannot read (SIGBUS). The process that reads cannot guard against that.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-"""Has a process be told that its parent has ended. Looked up before a fork, for a child takes no lock of threads."""
+"""Asks for a signal when the parent has ended. Looked up before a fork: a child must take no lock of other threads."""
 
 
 def in_child(spool: str, work: Callable[[], Result]) -> Result:
-    """Do something that reads the log of a spool in a forked child, and return or raise what came of it.
+    """Run a function that reads the log of a spool in a forked child; return its result, or raise its error.
 
     Raises:
         CorruptionError: the child was killed by what it read. StorageError: it was killed, or could not be started.
-    Cost: a fork, 1 to 5 ms, and the copying of the result.
+    Cost: a fork, 1 to 5 ms, and pickling the result.
     """
     parent = os.getpid()
     source, target = os.pipe()
     collects = gc.isenabled()
-    gc.disable()  # the child collects nothing: finalizers are the parent's, and so is what they would talk to
+    gc.disable()  # the child must not run the parent's finalizers
     try:
-        with warnings.catch_warnings():  # the child takes no lock that another thread may have held
+        with warnings.catch_warnings():  # the child must take no lock that another thread may have held
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError as error:
@@ -84,17 +84,17 @@ def _killed(spool: str, number: signal.Signals) -> CorruptionError | StorageErro
 
 
 def _work(work: Callable[[], Any], target: int, parent: int) -> NoReturn:
-    """Do the work in the child, tell what came of it, and end; also when the parent has ended."""
+    """Run the function in the child, send its result or error, and exit; also if the parent has ended."""
     code = 1
     try:
         gc.disable()
         faulthandler.disable()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LMDB names the assertion there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LMDB writes failed assertions to it
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if _prctl is not None:
-            _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGINT))  # what is being copied is removed, as at Ctrl-C
+            _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGINT))  # an unfinished copy is removed, as at Ctrl-C
         if os.getppid() != parent:
             raise KeyboardInterrupt
         with open(target, "wb") as pipe:

@@ -1,6 +1,6 @@
-"""Every record of a log compared with the others, in short transactions beside a live owner or without one.
+"""Compares every record of a log with the others, in short transactions, with or without a live owner.
 
-Pages that cannot be read cost the part that lies on them, which is named; the rest is looked at all the same.
+Parts of the log on pages that cannot be read are named as problems; all others are checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEYS_AT_ONCE = 65_536
 
 
 def check_log(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator[str]:
-    """Yield what does not agree, in words, and count in `lost` what cannot be read, by queue and stream.
+    """Yield one text for each problem; count in `lost` the messages that cannot be read, by queue and stream.
 
     Cost: reads the whole log once.
     """
@@ -54,7 +54,7 @@ def _in_transaction(env: Environment, look: Callable[[Any], Iterable[str]]) -> I
 
 
 def _walk(env: Environment) -> Iterator[str]:
-    """Come by every key, those of tables included that nothing is compared with. Cost: 0.2 µs a record."""
+    """Read every key once, in all tables, which raises where that is not possible. Cost: 0.2 µs a record."""
     start: bytes | None = b""
     while start is not None:
         with env.reading() as txn, txn.cursor() as cursor:
@@ -75,7 +75,7 @@ def _set_aside_bodies(txn: Any) -> Iterator[str]:
 
 
 def set_aside_in_words(what: str, found: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield a line about what was set aside, given (number, size) of each, if there is any."""
+    """Yield a text about data set aside, given (number, size) of each; nothing if there is none."""
     if not found:
         return
     (first, size), *more = found
@@ -87,7 +87,7 @@ def set_aside_in_words(what: str, found: list[tuple[int, int]]) -> Iterator[str]
 
 
 def check_bodies(env: Environment) -> Iterator[str]:
-    """Compare shared bodies with the references to them, in short transactions; not if a live owner moves on."""
+    """Compare shared bodies with the references to them, in short transactions; stop if a live owner commits."""
     moment = env.last_transaction()
     counted: Counter[int] = Counter()
     start: bytes | None = b""
@@ -103,7 +103,7 @@ def check_bodies(env: Environment) -> Iterator[str]:
 def check_lane(
     env: Environment, record: QueueRecord, lane: int, row: Row, lost: Counter[str] | None = None
 ) -> Iterator[str]:
-    """Check one lane in transactions of a bounded number of blocks; stop early if a live owner moves on meanwhile."""
+    """Check one lane in transactions of a bounded number of blocks; stop early if a live owner commits meanwhile."""
     position, messages, size = -1, 0, 0
     expected: int | None = None
     while True:
@@ -113,7 +113,7 @@ def check_lane(
             if position < 0:
                 row, position, moved = now, now.floor, False
             if moved:
-                return  # counts cannot be compared across two moments; what was read was sound
+                return  # counts of two states cannot be compared; all that was read is sound
             replayed = read_unsettled(txn, record.owner, lane, row, position, row.next, READ_AT_ONCE, expected)
         yield from (f"queue {record.name!r}: {text}" for text, _ in in_words(replayed))
         messages += sum(len(records) for _, records in replayed.pieces)

@@ -1,6 +1,6 @@
-"""Whether a log agrees with itself on its streams: blocks, rows, the index of topics, and cursors.
+"""Checks the streams of a log: blocks, rows, the index of topics, and cursors, compared with each other.
 
-Each transaction is short, so that a live owner can go on; what he changes meanwhile is never taken for damage.
+Transactions are short, so that a live owner can go on; its changes meanwhile are never taken for damage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ_AT_ONCE = 16 * 2**20
 
 
 def check_streams(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator[str]:
-    """Yield what does not agree, in words, and count in `lost` what cannot be read, by stream.
+    """Yield one text for each problem; count in `lost` the messages that cannot be read, by stream.
 
     Cost: reads each stream once, and its index.
     """
@@ -49,7 +49,7 @@ def check_streams(env: Environment, found: Recovery, lost: Counter[str]) -> Iter
 
 
 def _in_words(holes: list[Hole]) -> Iterator[str]:
-    """Yield what cannot be read: a line for all holes in a row that have the same reason."""
+    """Yield a text for each hole; holes in a row with the same reason are one."""
     start = 0
     for index, hole in enumerate(holes):
         following = holes[index + 1] if index + 1 < len(holes) else None
@@ -66,7 +66,7 @@ def _reason(hole: Hole) -> str:
 
 
 def as_problems(problems: Iterable[str], where: str = "") -> Iterator[str]:
-    """Yield problems, and where what is looked at cannot be read on, that."""
+    """Yield problems; if the log cannot be read on, that is one, too, and the last."""
     try:
         yield from problems
     except CorruptionError as error:
@@ -74,9 +74,9 @@ def as_problems(problems: Iterable[str], where: str = "") -> Iterator[str]:
 
 
 def _check_partition(env: Environment, owner: int, number: int, holes: list[Hole]) -> Iterator[str]:
-    """Read all blocks from the floor to where the partition ended when this began, and compare them with the row.
+    """Read all blocks from the floor to the end the partition had at first, and compare them with the row.
 
-    What cannot be read is added to `holes`.
+    Ranges that cannot be read are added to `holes`.
     """
     messages = size = 0
     position = end = -1
@@ -94,7 +94,7 @@ def _check_partition(env: Environment, owner: int, number: int, holes: list[Hole
         if read is not None:
             if read.hole is not None:
                 holes.append(read.hole)
-                before = Row()  # counts are those of what can be read, too
+                before = Row()  # counts cannot be compared
             messages += sum(len(piece.records) for piece in read.pieces)
             size += sum(piece.size for piece in read.pieces)
             position = read.position
@@ -103,7 +103,7 @@ def _check_partition(env: Environment, owner: int, number: int, holes: list[Hole
 
 
 def _check_index(env: Environment, record: QueueRecord) -> Iterator[str]:
-    """Look at the index step by step; stop if the owner makes it anew, or deletes the stream, meanwhile."""
+    """Check the index step by step; stop if the owner rebuilds it, or deletes the stream, meanwhile."""
     check = IndexCheck(record.owner)
     more = True
     while more:
@@ -113,7 +113,7 @@ def _check_index(env: Environment, record: QueueRecord) -> Iterator[str]:
 
 
 def _check_cursor(env: Environment, cursor: QueueRecord, stream: QueueRecord) -> Iterator[str]:
-    """Compare where a subscription is with the stream, and the number of its marks with what is there."""
+    """Compare the position of a subscription with the stream, and the count of its marks with the marks."""
     count = stream.settings["partitions"]
     with env.reading() as txn:
         if not (recovery.is_there(txn, cursor.owner) and recovery.is_there(txn, stream.owner)):

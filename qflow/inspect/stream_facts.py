@@ -1,4 +1,4 @@
-"""What the log says of streams and of those who read them: plain values."""
+"""Streams and durable subscriptions as the log has them: plain values."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ class PartitionFacts:
 
     number: int
     messages: int
-    """Retained."""
+    """Retained messages."""
     bytes: int
     first_offset: int
-    """The lowest that is retained."""
+    """The lowest retained offset."""
     next_offset: int
 
 
 @attrs.frozen(kw_only=True)
 class SubscriptionFacts:
-    """One durable subscription, or a group, open or not."""
+    """One durable subscription, or one group, open or not."""
 
     name: str
     group: bool
     filter: str
     committed: list[int]
-    """Everything below is settled, by partition; some above may be, too."""
+    """By partition: offsets below are settled; some above may be, too."""
     lag_messages: int
-    """Retained from there on, of all topics."""
+    """Retained messages from there on, of all topics."""
     session_expiry_s: float | None
     problem: str | None
 
 
 @attrs.frozen(kw_only=True)
 class StreamFacts:
-    """One stream according to the log."""
+    """One stream as the log has it."""
 
     name: str
     topics: list[str]
-    """The filters of what it takes."""
+    """The filters of the topics it takes."""
     messages: int
     bytes: int
     partitions: list[PartitionFacts]
@@ -65,7 +65,7 @@ def streams_of(found: Recovery) -> list[StreamFacts]:
 
 
 def rows_of(record: QueueRecord, partitions: int) -> list[Row]:
-    """Return the row of each partition; of one that was never used, and where they are damaged, that of a new one."""
+    """Return the row of each partition; an empty one for a partition never used, or if rows are damaged."""
     rows = record.rows or {}
     return [rows.get(number) or new_row(number) for number in range(partitions)]
 
@@ -114,5 +114,5 @@ def find_stream(found: Recovery, name: str) -> QueueRecord | None:
 
 
 def sequence_of(partition: int, offset: int) -> int:
-    """Return the sequence of an offset in a partition; one that is too large is past the end of all."""
+    """Return the sequence of an offset in a partition; too large an offset gives the largest sequence."""
     return (partition << LANE_SHIFT) + min(offset, (1 << LANE_SHIFT) - 1)

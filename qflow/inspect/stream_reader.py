@@ -1,8 +1,8 @@
-"""Reads a stream from outside, and keeps its place: beside a live owner, who adds to it, or without one.
+"""Reads a stream from outside of its owner, live or not, and keeps its own position in memory.
 
-It is no subscription: nothing is settled, nothing is written, and retention does not wait for it. Each read is a short
-transaction of its own, so that the owner can go on using pages. The log may be replaced by a compacted one at any time;
-that is seen by its file, and the new one is opened: sequences stay what they are.
+It is not a subscription: nothing is settled or written, and retention does not wait for it. Each read is a short
+transaction, so that the owner can reuse pages. If a compaction has replaced the log, the new file is opened; sequences
+stay the same.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from qflow.streams.interest import Interest
 from qflow.streams.partition import offset_of
 
 READ_BYTES, READ_MESSAGES = 256 * 1024, 4096
-"""Read at once, of each partition: until there are so many, and the block is through."""
+"""A read of a partition ends with the block that reaches one of these."""
 
 OpenLog = Callable[[], AbstractContextManager[tuple[Environment, Recovery]]]
 
 
 @attrs.frozen
 class Gap:
-    """Offsets of a partition that cannot be read any more, of whatever topics."""
+    """Offsets of a partition that cannot be read any more, of all topics."""
 
     partition: int
     first: int
     end: int
     reason: str
     damaged: bool
-    """Else retention took them."""
+    """Their blocks are damaged; False = retention dropped them."""
 
     @property
     def messages(self) -> int:
@@ -96,7 +96,7 @@ class StreamReader:
             env, found = self._stack.enter_context(self._open_log())
             if self._place() == place:
                 return _Opened(env, found, place)
-            self._stack.close()  # it was replaced meanwhile: which one was opened?
+            self._stack.close()  # replaced meanwhile: it is not known which one was opened
 
     def _place(self) -> tuple[int, int] | None:
         try:
@@ -106,13 +106,13 @@ class StreamReader:
         return found.st_dev, found.st_ino
 
     def _renew(self) -> Environment:
-        """Return the environment of the log that is in its place now."""
+        """Return the environment of the current log file."""
         opened, place = self._opened, self._place()
         if place is None and not os.path.isdir(self._spool):
             raise NotFound(f"the spool at {self._spool} is gone")
-        if place in (None, opened.place):  # without one, it is just being replaced
+        if place in (None, opened.place):  # None: it is just being replaced
             return opened.env
-        self._stack.close()  # LMDB opens a file once a process
+        self._stack.close()  # LMDB opens a file once in a process
         self._opened = self._open()
         if self._opened.found.uuid != opened.found.uuid:
             raise StorageError(f"{self._spool} is another spool now: begin anew")
@@ -162,12 +162,12 @@ class StreamReader:
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def new(self) -> Iterator[list[StreamMessage]]:
-        """Yield, in batches, what is confirmed now and was not read yet; to be taken to its end.
+        """Yield, in batches, the messages confirmed by now and not read yet; to be iterated to its end.
 
         In order within a partition; several partitions are merged by the times of their messages.
 
         Raises:
-            StreamDeleted, NotFound, StorageError: the stream, or the spool, is not there any more.
+            StreamDeleted, NotFound, StorageError: the stream, or the spool, is gone.
         Cost: 0.5 µs a message; blocks without a match are not read.
         """
         ends = self._ends()
@@ -218,7 +218,7 @@ class StreamReader:
         return read_row(txn, self._owner, number)
 
     def close(self) -> None:
-        """Let go of the log; twice is fine."""
+        """Close the log; twice is fine."""
         self._stack.close()
 
     def __enter__(self) -> StreamReader:
@@ -242,4 +242,4 @@ def _in_batches(messages: Iterable[StreamMessage]) -> Iterator[list[StreamMessag
 
 
 def _leave_to_check(_problem: str) -> None:
-    """Damage of an index costs time, not messages: `qflow check` names it."""
+    """Ignore damage of an index, which costs time, not messages: `qflow check` reports it."""

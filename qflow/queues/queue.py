@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Generic, Unpack
 
 from qflow import config
 from qflow.config import QueueSettings, SlowConsumer
@@ -13,7 +13,7 @@ from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, BrokerFailed, InvalidArgument, in_doubt
 from qflow.memory.waiting import collecting, shelter, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES, Headers
-from qflow.options import PutOptions
+from qflow.options import Placed, PutOptions
 from qflow.queues import looking
 from qflow.queues.consumer import Consumer
 from qflow.queues.entries import Entries
@@ -22,14 +22,18 @@ from qflow.queues.parts import Parts
 from qflow.stats import QueueStats
 
 
-class Queue:
-    """A named queue. Made by `Broker.declare_queue`; every method is thread-safe."""
+class Queue(Generic[Placed]):
+    """A named queue. Made by `Broker.declare_queue`; every method is thread-safe.
+
+    To type checkers, `Queue[int]` is one whose `put` never returns None, which its overflow policy decides; `Queue` is
+    `Queue[int | None]`.
+    """
 
     __slots__ = ("__weakref__", "_claims", "_gate", "_lanes", "_lock", "_runs", "_singles", "parts")
 
     def __init__(self, parts: Parts) -> None:
         """Made by `Broker`."""
-        self.parts = parts
+        self.parts: Parts = parts
         """What it is composed of; not for users."""
         self._lock = parts.context.lock
         self._gate = parts.gate
@@ -66,7 +70,7 @@ class Queue:
         delay_s: float | None = None,
         not_before: Moment | None = None,
         timeout_s: float | None = None,
-    ) -> int | None:
+    ) -> int | Placed:
         """Append a message; on a durable queue, return once it is synced in the log.
 
         Args:
@@ -122,9 +126,9 @@ class Queue:
         puts = self.parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
-        return puts.put([record], type(record) is bytes, envelope.number, timeout_s)
+        return puts.put([record], type(record) is bytes, envelope.number, timeout_s)  # type: ignore[return-value]
 
-    def put_nowait(self, body: bytes | bytearray | memoryview, **options: Unpack[PutOptions]) -> int | None:
+    def put_nowait(self, body: bytes | bytearray | memoryview, **options: Unpack[PutOptions]) -> int | Placed:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return self.put(body, **options, timeout_s=0)
 
@@ -172,7 +176,7 @@ class Queue:
         delay_s: float | None = None,
         not_before: Moment | None = None,
         timeout_s: float | None = None,
-    ) -> Future[int | None]:
+    ) -> Future[int | Placed]:
         """`put` that waits for room but not for the sync: the future has what `put` returns, once it is confirmed.
 
         It is committed within 3 ms, or with the next call that waits. One thread resolves all futures: a callback of
@@ -183,7 +187,7 @@ class Queue:
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record, number = envelope.record(body), envelope.number
         plain = type(record) is bytes
-        future: Future[int | None] = Future()
+        future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         if self.parts.context.log is None:
             future.set_result(puts.put([record], plain, number, timeout_s))

@@ -5,8 +5,8 @@ from qflow.spark import session
 spark = session("planes")
 plants = spark.read.format("qflow").option("subscribe", "plants").load("/var/spool/plants")
 
-Needs the extra: `pip install '.[spark]'` in a clone, and a Java; see `session`. Spark finds the format by itself;
-`register` is for where it does not.
+Needs the extra: `pip install '.[spark]'` in a clone, and a Java; see `session`. Spark finds the format by itself, or
+else by `register`.
 """
 
 from __future__ import annotations

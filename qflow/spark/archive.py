@@ -1,7 +1,7 @@
 """A stream archived as Parquet files, each message once: what `qflow pipeline run` does.
 
-A directory holds one archive, and what it is of: a stream, a filter, and how it is split. How far it came lies in
-Spark's checkpoint there. So it goes on by itself, and only as what it is; and one process at a time writes it.
+A directory holds one archive, with a record of its contents: a stream, a filter, and how the files are split. Its
+position is in Spark's checkpoint there, so a next run goes on. One process at a time writes to it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 AVAILABLE_NOW = "available-now"
 PARTITIONS = ("topic", "date", "hour", "partition")
-"""What an archive may be split by, into directories."""
+"""Columns by which an archive may be split into directories."""
 CHECKPOINT, KEPT = "_qflow_checkpoint", "_qflow_archive"
-"""Beside the files of an archive, where readers of Parquet do not look: how far it came, and what it is of."""
+"""Names that readers of Parquet skip: Spark's checkpoint, and the record of the archive's contents."""
 COUNTED = "_spark_metadata"
-"""Where Spark keeps which files count, a file for each batch. It leaves out a batch that has one there already."""
+"""Where Spark lists the files that count, one list for each batch; it skips a batch that has one already."""
 _BATCH = re.compile(r"(\d{1,19})(\.compact)?")
 LOOK_S = 0.2
 _OF_NONE = "__HIVE_DEFAULT_PARTITION__"
-"""What Spark calls the directory of rows without a topic."""
+"""Spark's name for the directory of rows without a topic."""
 _DIRECTORY_OF_TOPIC = f"""if(topic = '{_OF_NONE}', raise_error(
     'qflow.errors.InvalidArgument: topic "{_OF_NONE}" cannot be a directory, for Spark would read it as no topic: '
     || 'leave it out with a filter, or archive without splitting by topic'), topic)"""
@@ -53,7 +53,7 @@ class Progress(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What an archive is of: it goes on only as that."""
+    """The contents of an archive, which every run must repeat."""
 
     stream: str
     topic_filter: str = "#"
@@ -62,7 +62,7 @@ class Contents(NamedTuple):
 
 
 class Archive:
-    """See the module. To be used as a context manager, in which it is ours to write."""
+    """See the module. A context manager: this process may write to it inside of the context."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Archive:
         most_per_batch: int | None = None,
         group: str | None = None,
     ) -> None:
-        """Look at what is asked for; nothing is written, and no Spark is needed.
+        """Check the arguments; nothing is written, and Spark is not needed.
 
         Args:
-            directory: of the files, and how far the archive is.
-            trigger: `available-now`: up to what is there, and no further; or `10s`: look every ten seconds.
-            most_per_batch: messages written at once, at most.
-            group: as which it reads: retention waits for what it has not written.
+            directory: of the files and the checkpoint.
+            trigger: `available-now` ends with the messages there are; `10s` looks for new ones every ten seconds.
+            most_per_batch: the most messages of a batch.
+            group: name of the group it reads as, for which retention keeps what is not written yet.
 
         Raises:
             InvalidArgument: one of them makes no sense.
@@ -106,9 +106,9 @@ class Archive:
         """Make the directory if it is missing, and claim it.
 
         Raises:
-            InvalidArgument: it holds another archive, or other files; it is elsewhere than it was written; or how far
-                it came is lost.
-            SpoolInUse: another process writes it. StorageError: it cannot be written.
+            InvalidArgument: it holds another archive, or other files; it was moved; or its checkpoint
+                is lost.
+            SpoolInUse: another process writes to it. StorageError: it cannot be written.
         """
         kept = self._directory / KEPT
         try:
@@ -140,7 +140,7 @@ class Archive:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._fd >= 0 and not (self._directory / CHECKPOINT).exists():
-            os.ftruncate(self._fd, 0)  # nothing was begun, so it may become another archive
+            os.ftruncate(self._fd, 0)  # nothing was written, so it may become another archive
         self._release()
 
     def _release(self) -> None:
@@ -176,7 +176,7 @@ class Archive:
                 )
 
     def _check_whole(self, has_files: bool) -> None:
-        """See that the checkpoint and the files are of one time. Spark would leave out messages, and say nothing."""
+        """Check that the checkpoint and the files agree: otherwise Spark would silently leave out messages."""
         offsets = _batches(self._directory / CHECKPOINT / "offsets")
         done = _batches(self._directory / CHECKPOINT / "commits")
         counted = _batches(self._directory / COUNTED)
@@ -201,12 +201,12 @@ class Archive:
         tell: Callable[[Progress], object] = lambda progress: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Append what is there, and with a trigger of some seconds what comes, until `stopped`.
+        """Append the messages there are, and with a trigger of some seconds those to come, until `stopped`.
 
         Args:
             tell: called after each batch.
-            stopped: asked five times a second. What a batch has written by then, and is not done, does not count; it
-                comes again.
+            stopped: called five times a second; True ends the run. A batch that is not done then does not count, and
+                is written again by the next run.
 
         Returns:
             How many messages were written.
@@ -238,7 +238,7 @@ class Archive:
             return total
 
     def _check_there(self) -> None:
-        """See that the directory is still in its place: Spark would make another one there, and go on in it."""
+        """Check that the directory is still there: otherwise Spark would make another one, and go on in it."""
         try:
             if os.path.samestat(os.fstat(self._fd), os.stat(self._directory / KEPT)):
                 return
@@ -278,7 +278,7 @@ class Archive:
 
 
 def check_place(directory: str) -> None:
-    """See that an archive is where it was written: Spark knows its files by where they were then.
+    """Check that an archive is where it was written: Spark lists its files by absolute paths.
 
     Raises:
         InvalidArgument: it was moved, or is a copy.
@@ -298,20 +298,20 @@ def check_place(directory: str) -> None:
 
 
 def _noted(kept: Path) -> list[Path]:
-    """Return the files that Spark has noted of some batches."""
+    """Return the files that one of Spark's lists names."""
     try:
         return [path_of(json.loads(line)["path"]) for line in kept.read_text().splitlines()[1:]]
-    except (ValueError, KeyError, TypeError):  # it is for Spark to say what is wrong
+    except (ValueError, KeyError, TypeError):  # Spark will report what is wrong
         return []
 
 
 def path_of(uri: str) -> Path:
-    """Return the path that Spark has written as a URI."""
+    """Return the path of a URI that Spark has written."""
     return Path(unquote(urlparse(uri).path))
 
 
 def _batches(directory: Path) -> set[int]:
-    """Return the numbers of the batches that Spark has noted in a directory."""
+    """Return the numbers of the batches that Spark has recorded in a directory."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:

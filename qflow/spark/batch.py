@@ -1,4 +1,4 @@
-"""`spark.read.format("qflow")`: what a stream retains, as of now."""
+"""`spark.read.format("qflow")`: the retained messages of streams, as of now."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from qflow.spark.words import plainly
 
 
 class StreamBatchReader(RangeReader, DataSourceReader):
-    """Plans on the driver's host what tasks read, and reads it in them. A task that is repeated reads the same."""
+    """Plans the tasks on the driver, and reads in the tasks. A task that is repeated reads the same."""
 
     def partitions(self) -> list[InputPartition]:
-        """Cut what is between the bounds into tasks."""
+        """Cut the offsets between the bounds into tasks."""
         with plainly():
             return self._plan()
 
@@ -39,7 +39,7 @@ class StreamBatchReader(RangeReader, DataSourceReader):
 
 
 def _check_order(options: ReadOptions, stream: str, number: int, start: int, end: int) -> None:
-    """See that offsets to begin at are not behind those to end at; what words and times stand for may be."""
+    """Check that a starting offset is not behind the ending one, if both are given as numbers."""
     if options.starting.kind == options.ending.kind == OFFSETS and start > end:
         raise InvalidArgument(
             f"stream {stream!r}, partition {number}: startingOffsets is {start} and endingOffsets {end}: give an end "

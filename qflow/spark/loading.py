@@ -1,6 +1,6 @@
-"""Parquet files published into a stream: what `qflow pipeline load` does, once for the same files.
+"""Publishes Parquet files into a stream, once for the same files: what `qflow pipeline load` does.
 
-A load is known by what is in its files. So one that was interrupted, nobody knows when, is repeated without harm.
+A load is identified by the names and bytes of its files, so one that was interrupted can be repeated safely.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 class Loaded(NamedTuple):
-    """What became of a load."""
+    """The result of a load."""
 
     messages: int
-    """In the files."""
+    """Messages in the files."""
     before: bool
-    """They had been published by a load before, and nothing was done."""
+    """An earlier load had published them, and nothing was done."""
 
 
 def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: str = "") -> Loaded:
-    """Publish the rows of Parquet files into a stream, all or none, and once: also if this is repeated.
+    """Publish the rows of Parquet files into a stream, all or none; a repeated call publishes nothing.
 
-    Those of an archive come in the order they were in, by partition and offset.
+    Rows of an archive keep their order by partition and offset.
 
     Args:
-        name: of the load; under another one the same files are published once more.
+        name: of the load; under another name the same files are published again.
 
     Raises:
         NotFound: there is no such directory, or no stream takes a topic.
-        InvalidArgument: columns are missing; or an archive is elsewhere than it was written.
-    Cost: the files are read once more than Spark does; this process must not own the spool.
+        InvalidArgument: columns are missing; or an archive was moved.
+    Cost: the files are read twice, by this process and by Spark. This process must not own the spool.
     """
     if not Path(directory).is_dir():
         raise NotFound(f"there is no directory {directory}: give the one of the Parquet files")
@@ -56,7 +56,7 @@ def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: 
     with spark_errors():
         frame = _parquet(spark, directory)
         app = f"load-{_identity(directory, _files(frame), stream, name)}"
-        messages = frame.count()  # of the files that were listed above; it looks at their ends only
+        messages = frame.count()  # of the files listed above; reads only their footers
         before = _is_there(spool, batch_of(app, "0"), stream)
         if not before:
             order = [key for name in ("partition", "offset") if name in frame.columns for key in _order(frame, name)]
@@ -68,10 +68,10 @@ def load(spark: SparkSession, directory: str, spool: str, stream: str, *, name: 
 
 
 def _is_there(spool: str, batch: Batch, stream: str) -> bool:
-    """Tell whether a stream has a batch of an application."""
+    """Return whether a stream has a batch of an application."""
     try:
         found = spools.look(spool)
-        Takers(found.found, spool, stream)  # raises, if there is no such stream
+        Takers(found.found, spool, stream)  # raises if there is no such stream
         target = target_of(batch, "stream", stream, found.streams[stream].owner, None)
         with spools.reading(spool, found.uuid) as txn:
             return sink_batches.adopted(txn, *batch, [target]).batch >= batch.batch
@@ -80,7 +80,7 @@ def _is_there(spool: str, batch: Batch, stream: str) -> bool:
 
 
 def _parquet(spark: SparkSession, directory: str) -> DataFrame:
-    """Return the rows of files, with what their directories are named for as text: a topic may look like a number."""
+    """Return the rows of files, with columns of directory names as text: a topic may look like a number."""
     before = spark.conf.get(_INFERENCE)
     spark.conf.set(_INFERENCE, "false")
     try:
@@ -90,7 +90,7 @@ def _parquet(spark: SparkSession, directory: str) -> DataFrame:
 
 
 def _order(frame: DataFrame, name: str) -> list[str | Column]:
-    """Return what puts rows into the order of a column, which may be of numbers as text."""
+    """Return sort keys for a column, which may hold numbers as text."""
     if frame.schema[name].dataType.typeName() != "string":
         return [name]
     return [frame[name].try_cast("bigint"), name]
@@ -102,7 +102,7 @@ def _files(frame: DataFrame) -> list[Path]:
 
 
 def _identity(directory: str, files: Iterable[Path], stream: str, name: str) -> str:
-    """Return what a load is known by: names and bytes of its files, where they go, and its own name."""
+    """Return a load's identity: a digest of the names and bytes of its files, its stream, and its name."""
     found = xxhash.xxh3_128(repr((stream, name)).encode())
     root = Path(directory).resolve()
     for path in files:

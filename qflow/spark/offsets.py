@@ -1,12 +1,12 @@
-"""What Spark keeps of a streaming query's progress: offsets as JSON, with which log and which streams they are of.
+"""The progress of a streaming query as Spark keeps it: offsets as JSON, with the identities of the log and the streams.
 
     {"uuid": "…", "streams": {"plants": {"number": 4, "offsets": {"0": 23}, "eras": {"0": "9f…"}}}}
 
-A log that was made anew has another uuid, a stream that was deleted and declared again another number: offsets of the
-one before say nothing of it. `eras` say in which era the last message before each offset was written: in a copy of the
-log that went on by itself, that message is of another one (see `storage.eras`). Where a query began in a stream stands
-beside the end of the first batch that has it, as `began`, so that this batch, repeated, begins there, too: Spark keeps
-no beginning of batch 0, nor of a stream that appeared under way.
+A log made anew has another uuid, a stream deleted and declared again another number: older offsets do not apply to it.
+`eras` holds the era of the last message before each offset: in a copy of the log that was written on, that message has
+another one (see `storage.eras`). `began`, where a query began in a stream, is kept beside the end of the first batch
+with that stream, so that this batch, repeated, begins there, too: Spark keeps no beginning of batch 0, nor of a stream
+that appears later.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from qflow.storage.streams import eras
 
 
 class Progress(NamedTuple):
-    """How far a query is in one stream."""
+    """The position of a query in one stream."""
 
     number: int
     offsets: dict[int, int]
     began: dict[int, int] | None = None
     eras: dict[int, str] | None = None
-    """Of the last message before each offset, as far as they are known."""
+    """Eras of the last messages before the offsets, by partition, as far as they are known."""
 
 
 class Position(NamedTuple):
-    """How far a query is."""
+    """The position of a query in all its streams."""
 
     uuid: str
     streams: dict[str, Progress]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as Spark keeps it; equal positions are equal text, too."""
+        """Return the position as Spark keeps it; equal positions give equal JSON."""
         streams: dict[str, Any] = {}
         for name in sorted(self.streams):
             one = self.streams[name]
@@ -50,7 +50,7 @@ class Position(NamedTuple):
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Position:
-        """Return what `to_json` was called on.
+        """Return the position that `to_json` wrote.
 
         Raises:
             InvalidArgument: it was not written by this source.
@@ -86,9 +86,9 @@ def eras_of(txn: Any, owner: int, offsets: Mapping[int, int]) -> dict[int, str]:
 
 
 def other_era(txn: Any, owner: int, offsets: Mapping[int, int], known: Mapping[int, str] | None) -> int | None:
-    """Return a partition in which the last message before an offset is of another era than is known; None for none.
+    """Return a partition whose last message before the offset has another era than `known`; None if there is none.
 
-    Of messages that retention took long ago it is asked no more.
+    Messages that retention dropped long ago are not checked.
     """
     found = eras_of(txn, owner, offsets)
     for number, era in (known or {}).items():

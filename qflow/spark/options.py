@@ -1,4 +1,4 @@
-"""The options of `format("qflow")` for reading: Kafka's names, and a few of our own. Every wrong one is a sentence."""
+"""The options of `format("qflow")` for reading: Kafka's names, and a few more. An error is one sentence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAMES = (
     "includeHeaders",
 )
 OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix")
-"""What a job for Kafka may have set that has no meaning here, and does no harm."""
+"""Options for Kafka without a meaning here, which are ignored."""
 _INSTEAD = {
     "topic": "name streams with subscribe; topics are chosen with filter",
     "topics": "name streams with subscribe; topics are chosen with filter",
@@ -52,30 +52,30 @@ _ONLY_STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerT
 _ONLY_BATCH = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "queue")
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _LATEST_OFFSET, _EARLIEST_OFFSET = -1, -2
-"""Kafka's numbers for them, in the JSON of offsets."""
+"""Kafka's numbers for the end and the beginning, in the JSON of offsets."""
 
 
 @attrs.frozen
 class Bound:
-    """Where to begin or to end: a word, or numbers by stream and partition."""
+    """Where to begin or to end: a keyword, or numbers by stream and partition."""
 
     kind: str
     numbers: dict[str, dict[int, int]] = attrs.field(factory=dict)
-    """OFFSETS: where in each partition; TIMES: milliseconds since the epoch."""
+    """By stream and partition. OFFSETS: offsets; TIMES: milliseconds since the epoch."""
     time_ms: int | None = None
-    """TIMES: for every stream that is not named."""
+    """TIMES: milliseconds since the epoch, for streams that are not in `numbers`."""
     must_exist: bool = False
-    """TIMES: there is to be a message of then or later."""
+    """TIMES: it is an error if there is no message of that time or later."""
 
 
 @attrs.frozen(kw_only=True)
 class ReadOptions:
-    """What a reader is asked for. For what the options mean see the table in the docs."""
+    """The options of a reader; the table in the docs says what they mean."""
 
     path: str
     streams: tuple[str, ...] | None
     partitions: Mapping[str, frozenset[int]]
-    """By stream: those to be read; of a stream that is missing all of them."""
+    """Partitions to read, by stream; of other streams all."""
     pattern: str | None
     queue: str | None
     filter: str
@@ -92,7 +92,7 @@ class ReadOptions:
     include_headers: bool
 
     def selects(self, name: str, partition: int | None = None) -> bool:
-        """Tell whether a stream, or a partition of it, is one of those to be read."""
+        """Tell whether a stream, or a partition of it, is to be read."""
         if partition is not None and partition not in self.partitions.get(name, (partition,)):
             return False
         if self.streams is not None:
@@ -104,10 +104,10 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     """Return the options of a reader.
 
     Args:
-        streaming: whether it is one of a streaming query; None: not known yet.
+        streaming: it reads for a streaming query; None = not known yet.
 
     Raises:
-        InvalidArgument: one of them makes no sense, or they do not go together.
+        InvalidArgument: an option makes no sense, or they do not go together.
     """
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower(): name for name in NAMES}
@@ -157,7 +157,7 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
 
 
 def naming(stream: str) -> tuple[str, str]:
-    """Return the option that reads this one stream, whatever it is called: `subscribe` parts names at commas."""
+    """Return the option that reads exactly this stream, even if its name has commas, at which `subscribe` splits."""
     if _split(stream) == [stream]:
         return "subscribe", stream
     return "subscribePattern", re.escape(stream)
@@ -199,7 +199,7 @@ def parse_path(values: Mapping[str, str]) -> str:
 
 
 def local_path(location: str) -> str | None:
-    """Return the absolute path that a path or URI stands for; None for what is not on a disk of this host."""
+    """Return the absolute path of a path or URI; None if it is not on a disk of this host."""
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", location)
     if scheme is None:
         return os.path.abspath(location)
@@ -260,7 +260,7 @@ def _size(text: str) -> int:
 
 
 def _limits(values: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Return how many messages a batch is to have at least, and at most."""
+    """Return (least, most) messages of a batch."""
     least, most = _count(values, "minOffsetsPerTrigger"), _count(values, "maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise InvalidArgument(
@@ -271,7 +271,7 @@ def _limits(values: Mapping[str, str]) -> tuple[int | None, int | None]:
 
 
 def _seconds(text: str) -> float:
-    """Return a span as Spark writes it: milliseconds, or a number and a unit."""
+    """Return the seconds of a span as Spark writes it: milliseconds, or a number with a unit."""
     found = re.fullmatch(r"\s*(\d{1,18})\s*(us|ms|s|m|min|h|d)?\s*", text.lower())
     if found is None:
         raise InvalidArgument(f"give a time such as 30s or 15m, not {text!r:.120}")
@@ -289,7 +289,7 @@ def _count(values: Mapping[str, str], name: str) -> int | None:
 
 
 def _number(text: str) -> int | None:
-    found = re.fullmatch(r"\s*0*(\d{1,40})\s*", text)  # Python reads no number of 5,000 digits
+    found = re.fullmatch(r"\s*0*(\d{1,40})\s*", text)  # Python parses no number of 5,000 digits
     return None if found is None else int(found[1])
 
 
@@ -327,7 +327,7 @@ def _bound(values: Mapping[str, str], which: str, default: str) -> Bound:
 def _numbers(text: str, name: str) -> dict[str, dict[int, int]]:
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also for numbers of 5,000 digits
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits raises one, too
         raise InvalidArgument(f"option {name!r} is no JSON ({error}): {text:.120}") from error
     wrong = InvalidArgument(
         f"option {name!r} is {text:.120}: give a number for each partition of each stream, such as "
@@ -352,7 +352,7 @@ def _numbers(text: str, name: str) -> dict[str, dict[int, int]]:
 
 
 def is_earliest(offset: int) -> bool:
-    """Tell whether an offset of `Bound.numbers` stands for the first there is."""
+    """Tell whether an offset of `Bound.numbers` stands for the beginning."""
     return offset == _EARLIEST_OFFSET
 
 

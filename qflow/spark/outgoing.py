@@ -1,7 +1,7 @@
-"""Arrow record batches made into blocks, as columns into columns: rows that are to be published.
+"""Converts Arrow record batches, rows to be published, to blocks, column by column.
 
-Values are the payload as they lie in Arrow's buffer, and lengths and topics are columns of the block. Rows with a key
-or headers are looked at one by one.
+The buffer of the values is the payload of the block; lengths and topics are its columns. Rows with a key or headers are
+converted one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 def check_columns(schema: StructType, topic: str | None) -> dict[str, int]:
-    """Return which columns of a data frame are written, by name, after looking at their types; others are left out.
+    """Return the indexes of the columns to write, by name, after checking their types; other columns are left out.
 
     Raises:
         InvalidArgument: one is missing, or has another type.
@@ -64,7 +64,7 @@ class Outgoing:
     """Checks rows and adds them to a stage."""
 
     def __init__(self, columns: dict[str, int], topic: str | None, takers: Takers) -> None:
-        """`columns`: what `check_columns` returned."""
+        """`columns`: as `check_columns` returns them."""
         self._columns = columns
         self._topic = topic
         self._takers = takers
@@ -74,8 +74,8 @@ class Outgoing:
         """Add rows. Cost: 0.1 µs a row; 4 with keys or headers.
 
         Raises:
-            InvalidArgument: a topic is null, or a topic, key or header is none of ours.
-            NotFound: nobody takes a topic. MessageTooLarge: a row is.
+            InvalidArgument: a topic is null, or a topic, key or header is not valid.
+            NotFound: no stream or queue takes a topic. MessageTooLarge: a row is.
         """
         values = self._column(batch, "value")
         assert values is not None
@@ -96,7 +96,7 @@ class Outgoing:
         return column if name in ("topic", "headers") else column.cast(pa.binary())
 
     def _topics(self, batch: pa.RecordBatch) -> tuple[list[str], Array | None]:
-        """Return the distinct topics, and which each row has; None where all have the one."""
+        """Return (distinct topics, index of each row's topic); None for the indexes if there is only one."""
         column = self._column(batch, "topic")
         if column is None:
             assert self._topic is not None
@@ -165,7 +165,7 @@ class Outgoing:
 
 
 def _names_of(names: list[str], numbers: Array | None, part: slice) -> tuple[list[str], bytes]:
-    """Return the distinct topics of some rows, and which of those each has."""
+    """Return (distinct topics, index of each row's topic) of some rows."""
     if numbers is None:
         return names, bytes(4 * (part.stop - part.start))
     used, which = np.unique(numbers[part], return_inverse=True)
@@ -192,7 +192,7 @@ def _record(body: bytes | None, key: bytes | None, headers: Sequence[dict[str, A
 
 
 def _header_values(headers: Sequence[dict[str, Any]]) -> dict[str, HeaderValue]:
-    """Return Kafka's headers as ours: text by name."""
+    """Return Kafka's headers as headers of a message: text by name."""
     found: dict[str, HeaderValue] = {}
     for header in headers:
         name, value = (header["key"], header["value"]) if header is not None else (None, None)

@@ -1,4 +1,4 @@
-"""How many tasks Spark runs at once, as far as one of its Python processes can know: by the arguments of its Java."""
+"""Finds how many tasks Spark runs at once, from a Python process of Spark: by the arguments of its Java."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 _SPARK = "org.apache.spark.deploy.SparkSubmit"
 _MASTER, _DEFAULT = "spark.master", "spark.default.parallelism"
 _ANCESTORS = 4
-"""A process of Spark's is begun by its Java, or by a daemon of that."""
+"""Parents that are looked at: Java starts Python processes itself, or by a daemon."""
 
 
 def parallelism() -> int:
-    """Return how many tasks run at once: `spark.default.parallelism`, or of the master `local[N]`; else the processors.
+    """Return how many tasks run at once: `spark.default.parallelism`, or N of `local[N]`, else the processors.
 
     Cost: 50 µs.
     """
@@ -33,7 +33,7 @@ def parallelism() -> int:
 
 
 def _said(arguments: Sequence[str]) -> int | None:
-    """Return what the arguments of Spark's Java say; None if that is nothing."""
+    """Return the number that the arguments of Spark's Java give; None if there is none."""
     said = {}
     for name, text in pairwise(arguments):
         if name == "--conf":

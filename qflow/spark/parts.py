@@ -1,8 +1,7 @@
-"""Messages of a block that are more than a body, taken apart in columns: key, headers and body of all at once.
+"""Splits the messages of a block into columns of keys, headers and bodies, all messages at once.
 
-What lies in a block one behind the other is, for each message, `Message`'s bytes before the key, the key, the headers
-and the body: four values, of which some are empty. So all of them are one Arrow array over the block's payload, and a
-column is every fourth of its values. Nothing here is done message by message.
+In a block, each message is four values in a row, some of them empty: `Message`'s bytes before the key, the key, the
+headers, the body. So the payload is viewed as one Arrow array of such values, and a column is every fourth of them.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ import pyarrow as pa
 
 Array = Any
 _EXPIRES, _DUE, _TOPIC, _KEY = 2, 4, 8, 16
-"""The flags of `Message`; what they announce stands behind flags and length in this order."""
+"""The flags of `Message`; the fields they announce follow flags and length in this order."""
 _META_BYTES, _MOMENT_BYTES, _LENGTH_BYTES = 5, 8, 2
 
 
 class Parts(NamedTuple):
-    """The parts of some messages, as Arrow arrays of bytes."""
+    """The parts of messages, as Arrow arrays of bytes."""
 
     keys: pa.Array
-    """None for no key."""
+    """Null where there is no key."""
     headers: pa.Array
-    """As `encode_headers` made them; empty for none."""
+    """As `encode_headers` returns them; empty where there are none."""
     bodies: pa.Array
 
 
 def take_apart(payload: bytes, ends: Array, packed: Array) -> Parts:
-    """Return the parts of messages that lie one behind the other.
+    """Return the parts of the messages in a payload.
 
     Args:
-        ends: where each of them ends.
-        packed: which of them are a `Message`; the others are bodies.
+        ends: offset where each message ends.
+        packed: whether each message is a `Message`; else it is a body.
 
-    Cost: 0.3 µs a message, and copying it.
+    Cost: 0.3 µs a message, and a copy of it.
     """
     data = np.frombuffer(payload + bytes(4), np.uint8)
     count = len(ends)
@@ -43,7 +42,7 @@ def take_apart(payload: bytes, ends: Array, packed: Array) -> Parts:
     starts[1:] = ends[:-1]
 
     def number(at: Array, size: int, there: Array) -> Array:
-        """Return the numbers of so many bytes at some places, and 0 where there is none."""
+        """Return the integers of `size` bytes at these offsets; 0 where `there` is false."""
         place = np.where(there, at, 0)
         return np.where(there, sum(data[place + index].astype(np.int64) << (8 * index) for index in range(size)), 0)
 

@@ -1,4 +1,4 @@
-"""How far behind a streaming query is, by what Spark reports of it."""
+"""The lag of a streaming query, from the progress that Spark reports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def lag(progress: StreamingQueryProgress) -> int:
-    """Return how many messages of its streams a query had not read yet when a batch of it was done.
+    """Return how many messages of its streams a query had not read yet at the end of a batch.
 
     Args:
-        progress: `query.lastProgress`, or `event.progress` of a listener. Sources of other formats count for nothing.
+        progress: `query.lastProgress`, or `event.progress` of a listener. Sources of other formats do not count.
 
-    Spark admits no metrics of a source in Python; this is made of the offsets in its progress.
+    Spark takes no metrics from a source in Python; this is computed from the offsets in its progress.
     """
     from qflow.spark.offsets import Position
 

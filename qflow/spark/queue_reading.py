@@ -1,7 +1,7 @@
-"""What waits in a durable queue according to the log: to be looked at, not to be taken.
+"""Reads the messages that wait in a durable queue, from the log, without acquiring them.
 
-Each lane is a task, `partition` is its number and `offset` a message's sequence. The owner of the spool goes on
-meanwhile: what is settled before a task comes to it is left out.
+Each lane is a task: `partition` is its number, and `offset` a message's sequence. The owner of the spool goes on
+meanwhile: messages settled before a task reaches them are left out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class QueueReader(DataSourceReader):
             return [Lane(state.uuid, record.owner, lane) for lane in sorted(record.rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one of them. Cost: 3 µs a message; `BATCH_BYTES` of memory, or the largest message."""
+        """Read one lane. Cost: 3 µs a message; `BATCH_BYTES` of memory, or the largest message."""
         if not isinstance(partition, Lane):
             return
         with plainly():
@@ -87,7 +87,7 @@ _NAMES = ("key", "value", "topic", "partition", "offset", "timestamp", "timestam
 
 
 def _rows(txn: Any, lane: Lane, position: int) -> tuple[list[Sequence[Any]], int]:
-    """Return rows of the next blocks, and where to go on; -1 for the end."""
+    """Return (rows of the next blocks, position to go on at; -1 at the end)."""
     row = read_row(txn, lane.owner, lane.lane)
     position = max(position, row.floor)
     rows: list[Sequence[Any]] = []

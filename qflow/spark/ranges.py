@@ -1,4 +1,4 @@
-"""What is to be read, as ranges of offsets: where bounds lie, and how ranges are cut into tasks."""
+"""Plans reads as ranges of offsets: resolves bounds, and cuts ranges into tasks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from qflow.storage.streams.groups import committed_of
 _logger = logging.getLogger("qflow.spark")
 
 LEAST_TASK_BYTES, MOST_TASK_BYTES = 16 * 2**20, 2**30
-"""What a task reads, about, where nothing else is said: between those, so that as many run as can at once. Few large
-ones are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
+"""About how many bytes a task reads, unless options say so: between those, so that all tasks run at once. Few large
+tasks are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
 
 Offsets = dict[str, dict[int, int]]
 """By stream and partition."""
@@ -42,13 +42,13 @@ class Range(InputPartition):
 
 
 def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True) -> list[StreamState]:
-    """Return the streams to be read, by name.
+    """Return the streams to be read, sorted by name.
 
     Args:
-        all_named: those that were named must be there.
+        all_named: streams that options name must exist.
 
     Raises:
-        NotFound: one that was named is not there. CorruptionError: one cannot be read.
+        NotFound: a stream that is named does not exist. CorruptionError: one cannot be read.
     """
     for name in options.streams or () if all_named else ():
         if name not in state.streams:
@@ -73,14 +73,14 @@ def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True)
 def resolve(
     txn: Any, bound: Bound, which: str, streams: list[StreamState], committed: Mapping[str, Mapping[int, int]]
 ) -> Offsets:
-    """Return where a bound lies in each partition.
+    """Return the offset that a bound stands for, in each partition.
 
     Args:
         which: the option's name, for errors.
-        committed: of the group, where it is known.
+        committed: offsets of the group, where they are known.
 
     Raises:
-        InvalidArgument: the bound names what is not there, or leaves out what is.
+        InvalidArgument: the bound names a partition that does not exist, or leaves one out.
     """
     names = {stream.name for stream in streams}
     for name in bound.numbers:
@@ -98,7 +98,7 @@ def resolve(
 
 
 def _check_complete(bound: Bound, which: str, stream: StreamState) -> None:
-    """See that a number is given for each partition of a stream, where numbers are given."""
+    """Check that numbers are given for all partitions of a stream, or for none."""
     if bound.time_ms is not None or bound.kind in (EARLIEST, LATEST, COMMITTED):
         return
     given, there = set(bound.numbers.get(stream.name, {})), set(stream.numbers)
@@ -145,7 +145,7 @@ def _resolve_one(txn: Any, bound: Bound, which: str, stream: StreamState, number
 
 
 def committed(options: ReadOptions, state: SpoolState, streams: list[StreamState]) -> Offsets:
-    """Return where the group of `startingOffsets` has come to, if that is asked for."""
+    """Return the offsets of the group in `startingOffsets`, if one is given."""
     if options.starting.kind != COMMITTED or options.group is None:
         return {}
     known = committed_of(options.path, options.group, state.uuid)
@@ -153,10 +153,10 @@ def committed(options: ReadOptions, state: SpoolState, streams: list[StreamState
 
 
 def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool, end: int | None = None) -> int:
-    """Return where to begin in a partition whose first offset is `first`: `end` at the most, where one is asked for.
+    """Return where to begin in a partition whose first retained offset is `first`; at most `end`, if given.
 
     Raises:
-        GapError: retention took what was to be read, and that is to be an error.
+        GapError: retention dropped messages that were to be read, and `fail`.
     """
     lost_to = first if end is None else min(first, end)
     if start >= lost_to:
@@ -178,10 +178,10 @@ def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool,
 
 
 def miss_stream(name: str, *, fail: bool) -> None:
-    """Go on without a stream that was to be read.
+    """Go on without a stream that does not exist any more.
 
     Raises:
-        StreamDeleted: that is to be an error.
+        StreamDeleted: `fail` is set.
     """
     text = f"stream {name!r} was deleted, perhaps before this query has read it to its end"
     if fail:
@@ -190,10 +190,10 @@ def miss_stream(name: str, *, fail: bool) -> None:
 
 
 def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], options: ReadOptions) -> list[Range]:
-    """Cut (stream, partition, start, end) into what tasks read, in order; empty ranges make no task.
+    """Cut (stream, partition, start, end) into ranges for tasks, in order; empty ranges are left out.
 
-    By default into as many as Spark runs at once. Tasks end where blocks do, so that
-    none is read twice, unless it was said how many there are to be, or how long.
+    By default there are about as many tasks as Spark runs at once, and they end where blocks do, so that no block is
+    read twice; options may give their number or their length instead.
     """
     ranges = [one for one in ranges if one[2] < one[3]]
     sizes = [_bytes_in(*one) for one in ranges]
@@ -219,13 +219,13 @@ def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], op
 
 
 def _bytes_in(stream: StreamState, number: int, start: int, end: int) -> int:
-    """Return about how many bytes a range holds."""
+    """Return about how many bytes are in a range."""
     row = stream.rows[number]
     return row.bytes * (end - start) // max(1, row.messages)
 
 
 def _at_blocks(txn: Any, stream: StreamState, number: int, cuts: list[int], start: int) -> Iterator[int]:
-    """Yield where the block begins that holds each of some offsets, if that is behind the start."""
+    """Yield, for each offset of `cuts`, where its block begins, if that is after `start`."""
     base = number << LANE_SHIFT
     for offset in cuts:
         for key, _ in scan(txn, stream.owner, number, base + offset, base + offset + 1):
@@ -236,9 +236,9 @@ def _at_blocks(txn: Any, stream: StreamState, number: int, cuts: list[int], star
 
 
 def offset_after(txn: Any, owner: int, number: int, start: int, end: int, most_bytes: int) -> int:
-    """Return the offset where so many bytes end, by whole blocks, at least one.
+    """Return the offset at the end of the block that reaches so many bytes.
 
-    A block that refers to bodies elsewhere may stand for a thousand times its size: in those it is by messages.
+    A block that refers to shared bodies may stand for a thousand times its size: those are cut by messages.
 
     Cost: 3 µs a block; one with references is decoded.
     """

@@ -1,4 +1,4 @@
-"""What a task does: reads a range of a stream, in record batches. In Spark's workers, beside the owner of the spool."""
+"""Reads a range of a stream in record batches: a task in a worker of Spark, beside the owner of the spool."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from qflow.streams.interest import Interest
 _logger = logging.getLogger("qflow.spark")
 
 BATCH_BYTES, BATCH_MESSAGES = 2 * 2**20, 64 * 1024
-"""A record batch holds so much, about."""
+"""About the size of a record batch."""
 _LEAST_BYTES, _LEAST_ROWS = BATCH_BYTES // 2, 4096
-"""What a filter leaves is gathered until there is so much."""
+"""Messages that pass a filter are gathered until there are so many."""
 
 
 @attrs.frozen
 class Request:
-    """What all tasks of a query read alike. Pickled to Spark's workers."""
+    """The arguments that all tasks of a query share. Pickled to Spark's workers."""
 
     spool: str
     filter: str
@@ -42,14 +42,14 @@ class Request:
 
 
 class RangeReader:
-    """What both readers of streams do in a task; what they are made of, and what is pickled to the workers."""
+    """The part of both readers of streams that runs in tasks. Pickled to Spark's workers."""
 
     def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
         self._options = options
         self._columns = columns
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one of the ranges that were planned. A task that is repeated reads the same."""
+        """Read one of the planned ranges. A task that is repeated reads the same."""
         if not isinstance(partition, Range):  # Spark asks for one where there is nothing to read
             return
         options = self._options
@@ -59,12 +59,12 @@ class RangeReader:
 
 
 def read_range(request: Request, part: Range) -> Iterator[pa.RecordBatch]:
-    """Yield what a range holds of the wanted topics, in order; each batch in a transaction of its own.
+    """Yield the matching messages of a range, in order; each batch in a transaction of its own.
 
     Raises:
-        GapError, StreamDeleted, CorruptionError: retention took some of it, the stream was deleted, some of it is
-            damaged. Unless they are to be left out.
-        NotFound, StorageError: the spool cannot be seen from here, or is another one.
+        GapError, StreamDeleted, CorruptionError: retention dropped some of it, the stream was deleted, or some of it is
+            damaged; unless options have that left out.
+        NotFound, StorageError: the spool cannot be reached from this host, or is another one.
     Cost: 0.2 µs a message of 100 bytes; with a filter, only blocks are read that hold a match.
     """
     batches = _batches(request, part)
@@ -94,7 +94,7 @@ def _batches(request: Request, part: Range) -> Iterator[pa.RecordBatch]:
                 continue
             query = Query(part.owner, part.partition, position, end, BATCH_BYTES, interest, BATCH_MESSAGES)
             found = column_pieces.read(txn, query)
-            batch = maker.make(found.pieces) if found.pieces else None  # copied from the map into its columns, once
+            batch = maker.make(found.pieces) if found.pieces else None  # copied once, from the map into its columns
         if found.hole is not None:
             _miss(request, part, found.hole.start - base, found.hole.end - base, found.hole.problem)
         if batch is not None:
@@ -112,4 +112,4 @@ def _miss(request: Request, part: Range, start: int, end: int, problem: str) -> 
 
 
 def _leave_to_check(_problem: str) -> None:
-    """Damage of an index costs time, not messages: `qflow check` names it."""
+    """Ignore damage of an index, which costs time, not messages: `qflow check` reports it."""

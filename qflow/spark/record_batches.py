@@ -1,7 +1,7 @@
-"""Blocks of the log made into Arrow record batches, as columns into columns.
+"""Converts blocks of the log to Arrow record batches, column by column.
 
-Lengths become offsets, payloads are laid one behind the other and are the values: per message there is only C at work.
-Messages with a key or headers have something before the body; see `parts`.
+Lengths become Arrow's offsets, and the payloads, joined, its values: no Python code runs for a single message. Messages
+with a key or headers are split by `parts`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Chunk = bytes | memoryview
 
 
 def _part(column: memoryview, piece: ColumnPiece) -> memoryview:
-    """Return a column of a block, of the messages that were asked for."""
+    """Return a column of a block, for the messages of the piece."""
     if piece.high - piece.low == piece.columns.header.count:
         return column
     return column[4 * piece.low : 4 * piece.high]
 
 
 def _numbers(pieces: Sequence[ColumnPiece], name: str) -> Array:
-    """Return a column of some pieces; zeros where a block has none."""
+    """Return a column of some pieces; zeros for a block without it."""
     columns = ((piece, getattr(piece.columns, name)) for piece in pieces)
     return np.frombuffer(
         b"".join(bytes(4 * piece.messages) if column is None else _part(column, piece) for piece, column in columns),
@@ -43,14 +43,14 @@ def _numbers(pieces: Sequence[ColumnPiece], name: str) -> Array:
 
 
 class _Bodies:
-    """Keys, bodies and headers of some pieces: bodies as lengths and bytes, the others as they are."""
+    """Keys, bodies and headers of some pieces: bodies as lengths and bytes, the others as Arrow arrays."""
 
     def __init__(self, pieces: Sequence[ColumnPiece]) -> None:
         self.keys: list[pa.Array] = []
         self.headers: list[pa.Array] = []
         self.lengths: list[Array] = []
         self.nulls: list[Array] = []
-        """Which values are null; a body is there nevertheless, which is empty."""
+        """Which values are null; their bodies are empty."""
         self.chunks: list[Chunk] = []
         for plain, group in groupby(pieces, _is_plain):
             if plain:
@@ -60,7 +60,7 @@ class _Bodies:
                     self._take_apart(piece)
 
     def _add_plain(self, pieces: list[ColumnPiece]) -> None:
-        """Add blocks whose messages are bodies and nothing else."""
+        """Add blocks whose messages are bodies alone."""
         lengths = _numbers(pieces, "lengths")
         starts = [0, *accumulate(piece.messages for piece in pieces)]
         sizes = np.add.reduceat(lengths, starts[:-1], dtype=np.int64).tolist()
@@ -103,7 +103,7 @@ class _Bodies:
 
 
 def _with_fetched(piece: ColumnPiece, payload: bytes, ends: Array, packed: Array) -> tuple[bytes, Array, Array]:
-    """Return messages, where they end and which are more than a body, with what was stored elsewhere in its place."""
+    """Return (payload, ends, packed), with references replaced by the shared bodies."""
     records: list[Record] = [
         piece.fetched.get(piece.low + index, payload[start:end])
         for index, (start, end) in enumerate(pairwise([0, *ends.tolist()]))
@@ -124,16 +124,16 @@ def _torn(piece: ColumnPiece) -> CorruptionError:
 
 
 class HeadersOf(NamedTuple):
-    """What the headers of a message say."""
+    """The headers of a message for Spark."""
 
     headers: list[tuple[str, bytes | None]] | None
-    """As Kafka has them: text as its bytes, numbers and flags as JSON writes them."""
+    """As in Kafka: text as UTF-8, numbers and bools as JSON; None = no headers."""
     is_null: bool
-    """Its value is null."""
+    """The message's value is null."""
 
 
 def headers_of(header_bytes: bytes) -> HeadersOf:
-    """Return what the headers of a message say. Cost: 5 µs, nothing where there are none."""
+    """Return encoded headers for Spark. Cost: 5 µs, nothing if there are none."""
     if not header_bytes:
         return HeadersOf(None, False)
     headers = decode_headers(header_bytes)
@@ -147,7 +147,7 @@ def headers_of(header_bytes: bytes) -> HeadersOf:
 
 
 def _binary(bodies: _Bodies) -> pa.Array:
-    """Return an array of values, given as their lengths and all their bytes."""
+    """Return an array of the bodies."""
     count = sum(map(len, bodies.lengths))
     offsets: Array = np.zeros(count + 1, np.int32)
     np.cumsum(np.concatenate(bodies.lengths), out=offsets[1:])
@@ -158,7 +158,7 @@ def _binary(bodies: _Bodies) -> pa.Array:
 
 
 def _laid_out(chunks: Iterable[Chunk], size: int) -> pa.Buffer:
-    """Return chunks of so many bytes, one behind the other, in memory of Arrow's: it is used again and again."""
+    """Return chunks, joined, in memory of Arrow's pool, which is reused; `size` is their sum."""
     buffer = pa.allocate_buffer(size)
     room = memoryview(buffer).cast("B")
     position = 0
@@ -178,7 +178,7 @@ class BatchMaker:
         self._needs_bodies = bool({"key", "value", "headers"} & set(schema.names))
 
     def make(self, pieces: list[ColumnPiece]) -> pa.RecordBatch:
-        """Return the messages of some pieces that are wanted. Cost: 10 µs a block, and what copying it takes."""
+        """Return the messages of some pieces as a record batch. Cost: 10 µs a block, and a copy of it."""
         count = sum(piece.messages for piece in pieces)
         bodies = _Bodies(pieces if self._needs_bodies else ())
         columns = [self._column(name, pieces, bodies, count) for name in self.schema.names]
@@ -209,10 +209,10 @@ class BatchMaker:
 
 
 def check_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch in which no column has a null that the schema excludes: Spark would read something there.
+    """Return the batch, checked for nulls in columns that may have none: Spark would read garbage there.
 
     Raises:
-        InvalidArgument: one has.
+        InvalidArgument: a column has one.
     """
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
@@ -241,11 +241,11 @@ def _topics(pieces: list[ColumnPiece]) -> pa.Array:
 
 
 def _texts(joined_by_nul: bytes) -> pa.Array:
-    """Return texts as an array, given with NUL between them."""
+    """Return an array of texts, from their bytes joined by NUL."""
     text = np.frombuffer(joined_by_nul, np.uint8)
     ends: Array = np.append(np.flatnonzero(text == 0), len(text))
     offsets: Array = np.zeros(len(ends) + 1, np.int32)
-    offsets[1:] = ends - np.arange(len(ends))  # there is a NUL less before each
+    offsets[1:] = ends - np.arange(len(ends))  # without the NULs before each
     return pa.Array.from_buffers(
         pa.string(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(text[text != 0].tobytes())]
     )
@@ -270,7 +270,7 @@ def _wanted(piece: ColumnPiece) -> Array:
 
 
 def joined(batches: Iterable[pa.RecordBatch], least_bytes: int, least_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches that are not small, and none that is empty."""
+    """Yield the same rows in batches of at least so many bytes or rows, but for the last one; none is empty."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""What the topics of a spool look like, computed by Spark over all that is retained, and drawn."""
+"""A report on the topics of streams, computed by Spark over all retained messages, and a chart of it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHOWN = 20
-"""Topics that are drawn, at most."""
+"""The most topics in the chart."""
 
 
 class TopicFacts(NamedTuple):
-    """One topic of a stream, over what is retained of it."""
+    """One topic of a stream, over its retained messages."""
 
     stream: str
     topic: str
@@ -27,16 +27,16 @@ class TopicFacts(NamedTuple):
     largest: int
     """Bytes of its largest message."""
     seconds: float
-    """From its first message to its last."""
+    """Seconds from its first message to its last."""
     rate_per_s: float | None
-    """None: all came at one moment."""
+    """Messages per second; None = all came at one time."""
     gap_p50_ms: float | None
-    """Between one message and the next; None: there is only one."""
+    """Milliseconds between a message and the next; None = there is only one."""
     gap_p95_ms: float | None
     gap_p99_ms: float | None
     gap_longest_ms: float | None
     latency_p50_ms: float | None
-    """From when it was sent, which a header says, to when it was published; None: no message says so."""
+    """Milliseconds from when a message was sent, by a header, to when it was published; None = no header says so."""
     latency_p95_ms: float | None
     latency_p99_ms: float | None
     latency_longest_ms: float | None
@@ -67,14 +67,14 @@ _BY_TOPIC = """
 
 
 def report(spark: SparkSession, spool: str, streams: Iterable[str], *, sent_header: str = "") -> list[TopicFacts]:
-    """Return what the topics of some streams look like, the busiest first.
+    """Return the figures of all topics of some streams, the busiest first.
 
     Args:
         sent_header: name of a header that says when a message was sent: seconds since 1970, or a time as ISO 8601.
 
     Raises:
         NotFound: there is no such stream.
-    Cost: reads and sorts all that is retained.
+    Cost: reads and sorts all retained messages.
     """
     found: list[TopicFacts] = []
     with spark_errors():
@@ -86,7 +86,7 @@ def report(spark: SparkSession, spool: str, streams: Iterable[str], *, sent_head
 
 
 def check_drawing() -> None:
-    """Raises NotFound: what draws is not installed."""
+    """Raise `NotFound` if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -94,10 +94,10 @@ def check_drawing() -> None:
 
 
 def draw(found: list[TopicFacts], png: str) -> None:
-    """Draw rates, and times between messages, of the busiest topics; and latencies, if there are any.
+    """Draw rates and gaps of the busiest topics, and latencies, if there are any.
 
     Raises:
-        NotFound: what draws is not installed. OSError: the file cannot be written.
+        NotFound: matplotlib is not installed. OSError: the file cannot be written.
     """
     check_drawing()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -135,5 +135,5 @@ def _draw_percentiles(axes: Any, label: str, rows: list[tuple[float | None, ...]
 
 
 def _shorter(text: str, most: int = 48) -> str:
-    plain = text.replace("$", r"\$")  # else matplotlib takes it for a formula
+    plain = text.replace("$", r"\$")  # matplotlib would read a formula
     return plain if len(plain) <= most else plain[: most - 1] + "…"

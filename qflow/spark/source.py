@@ -1,4 +1,4 @@
-"""`format("qflow")` as Spark sees it: a name, a schema, and who reads. Light to import: Spark does so to find it."""
+"""`format("qflow")` as Spark sees it: a name, a schema, readers, writers. Light to import: Spark's search does so."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class QflowDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return what stands in `format(...)`."""
+        """Return the name for `format(...)`."""
         return "qflow"
 
     def schema(self) -> str:
-        """Return all columns, after looking at the options."""
+        """Return all columns, after checking the options."""
         with plainly():
             return whole_schema(include_headers=parsing.parse(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return who reads what is there now."""
+        """Return the reader of a batch query."""
         with plainly():
             options, columns = parsing.parse(self.options, streaming=False), columns_of(schema)
             if options.queue is not None:
@@ -52,7 +52,7 @@ class QflowDataSource(DataSource):
             return StreamBatchReader(options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return who publishes the rows of a data frame."""
+        """Return the writer of a data frame."""
         from qflow.spark.sink import BatchWriter, refuse_overwrite
         from qflow.spark.write_options import parse_for_writing
 
@@ -61,7 +61,7 @@ class QflowDataSource(DataSource):
             return BatchWriter(parse_for_writing(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return who publishes what a streaming query makes; in mode complete, all of it with each batch."""
+        """Return the writer of a streaming query; in mode complete, each batch holds all rows."""
         from qflow.spark.sink import StreamWriter
         from qflow.spark.write_options import parse_for_writing
 
@@ -69,7 +69,7 @@ class QflowDataSource(DataSource):
             return StreamWriter(parse_for_writing(self.options, streaming=True), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return who reads a stream as it grows, or who tells why nobody does."""
+        """Return the reader of a streaming query, or one that raises why there is none."""
         try:
             options, columns = parsing.parse(self.options, streaming=True), columns_of(schema)
         except QflowError as error:
@@ -80,7 +80,7 @@ class QflowDataSource(DataSource):
 
 
 class _Refusing(DataSourceStreamReader):
-    """Raises an error when Spark first asks something: one that is raised before that, Spark loses."""
+    """Raises an error at the first call of Spark: an error raised earlier is lost in Spark."""
 
     def __init__(self, error: QflowError) -> None:
         self._error = error
@@ -90,17 +90,17 @@ class _Refusing(DataSourceStreamReader):
             raise self._error
 
     def initialOffset(self) -> dict[str, Any]:
-        """Raise the error: of a query without a checkpoint."""
+        """Raise the error, for a query without a checkpoint."""
         self._refuse()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """Raise the error: of a query with one."""
+        """Raise the error, for a query with a checkpoint."""
         self._refuse()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Raise the error: of a query that repeats a batch."""
+        """Raise the error, for a query that repeats a batch."""
         self._refuse()
 
     def read(self, partition: InputPartition) -> NoReturn:
-        """Raise the error: of nobody, for nothing was planned."""
+        """Raise the error; not called, as nothing is planned."""
         self._refuse()

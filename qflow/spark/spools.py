@@ -1,8 +1,8 @@
-"""Logs open for reading in this process: one of each spool, renewed when it was replaced.
+"""Logs that this process has open for reading: one for each spool, reopened when a compaction replaced it.
 
-Spark's workers live on from task to task, so a log stays open. LMDB opens a file once a process, and what a parent has
-open a child must not touch: logs are known by process, device and inode. A log that was compacted is another file; the
-one in its place is opened at the next look.
+Spark's workers live on from task to task, so logs stay open. LMDB opens a file once in a process, and a child must not
+use a log that its parent has open: logs are identified by process, device and inode. A compacted log is another file,
+which is opened at the next use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qflow.storage.log.snapshots import open_to_read
 
 class _Open(NamedTuple):
     spool: str
-    """Without symbolic links: others may name it in another way."""
+    """The path without symbolic links."""
     env: Environment
     uuid: str
 
@@ -34,7 +34,7 @@ _open: dict[tuple[int, int, int], _Open] = {}
 
 
 def _place(spool: str) -> tuple[int, int, int] | None:
-    """Return process, device and inode of the log that is in its place; None if there is none, perhaps for a moment."""
+    """Return (process, device, inode) of the current log file; None if there is none, perhaps for a moment."""
     try:
         found = os.stat(os.path.join(spool, "log", "data.mdb"))
     except (FileNotFoundError, NotADirectoryError):
@@ -63,7 +63,7 @@ def _missing(spool: str, *, planned: bool) -> NotFound:
 
 
 def _environment(spool: str, *, planned: bool) -> _Open:
-    """Return the log that is in its place now."""
+    """Return the current log, open."""
     while True:
         place = _place(spool)
         if place is not None and place in _open:
@@ -79,7 +79,7 @@ def _environment(spool: str, *, planned: bool) -> _Open:
             env.close()
             raise
         opened = _Open(os.path.realpath(spool), env, str(found.uuid))
-        if place is not None and place == _place(spool):  # else: which one was opened?
+        if place is not None and place == _place(spool):  # else it is not known which one was opened
             _open[place] = opened
             return opened
         env.close()
@@ -87,15 +87,15 @@ def _environment(spool: str, *, planned: bool) -> _Open:
 
 @contextmanager
 def reading(spool: str, uuid: str | None = None, *, buffers: bool = False) -> Iterator[Any]:
-    """Give a transaction of the log of a spool, of this moment; to be short, for it pins pages.
+    """Give a new read transaction of the log of a spool; to be short, because it keeps pages from reuse.
 
     Args:
-        uuid: of the log it must be, where it was seen before; None for whichever there is.
-        buffers: values are views of the map, which end with the transaction.
+        uuid: that the log must have; None = any.
+        buffers: values are views of the map, valid until the end of the transaction.
 
     Raises:
-        NotFound: there is no spool, or an executor cannot see it. StorageError: it is another spool now, or closed to
-        this user. FormatTooNew, CorruptionError: as `qflow.open`.
+        NotFound: there is no spool, or an executor cannot reach it. StorageError: it is another spool now, or this user
+        may not read it. FormatTooNew, CorruptionError: as `qflow.open`.
     Cost: a system call; 2 ms the first time in a process.
     """
     opened = _environment(spool, planned=uuid is not None)
@@ -106,7 +106,7 @@ def reading(spool: str, uuid: str | None = None, *, buffers: bool = False) -> It
 
 
 def other_log(spool: str, expected: str, found: str) -> StorageError:
-    """Return the error for a log that is not the one offsets were taken from."""
+    """Return the error for a log other than the one the offsets belong to."""
     return StorageError(
         f"the spool at {spool} was made anew: its log is {found}, the offsets of this query belong to {expected}. "
         "Bring that spool back, or begin anew with another checkpoint directory"
@@ -114,28 +114,28 @@ def other_log(spool: str, expected: str, found: str) -> StorageError:
 
 
 class StreamState(NamedTuple):
-    """A stream as it is at some moment."""
+    """A stream as of one transaction."""
 
     name: str
     owner: int
     rows: list[Row]
-    """Of each partition."""
+    """The row of each partition."""
     assigned: frozenset[int] | None = None
-    """Partitions to be read; None: all there are."""
+    """Partitions to read; None = all."""
 
     @property
     def numbers(self) -> list[int]:
-        """The partitions that are to be read, and are there."""
+        """The partitions to read that exist."""
         return [number for number in range(len(self.rows)) if self.assigned is None or number in self.assigned]
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """Return the first offset of a partition and the one behind its last."""
+        """Return (first retained offset, end) of a partition."""
         first = number << LANE_SHIFT
         return self.rows[number].floor - first, self.rows[number].next - first
 
 
 class SpoolState(NamedTuple):
-    """The streams of a spool at some moment."""
+    """The streams of a spool as of one transaction."""
 
     uuid: str
     streams: dict[str, StreamState]
@@ -143,7 +143,7 @@ class SpoolState(NamedTuple):
 
 
 def look(spool: str, uuid: str | None = None) -> SpoolState:
-    """Return what streams there are, and what they hold. Cost: a record and a row of each stream, queue and cursor.
+    """Return the streams of a spool. Cost: reads a record and the rows of each stream, queue and cursor.
 
     Raises:
         NotFound, StorageError, FormatTooNew, CorruptionError: see `reading`.
@@ -165,7 +165,7 @@ def _state(record: QueueRecord) -> StreamState | None:
 
 
 def let_go(spool: str) -> None:
-    """Close the log of a spool, if this process has it open; it is opened again by the next look."""
+    """Close the log of a spool, if this process has it open; the next use opens it again."""
     real = os.path.realpath(spool)
     for place, opened in list(_open.items()):
         if opened.spool == real and place[0] == os.getpid():

@@ -1,12 +1,12 @@
 """`spark.readStream.format("qflow")`: a stream as it grows, each message once.
 
-The life of a batch: Spark asks how far it may go (`latestOffset`), writes that down, has it cut into tasks
-(`partitions`) and read (`read`), and when the sink has it, writes that down, too. After a crash it repeats what was not
-written down as done, with the same offsets; offsets are dense and never reused, so it reads the same. When it asks for
-more from the end of a batch, that batch is done: there the group acknowledges. (`commit` comes only with the batch
-after it, and `stop` never.)
+The life of a batch: Spark asks for its end (`latestOffset`) and records that, has it cut into tasks (`partitions`) and
+read (`read`), and records when the sink has stored it. After a crash Spark repeats batches that are not recorded as
+done, with the same offsets; offsets are dense and never reused, so it reads the same messages. When Spark asks for more
+from the end of a batch, that batch is done, and the group acknowledges it. (`commit` comes only with the next batch,
+and `stop` never.)
 
-Only what is synced in the log is reported: readers of LMDB see nothing else.
+Only messages synced in the log are read: readers of LMDB see no others.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from qflow.storage.streams.groups import Group
 
 
 class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's source. Lives in a process of Spark's, but for `read`, which a copy does in others."""
+    """The source of one streaming query. It lives in one process of Spark; `read` is called on copies in workers."""
 
     def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
         super().__init__(options, columns)
         self._target: Position | None = None
         self._group: Group | None = None
         self._triggered_s = -math.inf
-        """When a batch began last, for which there was enough, or no more time."""
+        """When the last batch began that had enough messages, or could not wait longer."""
 
     # Where to begin, and how far to go -------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query begins that has no checkpoint; one that repeats its first batch is asked, too."""
+        """Return where a query without a checkpoint begins; also called for one that repeats its first batch."""
         with plainly():
             return self._initial().to_json()
 
@@ -70,21 +70,21 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         return self._with_eras(state.uuid, begun)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """Return how far the next batch goes; `start` if there is nothing. Everything below `start` is done."""
+        """Return the end of the next batch; `start` if there is nothing. All messages before `start` are done."""
         with plainly():
             begin = self._initial() if start is None else Position.from_json(start)
             self._acknowledge(begin)
             if self._waits(begin, limit):
                 return begin.to_json() if start is None else start
             end = self._next(begin, limit)
-            while self._acknowledge(begin, end):  # what is new is held from here on: retention may have been faster
+            while self._acknowledge(begin, end):  # new streams are held from here on: retention may have been faster
                 end = self._next(begin, limit)
             if start is not None and _same_place(begin, end):
                 return start
             return end.to_json()
 
     def _waits(self, begin: Position, limit: Any) -> bool:
-        """Tell whether there is less than a batch should have, and the time for that is not over."""
+        """Tell whether a batch waits for more messages: there are too few, and it has time left."""
         options = self._options
         if options.min_offsets_per_trigger is None or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
@@ -103,17 +103,17 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         for stream in selected(state, self._options, all_named=self._options.fail_on_data_loss):
             known = begin.streams.get(stream.name)
             if known is not None and known.number != stream.owner:
-                known = None  # deleted, and declared again
+                known = None  # it was deleted and declared again
             bounds = {number: stream.bounds(number) for number in stream.numbers}
             ends = {number: high for number, (_, high) in bounds.items()}
             if self._target is not None:
                 target = self._target.streams.get(stream.name)
                 if target is None or target.number != stream.owner:
-                    continue  # it appeared after the query was to end
+                    continue  # it appeared after the end of the query was fixed
                 ends = {number: min(high, target.offsets.get(number, 0)) for number, high in ends.items()}
             offsets = {} if known is None else known.offsets
             began = {number: low for number, (low, _) in bounds.items() if number not in offsets}
-            if known is not None and known.began == offsets:  # Spark keeps the end of a first batch, not its beginning
+            if known is not None and known.began == offsets:  # Spark keeps only the end of a first batch
                 began |= offsets
             end[stream.name] = Progress(
                 stream.owner, offsets | _not_below(ends, began | offsets), began if began or known is None else None
@@ -132,14 +132,14 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         }
 
     def _with_eras(self, uuid: str, streams: dict[str, Progress]) -> Position:
-        """Return a position, with what a copy of the log that went on by itself is known by."""
+        """Return a position with eras, which tell a copy of the log that was written on."""
         with reading(self._options.path, uuid) as txn:
             return Position(
                 uuid, {name: one._replace(eras=eras_of(txn, one.number, one.offsets)) for name, one in streams.items()}
             )
 
     def _check_known(self, state: SpoolState, begin: Position) -> None:
-        """Look after the streams that were read so far."""
+        """Check the streams that were read so far: they must exist, and be the same."""
         self._check_query(begin)
         for name, known in begin.streams.items():
             stream = state.streams.get(name)
@@ -149,7 +149,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                 miss_stream(name, fail=self._options.fail_on_data_loss)
 
     def _check_query(self, known: Position) -> None:
-        """See that the checkpoint is not one of a query that reads nothing of what this one reads."""
+        """Check that the checkpoint belongs to a query with a stream that this one reads."""
         if known.streams and not any(map(self._options.selects, known.streams)):
             raise InvalidArgument(
                 f"the checkpoint is one of a query that reads {', '.join(map(repr, sorted(known.streams)))}, and this "
@@ -157,7 +157,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             )
 
     def _check_log(self, stream: StreamState, known: Progress) -> None:
-        """See that the log is the one that these offsets of a stream were taken from."""
+        """Check that these offsets of a stream belong to this log."""
         path = self._options.path
         remedy = "Bring the newer one back, or begin anew with another checkpoint directory"
         for number, offset in known.offsets.items():
@@ -177,7 +177,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             )
 
     def _limit(self, state: SpoolState, begin: Position, end: dict[str, Progress]) -> None:
-        """Take back what goes beyond the limits of a batch: of each partition in proportion to what waits there."""
+        """Reduce a batch to its limits, each partition in proportion to what waits there."""
         options = self._options
         starts = {name: _start_of(begin, name, one) for name, one in end.items()}
         waiting = _waiting(begin, end)
@@ -196,7 +196,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                         end[name].offsets[number] = most
 
     def getDefaultReadLimit(self) -> Any:
-        """Return the limit of a batch, of those that Spark knows; the other is kept here."""
+        """Return the limit of a batch that Spark knows; the other limits are applied here."""
         if self._options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -206,12 +206,12 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Go no further than what is there now."""
+        """End the query with the messages there are now."""
         with plainly():
             self._target = self._ends()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return what is there now, for the progress that Spark shows."""
+        """Return the end of the streams now, for the progress that Spark shows."""
         with plainly():
             return self._ends().to_json()
 
@@ -229,16 +229,16 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
     # The group -------------------------------------------------------------------------------------------------------
 
     def _acknowledge(self, done: Position, end: Position | None = None) -> bool:
-        """Have the group keep what is done, and where the batch up to `end` begins in streams that are new in it.
+        """Record for the group what is done, and where the batch up to `end` begins in streams that are new in it.
 
         Returns:
-            Whether one of those was not held before.
+            Whether the group did not hold one of those before.
         """
         options = self._options
         if options.group is None:
             return False
         if self._group is None:
-            look(options.path, done.uuid)  # what another log's group has acknowledged is not for this query to replace
+            look(options.path, done.uuid)  # raises for another log: its group's offsets must not be replaced
             self._group = Group(options.path, options.group, done.uuid, Files())
         offsets = {one.number: self._read_of(name, one.offsets) for name, one in done.streams.items()}
         starts = {
@@ -254,7 +254,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         )
 
     def _read_of(self, name: str, offsets: dict[int, int]) -> dict[int, int]:
-        """Return the offsets of those partitions of a stream that are read still."""
+        """Return the offsets of the partitions of a stream that are still read."""
         return {number: offset for number, offset in offsets.items() if self._options.selects(name, number)}
 
     # A batch ---------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _plan(self, begin: Position, end: Position) -> list[InputPartition]:
         options = self._options
-        self._check_query(end)  # a batch that is repeated comes here before Spark asks for more
+        self._check_query(end)  # for a batch that is repeated this is called before `latestOffset`
         self._acknowledge(begin, end)
         if begin.uuid != end.uuid:
             raise other_log(options.path, begin.uuid, end.uuid)
@@ -293,7 +293,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
 
 
 def _waiting(begin: Position, end: Mapping[str, Progress]) -> dict[tuple[str, int], int]:
-    """Return how many messages there are from one position to another, by stream and partition."""
+    """Return the number of messages between two positions, by stream and partition."""
     starts = {name: _start_of(begin, name, one) for name, one in end.items()}
     return {
         (name, number): offset - starts[name].get(number, 0)
@@ -315,10 +315,10 @@ def _start_of(begin: Position, name: str, end: Progress) -> dict[int, int]:
 
 
 def _shares(waiting: list[int], most: int) -> list[int]:
-    """Return how much of what waits in each partition makes up a limit for all, which is less than waits.
+    """Return how many messages to take of each partition, given those that wait there and a smaller limit for all.
 
-    In proportion and nothing left over; but a message of each that has any, or a small one next to a large one would
-    wait for ever. So there are more than the limit only where it is less than the number of partitions.
+    Shares are in proportion and add up to the limit. But a partition with messages has at least one, or a small one
+    beside a large one would wait for ever; so the sum exceeds a limit that is less than the number of partitions.
     """
     shares = [min(count, 1) for count in waiting]
     one_each = sum(shares)

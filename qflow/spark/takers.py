@@ -1,4 +1,4 @@
-"""Who takes what is published to a topic, by the records of a log: what a sink asks before it writes anything."""
+"""Finds the streams and queues that take a topic, by the records of a log, before a sink writes anything."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from qflow.storage.log.recovery import BINDINGS, Recovery
 from qflow.streams.topic_filter import FilterTrie, check_topic
 
 _EXPIRY_BYTES = 8
-"""What a queue with a lifetime stores with each message."""
+"""Bytes that a queue with `ttl_s` stores with each message."""
 
 
 class Taker(NamedTuple):
-    """A stream, or a durable queue that is bound."""
+    """A stream, or a durable queue with a binding."""
 
     kind: str
     name: str
     owner: int
     most: int
-    """Bytes of a message."""
+    """The largest message, in bytes."""
 
 
 class Takers:
-    """The streams of a spool, and the durable queues that are bound."""
+    """The streams of a spool, and its durable queues with bindings."""
 
     def __init__(self, found: Recovery, spool: str, stream: str | None = None) -> None:
-        """`stream`: one that must be among those who take a topic.
+        """`stream`: name of one that must take every topic.
 
         Raises:
             NotFound: there is no such stream.
         """
         self.found: set[Taker] = set()
-        """Who takes the topics that were asked for."""
+        """The takers of all topics that were asked for."""
         self._spool = spool
         self._stream = stream
         self._trie: FilterTrie[Taker] = FilterTrie()
@@ -54,10 +54,10 @@ class Takers:
             raise NotFound(f"there is no stream {stream!r} in {spool}; there are: {self._names}")
 
     def room(self, topic: str) -> int:
-        """Return how large a message of this topic may be, beside what a queue stores with it. Cost: 2 µs.
+        """Return the largest size of a message of this topic, without what a queue stores with it. Cost: 2 µs.
 
         Raises:
-            NotFound: nobody takes it, or the stream that was named does not. InvalidArgument: it is no topic.
+            NotFound: no stream or queue takes it, or the named stream does not. InvalidArgument: it is no valid topic.
         """
         takers = self._trie.match(check_topic(topic))
         if self._stream is not None and ("stream", self._stream) not in {taker[:2] for taker in takers}:
@@ -70,13 +70,13 @@ class Takers:
                 f"no stream of {self._spool} takes topic {topic!r}, and no durable queue is bound to it; there are the "
                 f"streams {self._names}. Declare one with topics that match it, before the rows are written"
             )
-        prefix = len(topic_prefix(topic))  # in a queue each message has its topic with it
+        prefix = len(topic_prefix(topic))  # a queue stores the topic with each message
         self.found.update(takers)
         return min(taker.most - (prefix if taker.kind == "queue" else 0) for taker in takers)
 
 
 def too_large(topic: str, size: int, most: int) -> MessageTooLarge:
-    """Return the error for a message that is larger than those who take it admit."""
+    """Return the error for a message that is larger than its takers allow."""
     return MessageTooLarge(
         f"a row for topic {topic!r} makes a message of {size:,} bytes, more than the max_message_bytes={most:,} of who "
         "takes it (less its topic, where that is a queue): split it, or raise that with alter_stream or alter_queue"

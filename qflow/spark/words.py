@@ -1,4 +1,4 @@
-"""Errors as sentences: how what is raised in Spark's workers reaches the user."""
+"""Errors as sentences: brings an error raised in Spark's workers to the user."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from contextlib import contextmanager
 from qflow.errors import NotFound, QflowError
 
 LEAST_PYSPARK = (4, 2)
-"""What has all of the interface that sources of streams need."""
+"""The first version with everything that streaming sources need."""
 INSTALL = "pip install -U '.[spark]' in a clone of qflow"
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Have an error of ours reach the user as its sentence, without the stack of the worker it was raised in."""
+    """Bring a `QflowError` to the user as its sentence, without the stack of the worker that raised it."""
     try:
         yield
     except QflowError:
         if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
-            os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # Spark looks at it next, and ends the worker
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # Spark reads it next, and ends the worker
         raise
 
 
 def check_pyspark() -> None:
-    """See that there is a PySpark, and one that is new enough.
+    """Check that PySpark is installed and new enough.
 
     Raises:
-        NotFound: there is none.
+        NotFound: it is not.
     """
     try:
         import pyspark

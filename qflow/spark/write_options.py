@@ -1,4 +1,4 @@
-"""The options of `format("qflow")` for writing: Kafka's names, and a few of our own. Every wrong one is a sentence."""
+"""The options of `format("qflow")` for writing: Kafka's names, and a few more. An error is one sentence."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ from qflow.streams.topic_filter import check_topic
 
 NAMES = ("path", "topic", "stream", "commitTimeout", "txnAppId", "txnVersion")
 _OF_OTHERS = frozenset({"checkpointlocation", "queryname", "includeheaders"})
-"""What Spark hands on of its own; and what a job for Kafka may say, where headers are written if there are any."""
+"""Ignored: options that Spark passes on, and Kafka's `includeHeaders`: headers are always written."""
 COMMIT_TIMEOUT_S = 60.0
 _APP = re.compile(r"[A-Za-z0-9_-]{1,96}")
 
 
 @attrs.frozen(kw_only=True)
 class WriteOptions:
-    """What a writer is asked for."""
+    """The options of a writer."""
 
     path: str
     topic: str | None
-    """Of all rows, whatever a column says."""
+    """The topic of all rows, whatever a column says."""
     stream: str | None
-    """Each row is to be in this one, perhaps among others."""
+    """A stream that must take every row; others may take it, too."""
     commit_timeout_s: float
     batch: Batch | None
-    """Which one a data frame is, of an application that may write it again, wherever it goes; None: it is one of its
-    own."""
+    """The batch that `txnAppId` and `txnVersion` name, which is written once; None = the data frame has no name."""
     checkpoint: str | None
-    """Where that of a streaming query is, if it was told this query."""
+    """Path of a streaming query's checkpoint, if it is given as an option of the query."""
 
 
 def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
     """Return the options of a writer.
 
     Raises:
-        InvalidArgument: one of them makes no sense.
+        InvalidArgument: an option makes no sense.
     """
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower(): name for name in NAMES}
@@ -81,10 +80,10 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
 
 
 def batch_of(app: str, version: str) -> Batch:
-    """Return the batch that an application calls so, wherever it goes; those of a query of Spark's have other names.
+    """Return the batch of an application's version; its name differs from all those of streaming queries.
 
     Raises:
-        InvalidArgument: it cannot be called so.
+        InvalidArgument: a name or version is not valid.
     """
     if not _APP.fullmatch(app):
         raise InvalidArgument(f"option 'txnAppId' is {app!r:.120}: give 1 to 96 letters, digits, '-' and '_'")
@@ -99,8 +98,8 @@ def target_of(app: Batch, kind: str, name: str, owner: int, topic: str | None) -
     """Return one of the targets of a batch of an application.
 
     Args:
-        kind, name, owner: of a stream or queue that takes some rows.
-        topic: that all rows have by the option; None where a column says it.
+        kind, name, owner: of a stream or queue that takes some of the rows.
+        topic: of all rows, by the option; None = it is in a column.
     """
     what = xxh3_64_hexdigest(repr((owner, topic)).encode())
     return Target(f"{app.query}@{what}", f"{kind} {name!r}")

@@ -1,1 +1,1 @@
-"""Streams: topics, and what is chosen by them."""
+"""Streams: messages by topic, kept in order and delivered to subscriptions."""

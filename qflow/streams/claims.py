@@ -1,7 +1,7 @@
-"""What the members of a cursor hold until it is settled: leases, acks and nacks of wholes and parts, what comes back.
+"""Messages that the members of a cursor hold until they are settled: leases, acks and nacks, and what comes back.
 
-What is settled is a range of sequences, given by value to the log; what is not comes back, in its place. It is the
-cursor's *settler*: deliveries and batches call it.
+Settled messages go to the log as ranges of sequences; all others go back to their places, to be delivered again.
+Deliveries and batches call it as their *settler*.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from qflow.streams.shared import Shared
 
 
 class Claims:
-    """See the module. Thread-safe; the lock, and the line of those who wait, are the cursor's."""
+    """See the module. Thread-safe; the lock and the line of waiting gets are the cursor's."""
 
     def __init__(self, name: str, owner: int, lock: Any, line: Line, shared: Shared) -> None:
         self.name = name
-        """Of the stream: what deliveries call their queue."""
+        """The stream's name, which deliveries return as `queue`."""
         self.owner = owner
-        """The cursor's number; 0 for one that is not durable: nothing of that is logged."""
+        """The cursor's number in the log; 0 if it is not durable, and nothing of it is logged."""
         self.ack_timeout_s: float | None = None
         self.members: dict[Any, None] = {}
-        """Who may hold something."""
+        """Subscriptions that have the cursor open."""
         self.ended: type[QflowError] | None = None
         self.held: dict[StreamDeliveries, float | None] = {}
-        """Until when: None is without end."""
+        """Batches that are held, and when their lease ends on the monotonic clock; None = without end."""
         self.ahead: dict[StreamDeliveries, None] = {}
-        """Those that an iteration shows one by one."""
+        """Batches that an iteration returns one message at a time."""
         self.unsettled = 0
         self.returned = Returned()
         self.starved = False
-        """Somebody found no room for what he was to get: he is woken when there is some."""
+        """A get found no memory for its messages; it is woken when there is some."""
         self.delivered_total = self.acked_total = self.redelivered_total = 0
         self._lock = lock
         self.line = line
-        """Of those who wait for the cursor: taken, it holds the lock."""
+        """The line of waiting gets; `with` it holds the cursor's lock."""
         self._log = shared.log
         self._room = shared.room
         self._monotonic = shared.monotonic
         self._lease_at = math.inf
-        """No lease ends before."""
+        """The earliest time at which a lease may end."""
         self._done: list[tuple[Lane, Settled]] = []
-        """Settled, and not known to the log: what straight lines under the lock leave for it."""
+        """Settled, and not handed to the log yet, which fetches it; see `call_log`."""
         self._called = False
-        """The log will come for that."""
+        """The log was asked to fetch `_done`."""
 
     # Who may hold ----------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Claims:
     # Giving: called with the lock ------------------------------------------------------------------------------------
 
     def give(self, batch: StreamDeliveries, now: float) -> None:
-        """Have a batch held that a member gets."""
+        """Note that a member holds a batch from now on."""
         self._lease(batch, None if self.ack_timeout_s is None else now + self.ack_timeout_s)
         self.unsettled += batch.total
         self.delivered_total += batch.total
@@ -87,22 +87,22 @@ class Claims:
             self._lease_at = min(self._lease_at, until)
 
     def patience(self, now: float, most: float | None) -> float:
-        """Return how long nothing can happen that wakes nobody."""
+        """Return the seconds until a lease or a delay ends, which wakes no waiting get; at most `most`."""
         wait = min(self._lease_at, self.returned.due) - now
         return max(0.001, wait if most is None else min(wait, most))
 
     def give_back(self, batch: StreamDeliveries) -> None:
-        """Put back what nobody has seen, as it was, if it is held."""
+        """Put back a batch that nobody has seen, if it is still held; it does not count as delivered."""
         if batch in self.held:
             self._return(batch, 0.0, repeated=False)
 
     def give_back_all(self, member: Any) -> None:
-        """Put back what a member holds that is gone."""
+        """Put back all that a member holds which was closed."""
         for batch in [batch for batch in self.held if batch.member is member and not batch.leaving]:
             self._return(batch, 0.0, repeated=True)
 
     def give_back_unshown(self, taker: object) -> None:
-        """Put back what an iteration of the same thread or task has read ahead, for somebody asks in between."""
+        """Put back what an iteration has acquired and not returned, before another get of the same thread or task."""
         for batch in [batch for batch in self.ahead if root_of(batch.taker) == taker]:
             assert batch.shown is not None
             shares = batch.left_shares(batch.shown)
@@ -113,13 +113,13 @@ class Claims:
                     self._drop(batch, 0)
 
     def settle_previous(self, taker: object) -> None:
-        """Without a name nothing is logged, and who asks for more has done with what he got before."""
+        """Settle what a thread or task got before: without a name, asking for more does that, and nothing is logged."""
         for batch in [batch for batch in self.held if root_of(batch.taker) == taker]:
             self._drop(batch, len(batch) - len(batch.settled or ()))
 
     @sheltered
     def abandon(self, taker: object) -> None:
-        """Another iteration begins: put back what one before it in the same thread has left."""
+        """Put back what an earlier iteration of the same thread has left, as another one begins."""
         with self.line:
             self.give_back_unshown(taker)
             for batch in [batch for batch in self.ahead if root_of(batch.taker) == taker]:
@@ -127,15 +127,15 @@ class Claims:
                     self._return(batch, 0.0, repeated=True)
 
     def unshown(self) -> list[Share]:
-        """Return what iterations have read ahead and not shown."""
+        """Return what iterations have acquired and not returned yet."""
         return [share for batch in self.ahead for share in batch.left_shares(batch.shown or 0)]
 
     def not_shown(self) -> list[Share]:
-        """Return all that waits, and was taken out of what is read ahead."""
+        """Return all that left the buffers and is still to be got: what came back, and `unshown`."""
         return self.returned.shares() + self.unshown()
 
     def forget(self) -> int:
-        """Forget everything; return what it was charged."""
+        """Forget everything; return the bytes that were charged for it."""
         charged = sum(batch.charged for batch in self.held) + self.returned.drop()
         for batch in self.held:
             batch.settled = None
@@ -143,7 +143,7 @@ class Claims:
         return charged
 
     def leave_part(self, part: Part) -> int:
-        """Take back what is held of one partition; return what it was charged that came back before."""
+        """Take back what is held of one partition; return the bytes charged for what had come back from it."""
         charged = self.returned.drop(part)
         for batch in list(self.held):
             self.unsettled -= len(batch.take_part(part))
@@ -212,9 +212,9 @@ class Claims:
         return logged
 
     def call_log(self) -> None:
-        """Have the log come for what is settled, within milliseconds. Without the lock."""
+        """Ask the log to fetch what is settled, which it does within milliseconds. Called without the lock."""
         if self._done:
-            self._called = True  # before: it may come at once
+            self._called = True  # first: the writer may fetch it at once
             try:
                 self._log.collect(self._bring_done)
             except BaseException:
@@ -228,7 +228,7 @@ class Claims:
         return done
 
     def settle_one(self, delivery: Any, wait: bool) -> None:
-        """Every delivery of a stream is of a batch."""
+        """Not called: every delivery of a stream belongs to a batch."""
         raise NotImplementedError
 
     return_one = extend_one = settle_one
@@ -241,7 +241,7 @@ class Claims:
             raise in_doubt(error) from error
 
     def return_batch(self, batch: Any, requeue: bool, delay_s: float) -> None:
-        """Have what is left of a batch again, in its place; with `requeue=False` settle it, for nobody wants it."""
+        """Put what is left of a batch back in its place, to be delivered again; with `requeue=False` settle it."""
         if requeue:
             shelter(lambda: self._return_batch(batch, delay_s))
         else:
@@ -253,7 +253,7 @@ class Claims:
                 self._return(batch, delay_s, repeated=True)
 
     def return_part(self, batch: Any, index: int, requeue: bool, delay_s: float) -> None:
-        """Have one message of a batch again."""
+        """Put one message of a batch back, as `return_batch` does."""
         if requeue:
             shelter(lambda: self._return_part(batch, index, delay_s))
         else:
@@ -281,7 +281,7 @@ class Claims:
 
     @sheltered
     def release(self, batch: StreamDeliveries) -> None:
-        """Put back what was never shown to anybody, as it was."""
+        """Put back what an iteration has not returned, and what it returned and did not settle."""
         with self.line:
             self.give_back(batch)
 
@@ -305,7 +305,7 @@ class Claims:
 
     @sheltered
     def check_leaving(self, held: Held) -> None:
-        """Refuse what went back while its commit waited for room; from here on nobody else gets it."""
+        """Refuse what went back while the commit waited for room; what is held stays held until the commit ends."""
         with self.line:
             for batch, positions in held:
                 if not self._check_held(batch):
@@ -331,7 +331,7 @@ class Claims:
 
     @sheltered
     def stays(self, held: Held, checked: bool) -> None:
-        """Whoever held these holds them still, as long as from now on; nobody, if he has gone meanwhile."""
+        """After a commit: begin the leases of what is held anew, or put it back if its member was closed meanwhile."""
         with self.line:
             for batch, _ in held:
                 batch.leaving -= checked
@@ -344,7 +344,7 @@ class Claims:
             self.line.notify_all()
 
     def shares(self, ledger: Ledger) -> bool:
-        """Tell whether it is of the broker that has this ledger."""
+        """Tell whether the cursor belongs to the broker with this ledger."""
         return self._room.ledger is ledger
 
     def die(self, lock: Any) -> None:
@@ -355,7 +355,7 @@ class Claims:
     # Under the lock --------------------------------------------------------------------------------------------------
 
     def _check_held(self, batch: StreamDeliveries, *, whole: bool = True) -> bool:
-        """Tell whether a batch can be settled; False if that means nothing any more.
+        """Tell whether a batch can be settled; False if settling it does nothing any more, after a seek.
 
         Raises:
             AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
@@ -380,7 +380,7 @@ class Claims:
             self._feed()
 
     def _drop(self, batch: StreamDeliveries, acked: int) -> None:
-        """Let a batch go of which nothing is left."""
+        """Forget a batch of which nothing is left, and give back its memory."""
         del self.held[batch]
         self.ahead.pop(batch, None)
         batch.settled = None
@@ -390,13 +390,13 @@ class Claims:
         self._feed()
 
     def _feed(self) -> None:
-        """There is more room than before: have those look who found none."""
+        """Wake the gets that found no memory: there is more than before."""
         if self.starved:
             self.starved = False
             self.line.notify_all()
 
     def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
-        """Put what is left of a batch back in its place."""
+        """Put all that is left of a batch back in its place."""
         shown = batch.left_shares(0, batch.shown) if repeated or batch.shown is not None else []
         ahead = batch.left_shares(batch.shown or 0) if not repeated or batch.shown is not None else []
         self._put_back(batch, shown, delay_s, repeated=True)
@@ -405,7 +405,7 @@ class Claims:
         self.line.notify_first()
 
     def _put_back(self, batch: StreamDeliveries, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
-        """Put a part of a batch back in its place; with `repeated`, somebody has seen it."""
+        """Put a part of a batch back in its place; with `repeated`, its delivery counts."""
         for part, piece, marks in shares:
             share = Share(part, piece, marks + ONE_ATTEMPT if repeated else marks)
             count = len(piece.records)
@@ -418,7 +418,7 @@ class Claims:
             self.returned.add(share, self._monotonic() + delay_s if delay_s else None)
 
     def expire(self, now: float) -> None:
-        """Take back what is due: leases that ran out, and what was to come again later."""
+        """Put back messages whose lease has ended, and make those available whose delay has ended."""
         self.returned.ripen(now)
         if now >= self._lease_at:
             for batch in [batch for batch, until in self.held.items() if until is not None and until <= now]:
@@ -427,5 +427,5 @@ class Claims:
 
 
 def root_of(taker: object) -> object:
-    """Return the thread or task behind a taker: an iteration has a name of its own in it."""
+    """Return the thread or task that a get belongs to; that of an iteration is wrapped."""
     return taker[0] if isinstance(taker, tuple) else taker

@@ -1,4 +1,4 @@
-"""How many messages a filter wants of what lies ahead: by the topics in the blocks, without decoding a message."""
+"""Counts the messages that a filter matches, by the topics in the blocks, without decoding a message."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qflow.storage.streams.partitions import Asked, Hole
 from qflow.streams.interest import Interest
 
 READ_BYTES = 16 * 2**20
-"""So many bytes of blocks are looked at in one transaction."""
+"""Bytes of blocks that are read in one transaction."""
 
 
 class _Counted(NamedTuple):
-    """A piece of a block, of which only the number of wanted messages is of interest."""
+    """A piece of a block, of which only the number of matching messages is kept."""
 
     weight: int
     messages: int
@@ -28,16 +28,16 @@ class _Counted(NamedTuple):
 def count_matching(
     log: TransactionLog, stream: int, owner: int, spans: list[tuple[int, int]], interest: Interest
 ) -> int:
-    """Return how many messages of a stream a filter wants, in short transactions of the log.
+    """Return how many messages of a stream a filter matches, in short transactions of the log.
 
     Args:
         stream: its number.
-        owner: of a durable cursor: what it has settled there does not count. 0 for any other.
-        spans: of each partition, the first sequence and the one behind the last.
+        owner: number of a durable cursor, whose settled messages do not count; 0 = of none.
+        spans: for each partition, [first sequence, end).
 
-    What is damaged, or was taken by retention, does not count.
+    Messages that are damaged, or that retention dropped, do not count.
 
-    Cost: a block without a wanted topic is not read; of any other, 0.2 µs a message.
+    Cost: blocks without a matching topic are not read; of others, 0.2 µs a message.
     """
     total = 0
     for number, span in enumerate(spans):
@@ -64,7 +64,7 @@ def _unsettled(
 
 
 def _count(txn: Any, value: bytes, header: Header, asked: Asked) -> tuple[_Counted, Hole | None]:
-    """Count what is wanted of a block, after checking every byte of it."""
+    """Count the matching messages of a block, after checking every byte of it."""
     topics = blocks.topic_numbers(blocks.columns(value, header, where=asked.where))
     low, high = asked.position - header.key.first, asked.stop - header.key.first
     chosen = asked.chosen

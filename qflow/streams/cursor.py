@@ -1,14 +1,14 @@
-"""How far a subscription came, and who holds what of it: shared by the members of a group, or of one subscriber alone.
+"""The cursor of a subscription: its position, and the messages it holds. The members of a group share one.
 
-A cursor has a *part* for each partition. A part reads ahead a little into a buffer, from the live tail or the log; its
-members take messages from there. What they settle is a range of sequences, given by value to the log, where a durable
-cursor has a row and marks as a queue has; what they do not settle comes back, in its place.
+A cursor has a *part* for each partition. A part reads ahead into a buffer, from the live tail or the log; members take
+messages from the buffer. Messages that they settle go to the log as ranges of sequences: a durable cursor has rows and
+marks there, as a queue has. Messages that they do not settle go back to their places, to be delivered again.
 
-A part is *live* when it has read everything there is. From then on publishers tell it where something came that its
-filter wants, so that it looks at nothing else. It becomes live under the partition's lock, so nothing falls between.
+A part is *live* when it has read everything there is. From then on publishers give it the sequences of messages that
+its filter matches, and it reads nothing else. It becomes live under the partition's lock, so that none is missed.
 
-A cursor gives its lock to three objects: `Claims` has what is held and what came back, `ReadAhead` what was read and
-not taken, `Positions` where it is. Its own are the members that come and go, and their gets.
+Three objects share the cursor's lock: `Claims` owns what is held and what came back, `ReadAhead` what was read and not
+taken, `Positions` where the cursor is. The cursor itself owns its members and their gets.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from qflow.streams.read_ahead import ReadAhead
 from qflow.streams.shared import Shared
 
 MOST_UNSETTLED = 65_536
-"""Messages that the members of a cursor may hold: it bounds what is settled out of order."""
+"""Messages that the members of a cursor may hold; this bounds the ranges settled out of order."""
 LOOK_S = 0.05
-"""How often who waits for memory looks again: nobody tells him what others give back."""
+"""Seconds after which a get that waits for memory looks again; it is not woken for what others give back."""
 
 
 class Kept(NamedTuple):
-    """What the log knows of a durable cursor."""
+    """A durable cursor's identity in the log."""
 
     title: str
     owner: int
@@ -47,7 +47,7 @@ class Kept(NamedTuple):
 
 
 class Getting:
-    """A get on its way: `Cursor.try_get` it until it is done. Nobody but its cursor changes it."""
+    """One call of get: `Cursor.try_get` is called with it until it is done. Only its cursor changes it."""
 
     __slots__ = (
         "ahead", "batch", "deadline", "follow", "given_up", "is_full", "member", "most", "number", "skip_gaps",
@@ -66,7 +66,7 @@ class Getting:
         ahead: bool,
     ) -> None:
         self.batch: StreamDeliveries | None = None
-        """What it got; None at the time-out, or at the end of what must not grow."""
+        """The messages it got; None at the time-out, or at the end of the stream with `follow=False`."""
         self.member = member
         self.most = most
         self.deadline = deadline
@@ -76,11 +76,11 @@ class Getting:
         self.skip_gaps = skip_gaps
         self.given_up = False
         self.ahead = ahead
-        """It is for an iteration, which shows one after the other."""
+        """It is for an iteration, which returns one message after the other."""
         self.is_full = False
-        """It holds so much that it gets no more."""
+        """Nothing can be got before something is acked."""
         self.number: int | None = None
-        """Its place among those who wait."""
+        """Its place in the line of waiting gets."""
         self.watcher: Watcher | None = None
 
 
@@ -90,14 +90,14 @@ class Cursor:
     def __init__(
         self, history: History, interest: Interest, shared: Shared, starts: list[int], kept: Kept | None = None
     ) -> None:
-        """`starts` are sequences, by partition."""
+        """`starts`: the first sequence to deliver, by partition."""
         self.name = history.name
         self.interest = interest
         self.title = None if kept is None else kept.title
         self.owner = 0 if kept is None else kept.owner
         self.is_group = kept is not None and kept.group
         self.lanes = [] if kept is None else kept.lanes
-        """Where what is settled is logged, by partition."""
+        """The lanes of the log that record what is settled, by partition."""
         self.parts = [
             Part(self.wake, partition, start, self.lanes[partition.number] if self.lanes else None)
             for partition, start in zip(history.partitions, starts, strict=True)
@@ -107,10 +107,10 @@ class Cursor:
         self._room = shared.room
         self._monotonic = shared.monotonic
         self._lock = threading.Lock()
-        """It comes before those of partitions, of the memory of streams, and of the log."""
+        """Taken before the locks of partitions, of the memory of streams, and of the log."""
         self._line = Line(self._lock)
         self._waiting = 0
-        """Who waits, or looks whether he must: raised before he looks, so that publishers need no lock to ask."""
+        """Gets that look for messages now: raised before they look, so that `wake` can ask without the lock."""
         self.claims = Claims(self.name, self.owner, self._lock, self._line, shared)
         self.place = Positions(history, interest.filter, self.parts, self.claims, shared)
         self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._line)
@@ -122,14 +122,14 @@ class Cursor:
 
     @property
     def ended(self) -> type[QflowError] | None:
-        """What it ended with."""
+        """The error that gets raise since the cursor ended; None = it has not."""
         return self.claims.ended
 
     # Members -------------------------------------------------------------------------------------------------------
 
     @sheltered
     def join(self, member: Any) -> None:
-        """Have one member more."""
+        """Add a member."""
         with self._lock:
             claims = self.claims
             claims.check_open()
@@ -139,7 +139,7 @@ class Cursor:
 
     @sheltered
     def leave(self, member: Any) -> bool:
-        """Have one member less; what he holds goes back. Returns whether he was the last."""
+        """Remove a member; what it holds goes back. Returns whether it was the last."""
         claims = self.claims
         if not self._log.failed:
             claims.call_log()
@@ -156,14 +156,14 @@ class Cursor:
             return True
 
     def _withdraw(self) -> None:
-        """Nobody reads any more: forget what was read ahead."""
+        """Forget what was read ahead, as there are no members any more."""
         self._readers.remove(self.interest.filter, self)
         floors = [part.position if part.lane is None else part.lane.row.floor for part in self.parts]
         self._room.let_go(self._ahead.restart(floors) + self.claims.forget())
 
     @sheltered
     def end(self, error: type[QflowError]) -> None:
-        """Serve nobody any more; wake who waits."""
+        """End the cursor; waiting gets raise the error."""
         claims = self.claims
         if not self._log.failed:
             claims.call_log()
@@ -183,22 +183,22 @@ class Cursor:
     # Reading ----------------------------------------------------------------------------------------------------
 
     def deadline(self, timeout: float | None) -> float | None:
-        """Return when a get ends that begins now."""
+        """Return when a get that begins now times out, on the monotonic clock."""
         return None if timeout is None else self._monotonic() + timeout
 
     def get(self, getting: Getting) -> StreamDeliveries | None:
-        """Return a batch as soon as there is something; None at the time-out, or at the end of what must not grow."""
+        """Return messages as soon as there are any; None at the time-out, or at the end with `follow=False`."""
         attend(lambda wake: self.try_get(getting, wake, may_work=True), lambda: self.give_up_get(getting))
         return getting.batch
 
     def try_get(self, getting: Getting, wake: Wake | None, *, may_work: bool) -> float | None:
-        """A step of a get: set `getting.batch`, or see to be woken.
+        """A step of a get: set `getting.batch`, or register `wake` to be called.
 
         Returns:
-            None: the batch is what it gets, or it is None. Else see `line`; without `wake`, no watcher is left.
+            None: the get is done, with `getting.batch`. Else see `line`; without `wake`, nothing is registered.
 
         Raises:
-            As `Subscription.get`; `give_up_get` it then.
+            As `Subscription.get`; call `give_up_get` then.
         """
         with self._line:
             self._unwatch(getting)
@@ -219,7 +219,7 @@ class Cursor:
                             getting.watcher = self._line.watch(wake, getting.number)
                             getting.number = getting.watcher.number
                         return found
-                elif found is not None and getting.given_up:  # while it was read by another thread
+                elif found is not None and getting.given_up:  # given up while this thread was reading
                     self.claims.give_back(found)
                 else:
                     getting.batch = found
@@ -231,7 +231,7 @@ class Cursor:
 
     @sheltered
     def give_up_get(self, getting: Getting) -> None:
-        """Get no more: what it has goes back uncounted, a wake-up it had goes to another; twice is fine."""
+        """End a get: what it has goes back uncounted, and a wake-up it had goes to the next one. Twice is fine."""
         with self._line:
             if getting.given_up:
                 return
@@ -247,11 +247,11 @@ class Cursor:
             getting.watcher = None
 
     def _is_worth_a_look(self) -> bool:
-        """Tell whether the next one who waits may find something, or has a moment to wait for. Under the lock."""
+        """Tell whether the next waiting get may find something, or a time to wait for. Under the lock."""
         return bool(self.claims.returned) or self._ahead.is_worth_a_look
 
     def _step(self, getting: Getting, *, may_work: bool) -> StreamDeliveries | float | None:
-        """Return a batch; None at the end; or how long to wait, at most. With the lock held; it may let go of it."""
+        """Return a batch; None at the end; or the most seconds to wait. Under the lock, which a read lets go."""
         claims, ahead = self.claims, self._ahead
         returned = claims.returned
         taker = root_of(getting.taker)
@@ -261,7 +261,7 @@ class Cursor:
             if getting.member not in claims.members:
                 raise InvalidArgument("the subscription is closed: subscribe again")
             if self.place.moving:
-                return LOOK_S  # who moves it tells when he is done
+                return LOOK_S  # the thread that moves it notifies the line when done
             now = self._monotonic()
             claims.expire(now)
             if not self.owner:
@@ -284,7 +284,7 @@ class Cursor:
             if ready and room > 0:
                 return self._take(getting, wanted, now)
             if ahead.is_reading:
-                return 1.0  # whoever does that tells when he is done
+                return 1.0  # the reading thread notifies the line when done
             is_short = reading is not None or room <= 0
             if not (is_short or getting.follow or returned.later or ahead.has_more):
                 return None
@@ -295,7 +295,7 @@ class Cursor:
             return claims.patience(now, LOOK_S if reading is not None else None)
 
     def _take(self, getting: Getting, most: int, now: float) -> StreamDeliveries:
-        """Return a batch from what is ready: first what came back, then what was read ahead. Under the lock."""
+        """Return a batch of what is ready: first what came back, then what was read ahead. Under the lock."""
         claims = self.claims
         shares = claims.returned.take(most) if claims.returned.messages else []
         shares += self._ahead.take(most - sum([len(share.piece.records) for share in shares]))
@@ -314,7 +314,7 @@ class Cursor:
         )
 
     def wake(self) -> None:
-        """Have those look who wait. Called by publishers, without a lock."""
+        """Wake the first waiting get. Called by publishers, without a lock."""
         if self._waiting or self._line.watching:
             with self._line:
                 self._line.notify_first()
@@ -323,10 +323,10 @@ class Cursor:
 
     @sheltered
     def tick(self) -> None:
-        """What time does, also where nobody gets: leases run out, and what nobody wants is settled."""
+        """Once a second: end leases, and settle messages that were passed over."""
         claims = self.claims
         if not self._log.failed:
-            claims.call_log()  # who was interrupted has perhaps not
+            claims.call_log()  # a thread that was interrupted may not have
         with self._line:
             if claims.ended is not None or not claims.members:
                 return

@@ -1,4 +1,4 @@
-"""What a subscriber holds until it is settled: a message of a stream, or a batch of them."""
+"""Messages of a stream as subscribers and queries get them: one, or a batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Deliveries, Delivery, Settler
 from qflow.errors import AlreadySettled
 from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of
 from qflow.storage.streams.partitions import Piece
@@ -24,7 +24,7 @@ class StreamMessage:
     partition: int
     """The number of its partition."""
     offset: int
-    """Its place in its partition: dense, and never given again."""
+    """Its place in its partition: dense, and never used twice."""
     topic: str
     """What it was published under."""
     time_ms: int
@@ -52,7 +52,7 @@ class StreamMessage:
 
 
 def message_of(stream: str, sequence: int, record: Record, topic: str, time_ms: int) -> StreamMessage:
-    """Return a message of a stream, for a query."""
+    """Return a message of a stream for a query."""
     message = StreamMessage()
     message.stream, message.topic, message.time_ms = stream, topic, time_ms
     message.partition, message.offset = lane_of(sequence), offset_of(sequence)
@@ -78,8 +78,8 @@ class StreamDelivery(Delivery):
     _topic: str
 
     def __init__(self, batch: StreamDeliveries, piece: Piece, index: int, marks: int) -> None:
-        """A message of one of the pieces of a batch."""
-        self.settler = batch
+        """Made by its batch, of the message at `index` of a piece."""
+        self.settler: Settler = batch
         self.marks = marks
         self.record = piece.records[index]
         self.sequence = piece.sequences[index]
@@ -116,7 +116,7 @@ class StreamDelivery(Delivery):
 
 
 class Share(NamedTuple):
-    """A piece of a partition that somebody holds. `marks` are those of a `Delivery`."""
+    """A piece of a partition that is read or held. `marks` are those of a `Delivery`."""
 
     part: Any
     piece: Piece
@@ -124,7 +124,7 @@ class Share(NamedTuple):
 
     @property
     def charged(self) -> int:
-        """What it takes of memory, as the ledger counts."""
+        """Bytes that the ledger counts for it."""
         return charge_for(len(self.piece.records), self.piece.weight)
 
 
@@ -136,7 +136,7 @@ class StreamDeliveries(Deliveries):
     shares: list[Share]
     total: int
     unsettled: int
-    """How many are not settled, of `total`; changed with `settled`."""
+    """How many of `total` are not settled; changed with `settled`."""
     member: object
     """The subscription that got it."""
     taker: object
@@ -144,7 +144,7 @@ class StreamDeliveries(Deliveries):
     charged: int
     """What it takes of memory, as the ledger counts."""
     leaving: int
-    """Commits that are to settle some of it."""
+    """How many open commits are to settle some of it."""
 
     def __init__(self, settler: Any, shares: list[Share], member: object, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
@@ -153,10 +153,10 @@ class StreamDeliveries(Deliveries):
         self.member = member
         self.charged = charged
         self.taken: set[int] = set()
-        """Positions that a seek has taken back: settling them does nothing."""
+        """Indexes of messages that a seek has taken back: settling them does nothing."""
         self.taker = taker
         self.shown: int | None = None
-        """How many of it an iteration has shown; None where all of it is."""
+        """How many of its messages an iteration has returned; None if it is not for an iteration."""
         self.leaving = 0
 
     @property
@@ -180,7 +180,7 @@ class StreamDeliveries(Deliveries):
         return [offset_of(sequence) for share in self.shares for sequence in share.piece.sequences]
 
     def left_shares(self, low: int = 0, high: int | None = None) -> list[Share]:
-        """Return what is not settled yet, of the positions in [low, high)."""
+        """Return what is not settled yet of the indexes [low, high)."""
         settled = self.settled
         if settled is None:
             return []
@@ -202,7 +202,7 @@ class StreamDeliveries(Deliveries):
         return left
 
     def take_part(self, part: Any) -> list[int]:
-        """Take back what is not settled of one partition; returns the positions."""
+        """Take back what is not settled of one partition; return the indexes."""
         settled = self.settled
         taken: list[int] = []
         position = 0
@@ -217,13 +217,13 @@ class StreamDeliveries(Deliveries):
         return taken
 
     def note_settled(self, positions: Iterable[int]) -> None:
-        """Note that some of them are settled, or went back."""
+        """Note that messages are settled, or went back."""
         assert self.settled is not None
         self.settled.update(positions)
         self.unsettled = self.total - len(self.settled)
 
     def span_at(self, position: int) -> tuple[Any, int, int]:
-        """Return (part, start, end) of what one message of it covers; see `Piece.part`."""
+        """Return (part, start, end) of the sequences that one message covers; see `Piece.part`."""
         for part, piece, _ in self.shares:  # as in `_find`: every ack of a durable cursor comes here
             sequences = piece.sequences
             count = len(sequences)
@@ -234,18 +234,18 @@ class StreamDeliveries(Deliveries):
         raise IndexError("no such delivery in the batch")
 
     def share_at(self, position: int) -> Share:
-        """Return one message of it, as a share."""
+        """Return one message as a share."""
         share, index = self._find(position)
         return share._replace(piece=share.piece.part(index, index + 1))
 
     def check_unsettled(self, position: int) -> None:
-        """Refuse a message of it that was settled, or went back."""
+        """Refuse a message that was settled, or went back."""
         if self.settled is None or position in self.settled:
             offset = offset_of(self.at(position)[0])
             raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
 
     def take_back(self, delivery: Delivery, position: int) -> None:
-        """Not asked for."""
+        """Not called for streams."""
         raise NotImplementedError("deliveries of a stream never leave their batch")
 
     def left_size(self) -> tuple[int, int]:
@@ -259,7 +259,7 @@ class StreamDeliveries(Deliveries):
         return piece.sequences[index], piece.records[index], marks
 
     def _find(self, position: int) -> tuple[Share, int]:
-        """Return the share that holds one message of it, and where."""
+        """Return the share that holds one message, and its index there."""
         for share in self.shares if position >= 0 else ():
             count = len(share.piece.records)
             if position < count:
@@ -294,7 +294,7 @@ class StreamDeliveries(Deliveries):
 
 
 def place_of(held: Any) -> tuple[StreamDeliveries, int | None]:
-    """Return the batch that a delivery is of, and where; of a batch itself, None."""
+    """Return (batch, index) of a delivery; (batch, None) of a batch."""
     if isinstance(held, StreamDeliveries):
         return held, None
     batch: StreamDeliveries = held.settler

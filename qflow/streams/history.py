@@ -1,4 +1,4 @@
-"""What a stream retains: partitions of the log, read by their sequences, for cursors, queries and whoever checks."""
+"""The retained messages of a stream, read from the log by sequence: for cursors, queries and checks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from qflow.streams.shared import Shared
 QUERY_BYTES = 256 * 1024
 """Read at once by a query."""
 NEWEST_AT_ONCE = 1024
-"""A query of the newest messages looks at so many first, then at twice as many, and so on."""
+"""Messages that a query of the newest ones reads first; then twice as many, and so on."""
 
 MOST = 2**60
-"""A query counts so far."""
+"""The largest count a query takes."""
 
 Bound = int | datetime | None
 
@@ -51,7 +51,7 @@ class History:
                 lane.time_ms = partitions.last_time(txn, owner, lane.lane, lane.row)
 
     def interest(self, topic_filter: str) -> Interest:
-        """Return a filter, ready to be used on this stream."""
+        """Return a reader's view of this stream through a filter."""
         return Interest(topic_filter, self.owner, self.report_index)
 
     def report_index(self, problem: str) -> None:
@@ -63,7 +63,7 @@ class History:
     def read(
         self, number: int, position: int, end: int, most_bytes: int, wanted: Interest | None, most: int = 2**62
     ) -> Found:
-        """Read on in a partition, in a short transaction; what retention took, or is damaged, is a hole."""
+        """Read on in a partition, in a short transaction; messages dropped by retention, or damaged, are a hole."""
         with self._log.read() as txn:
             floor = read_row(txn, self.owner, number).floor
             if position < floor:
@@ -79,7 +79,7 @@ class History:
 
     @sheltered
     def sequence_at(self, number: int, bound: Bound, *, default: int) -> int:
-        """Return the sequence in a partition that an offset or a moment stands for."""
+        """Return the sequence in a partition that an offset or a time stands for."""
         partition = self.partitions[number]
         if bound is None:
             return default
@@ -92,7 +92,7 @@ class History:
         return (number << LANE_SHIFT) + min(offset, (1 << LANE_SHIFT) - 1)
 
     def position_for(self, number: int, to: int | datetime) -> int:
-        """Return the sequence an offset or a moment stands for, and refuse what is past the end."""
+        """Return the sequence that an offset or a time stands for; refuse an offset past the end."""
         if to is None:
             raise InvalidArgument("a place in a stream is an offset, or a datetime with a time zone, got None")
         partition = self.partitions[self.check_number(number)]
@@ -105,7 +105,7 @@ class History:
         return sequence
 
     def check_number(self, partition: int) -> int:
-        """Return the number of a partition, if there is one."""
+        """Return the number of a partition; refuse one that does not exist."""
         if parse_count(partition, "partition", least=0) >= len(self.partitions):
             raise InvalidArgument(
                 f"stream {self.name!r} has partitions 0 to {len(self.partitions) - 1}, not {partition}"
@@ -113,14 +113,14 @@ class History:
         return partition
 
     def messages(self, interest: Interest, bounds: list[tuple[int, int, int]], most: int) -> Iterator[StreamMessage]:
-        """Yield wanted messages within (partition, first sequence, end), in the order of their times."""
+        """Yield matching messages within (partition, first sequence, end), in the order of their times."""
         lines = [self._messages_of(interest, *bound, most) for bound in bounds]
         return lines[0] if len(lines) == 1 else heapq.merge(*lines, key=lambda message: message.time_ms)
 
     def _messages_of(
         self, interest: Interest, number: int, position: int, end: int, most: int = MOST
     ) -> Iterator[StreamMessage]:
-        """Yield messages of a partition; `most` is how many of them anybody wants."""
+        """Yield messages of a partition; `most` bounds how many are read."""
         while position < end:
             self.home.check_open()
             found = shelter(partial(self.read, number, position, end, QUERY_BYTES, interest, most))
@@ -133,13 +133,13 @@ class History:
             yield message_of(self.name, sequence, record, topic, time_ms)
 
     def newest(self, interest: Interest, bounds: list[tuple[int, int, int]], count: int) -> Iterator[StreamMessage]:
-        """Yield the newest ones only."""
+        """Yield the newest `count` of what `messages` yields."""
         lines = [self._newest_of(interest, *bound, count) for bound in bounds]
         merged = heapq.merge(*lines, key=lambda message: message.time_ms)
         return iter(deque(merged, maxlen=count))
 
     def _newest_of(self, interest: Interest, number: int, low: int, high: int, count: int) -> deque[StreamMessage]:
-        """Return the newest messages of a partition: from further and further back, each stretch read once."""
+        """Return the newest messages of a partition, reading ever larger ranges from the end backwards, each once."""
         found: deque[StreamMessage] = deque()
         width = max(NEWEST_AT_ONCE, count)
         while high > low and len(found) < count:

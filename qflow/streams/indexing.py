@@ -34,10 +34,10 @@ class Indexing:
     def index(self, least: int | None = None) -> bool:
         """Index closed blocks, a bounded part; return whether there is more to do at once.
 
-        Where the disk is full it is done later: the index saves time, and holds no messages.
+        On a full disk it is done later: the index saves time, and holds no messages.
 
         Args:
-            least: so many must wait; None = a whole segment.
+            least: blocks that must wait to be indexed; None = a whole segment.
         """
         if self._home.ended is not None:
             return False
@@ -71,7 +71,7 @@ class Indexing:
             unit = Unit(writes=write, size=segment.value_bytes, values=segment.values)
             self._log.wait(self._log.join(unit))
             if isinstance(unit.error, DiskFull):
-                segment = None  # later: what is forgotten below the floor gives room back
+                segment = None  # later: removing what is below the floor gives room back
             elif unit.error is not None:
                 raise again(unit.error)
             elif wrote[-1]:
@@ -85,7 +85,7 @@ class Indexing:
         return segment is not None or removed[-1] > 0
 
     def _remove(self) -> bool:
-        """Remove a damaged index, a part each time; then it is made anew."""
+        """Remove a part of a damaged index; once all is removed, it is built anew."""
         left: list[bool] = []
         self._log.commit(self._log.write(lambda txn: left.append(delete_index(txn, self._owner))))
         if not left[-1]:

@@ -1,4 +1,4 @@
-"""A filter at work on a stream: which topics are wanted, and where an index says they are."""
+"""A filter applied to a stream: which topics match, and in which blocks the index finds them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from qflow.storage.topics.selection import Candidates, Selection
 from qflow.streams.topic_filter import check_filter, compile_filter
 
 FEW = 4
-"""So many topics are looked at one by one."""
+"""Up to so many topics are matched one by one."""
 
 
 class Interest:
-    """What a reader wants of a stream: a `Wanted` of `storage.partitions`.
+    """The messages of a stream that a reader wants: a `Wanted` of `storage.partitions`.
 
-    Used in transactions of the log's `read`, which are one at a time.
+    Used in transactions of the log's `read`, of which there is one at a time.
     """
 
     def __init__(self, topic_filter: str, owner: int, report: Callable[[str], None]) -> None:
-        """`owner` is the stream's number; `report` is told of damage to its index."""
+        """`owner` is the stream's number; `report` is called with damage of its index."""
         self.filter = check_filter(topic_filter)
         self._matches = compile_filter(topic_filter)
         self._pattern = pattern_of(topic_filter) if {"+", "#"} & set(topic_filter.split("/")) else None
@@ -30,10 +30,9 @@ class Interest:
         self._ahead: dict[int, tuple[int, Candidates]] = {}
 
     def blocks(self, txn: Any, lane: int, position: int, limit: int) -> Candidates:
-        """Return blocks that may hold a wanted topic: what the index said, until a reader has passed that.
+        """Return the blocks that may hold a matching topic. The first one may end before `position`.
 
-        What was indexed never changes; so a reader that takes a few blocks at a time asks once for all of them. The
-        first block may end before the position.
+        An indexed segment never changes, so its answer is kept until the reader has passed it.
         """
         start, known = self._ahead.get(lane, (0, None))
         if known is not None and start <= position < known.end:
@@ -49,7 +48,7 @@ class Interest:
         return found
 
     def choose(self, names: Sequence[str]) -> Sequence[bool] | None:
-        """Tell which of these topics are wanted; None for all of them. Cost: 0.1 µs a topic."""
+        """Tell which of these topics match; None = all of them. Cost: 0.1 µs a topic."""
         if self._pattern is None or len(names) < FEW:
             matches = self._matches
             chosen = [bool(matches(name)) for name in names]

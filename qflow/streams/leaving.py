@@ -1,4 +1,4 @@
-"""What leaves a cursor in one commit with something else."""
+"""Deliveries that are settled in one commit with other work, such as the puts of a transaction."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from qflow.storage.log.transaction_log import Lane, Unit
 from qflow.streams.deliveries import Share, StreamDeliveries
 
 Held = list[tuple[StreamDeliveries, list[int] | None]]
-"""Batches, and which of their messages; None for all that are left."""
+"""Batches, with the indexes of their messages; None = all that are left."""
 
 
 class Holder(Protocol):
-    """What holds them: the claims of a cursor."""
+    """The claims of a cursor, which hold the deliveries."""
 
     def check_leaving(self, held: Held) -> None: ...
     def left(self, held: Held, checked: bool) -> None: ...
@@ -22,7 +22,7 @@ class Holder(Protocol):
 
 
 class Leaving:
-    """Messages that are settled in one commit with something else; a party of the unit. See `Together`."""
+    """Deliveries that are settled in one commit with other work; a party of the unit. See `Together`."""
 
     depth = None
     writes = ()
@@ -39,10 +39,10 @@ class Leaving:
         ]
 
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
-        """Return what the log is to settle, by lane: called when it is about to join a batch of it.
+        """Return what the log is to settle, by lane; called just before the unit joins a batch.
 
         Raises:
-            AlreadySettled: some of it went back since, for its subscription was closed or went elsewhere.
+            AlreadySettled: some went back meanwhile: the subscription was closed, or moved by `seek`.
         """
         self.queue.check_leaving(self._held)
         self._checked = True
@@ -59,13 +59,13 @@ class Leaving:
         self.queue.stays(held, self._checked)
 
     def give_up(self) -> None:
-        """Called by who was stopped on the way."""
+        """Hold the deliveries as before: the commit was not made."""
         if self.unit is None or not self.unit.joined:
             self.refused(None)
 
 
 def settles_of(shares: Iterable[Share]) -> list[tuple[Lane, list[Settled]]]:
-    """Return what shares settle, by lane; nothing for a cursor that is not durable."""
+    """Return the settles of shares, by lane; none for a cursor that is not durable."""
     settles: dict[Lane, list[Settled]] = {}
     for part, piece, _ in shares:
         if part.lane is not None:

@@ -1,4 +1,4 @@
-"""One subscriber among those that share a cursor: how it gets, and whether it was closed."""
+"""One subscription among those that share a cursor: how it gets messages, and whether it was closed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from qflow.streams.cursor import Cursor, Getting
 from qflow.streams.deliveries import StreamDeliveries
 
 READ_AHEAD = 256
-"""An iterator takes so many messages at once, where it shares them with nobody."""
+"""Messages an iteration acquires at once, if its cursor has no other members."""
 
 
 class Member:
-    """What a `Subscription` does its work with; a task's, too."""
+    """The working part of a `Subscription` or an `AsyncSubscription`."""
 
     def __init__(self, cursor: Cursor, *, follow: bool, skip_gaps: bool, ended: Callable[[Member], None]) -> None:
-        """`ended` is called once, by whoever closes it."""
+        """`ended` is called once, when it is closed."""
         self.cursor = cursor
-        """What it shares with the members of its group."""
+        """The cursor, shared by the members of a group."""
         self.closed: bool = False
         self._follow = follow
         self._skip_gaps = skip_gaps
@@ -26,25 +26,25 @@ class Member:
         cursor.join(self)
 
     def begin_get(self, most: int, timeout_s: float | None, taker: object, *, ahead: bool = False) -> Getting:
-        """Begin a get, whose steps `Cursor.get` takes, or a task one by one. With `ahead`, it is for an iteration."""
+        """Return a new get, for `Cursor.get` or `Cursor.try_get`; with `ahead`, for an iteration."""
         deadline = self.cursor.deadline(parse_timeout(timeout_s))
         return Getting(self, most, deadline, taker, follow=self._follow, skip_gaps=self._skip_gaps, ahead=ahead)
 
     def get(self, most: int, timeout_s: float | None, taker: object) -> StreamDeliveries | None:
-        """Return the messages that are there, waiting for the first; None at the time-out, or at the end."""
+        """Return available messages, waiting for the first; None at the time-out, or at the end."""
         return self.cursor.get(self.begin_get(most, timeout_s, taker))
 
     def get_ahead(self, taker: object) -> StreamDeliveries | None:
-        """Return a batch for an iteration, which shows one after the other; None at the end."""
+        """Return a batch for an iteration, which returns one message after the other; None at the end."""
         return self.cursor.get(self.begin_get(self.ahead_at_once, None, taker, ahead=True))
 
     @property
     def ahead_at_once(self) -> int:
-        """How many messages an iteration takes at once: one where others share them, or the lease of a batch ends."""
+        """Messages an iteration acquires at once; 1 if members share the cursor, or if leases end."""
         return 1 if self.cursor.is_group or self.cursor.claims.ack_timeout_s is not None else READ_AHEAD
 
     def empty_batch(self) -> StreamDeliveries:
-        """Return what a get of many gives at the time-out."""
+        """Return an empty batch: the result of `get_many` at the time-out."""
         return StreamDeliveries(self.cursor.claims, [], self, 0)
 
     def close(self) -> None:

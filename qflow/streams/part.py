@@ -1,4 +1,4 @@
-"""A cursor's place in one partition: where it reads, what it has read ahead, and where it was told to look."""
+"""A cursor's place in one partition: where it reads, what it has read ahead, and hints of publishers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qflow.streams.deliveries import Share
 from qflow.streams.partition import Partition
 
 HINTS = 1024
-"""A live part that is behind by more commits is live no more: it reads on as one that replays."""
+"""Hints a live part keeps, one for each commit; with more, it is not live any more and reads all there is."""
 
 
 class Part:
-    """A cursor's place in one partition. Under the cursor's lock, but what is said to be under the partition's."""
+    """A cursor's place in one partition. Used under the cursor's lock, or the partition's where it says so."""
 
     __slots__ = (
         "behind", "buffer", "charged", "clear_to", "covered", "doubtful", "fetching", "head", "hints", "lane", "live",
@@ -28,32 +28,33 @@ class Part:
 
     def __init__(self, wake: Callable[[], None], partition: Partition, position: int, lane: Lane | None) -> None:
         self.wake = wake
-        """Has the cursor look again."""
+        """Wakes a waiting get of the cursor."""
         self.partition = partition
         self.lane = lane
-        """Where what is settled is logged; None for a cursor that is not durable."""
+        """The lane of the log that records what is settled; None for a cursor that is not durable."""
         self.position = self.covered = position
-        """Everything below has been read; everything below `covered` is in a piece that was."""
+        """All sequences below `position` were read; those below `covered` belong to a piece that was read."""
         self.buffer: deque[Share] = deque()
-        """What was read ahead; of the first share, `head` messages are taken already."""
+        """Messages read ahead; `head` of the first share are taken already."""
         self.head = self.ready = self.charged = 0
-        """How many messages are left of it, and what they are charged."""
+        """`ready`: messages left in the buffer; `charged`: bytes that the ledger counts for them."""
         self.behind: Hole | None = None
-        """Messages that are gone, and somebody has to be told."""
+        """Messages that are gone, which no get has reported yet."""
         self.fetching: object | None = None
         self.skips: list[tuple[int, int]] = []
-        """What was settled above the floor when the cursor was opened."""
+        """Ranges above the floor that were settled when the cursor was opened."""
         self.doubtful = 0
-        """What is below it may have been delivered before."""
+        """Sequences below may have been delivered before."""
         self.seen = 0
-        """What is below it was delivered, or passed over."""
+        """Sequences below were delivered, or passed over."""
         self.live = False
         self.hints: deque[int] = deque()
         self.clear_to = position
-        """Under the partition's lock: where something comes that is wanted; nothing is below `clear_to`."""
+        """With `live` and `hints` under the partition's lock: nothing below is left to be read. A hint is the first
+        sequence of a commit that holds a matching message."""
 
     def come(self, first: int) -> None:
-        """Something wanted was committed. Under the partition's lock."""
+        """Note that a commit from this sequence on holds a matching message. Under the partition's lock."""
         if self.live:
             if len(self.hints) >= HINTS:
                 self.live = False
@@ -74,7 +75,7 @@ class Part:
             return False
 
     def next_to_read(self) -> tuple[int, int]:
-        """Return from where to read, and where what is confirmed ends. `read_to` tells how far that went."""
+        """Return (first sequence to read, end of what is confirmed); call `read_to` after reading."""
         partition = self.partition
         with partition.lock:
             end = partition.next
@@ -89,7 +90,7 @@ class Part:
     def read_to(self, position: int, end: int, *, told: bool) -> None:
         """Note that everything below `position` was read, of what was to be read up to `end`.
 
-        Unless hints tell where the next message is that is wanted (`told`), the rest comes next.
+        The rest is read next, unless hints say where the next matching message is (`told`).
         """
         with self.partition.lock:
             if self.live:
@@ -102,30 +103,30 @@ class Part:
                 self.clear_to = min(self.clear_to, position)
 
     def clear(self) -> int | None:
-        """Return below which sequence nothing is wanted that was not taken; None while something is read ahead."""
+        """Return the sequence below which all matching messages were taken; None while some are read ahead."""
         if self.buffer or self.fetching is not None or self.behind is not None:
             return None
         return self.unread() if self.live else self.position
 
     def unread(self) -> int:
-        """Return the first sequence that was neither read nor passed over; with nothing left, that of the next one."""
+        """Return the first sequence that was neither read nor passed over, at most that of the next publish."""
         with self.partition.lock:
             if self.live:
                 return self.hints[0] if self.hints else self.partition.next
             return max(self.position, self.clear_to)
 
     def lag(self) -> int:
-        """Return how many messages, of all topics, are there that were neither taken nor passed over."""
+        """Return how many retained messages, of all topics, were neither taken nor passed over."""
         place = self.unread()
         if self.buffer:
             sequences = self.buffer[0].piece.sequences
             place = sequences[self.head - 1] + 1 if self.head else sequences[0]
         end = self.partition.next
-        place = max(place, self.partition.floor)  # what retention took does not come any more
+        place = max(place, self.partition.floor)  # what retention dropped is not delivered
         return max(0, end - place) - self.settled_in(place, end)
 
     def restart(self, position: int) -> None:
-        """Read on from somewhere else; what was read ahead is forgotten, and what it was charged is returned."""
+        """Read on from another sequence and forget what was read ahead; the caller gives `charged` of it back."""
         self.fetching = None
         self.buffer.clear()
         self.head = self.ready = self.charged = 0
@@ -137,13 +138,13 @@ class Part:
             self.clear_to = 0
 
     def install(self, found: Found) -> int:
-        """Keep what was read; return what it is charged."""
+        """Add to the buffer what was read; return the bytes charged for it."""
         covered, charged = self.covered, 0
         shares: list[Share] = []
         for read in found.pieces:
             piece = read._replace(start=covered) if covered < read.start else read
             left = without_settled(piece, self.skips) if self.skips else piece
-            if left is not None:  # else what follows covers it
+            if left is not None:  # else the next piece covers its range
                 covered = piece.end
                 share = Share(self, left, MAY_BE_REPEATED if left.sequences[0] < self.doubtful else 0)
                 shares.append(share)
@@ -160,7 +161,7 @@ class Part:
         return charged
 
     def take(self, most: int) -> Share:
-        """Return messages that were read ahead, at most so many of them. Cost: what it takes, not what is there."""
+        """Return at most `most` messages from the buffer. Cost: O(messages returned)."""
         whole = self.buffer[0]
         head, count = self.head, len(whole.piece.records)
         end = min(count, head + most)
@@ -176,11 +177,11 @@ class Part:
         return share
 
     def settled_in(self, start: int, end: int) -> int:
-        """Return how many messages of a range were settled when the cursor was opened."""
+        """Return how many messages in [start, end) were settled when the cursor was opened."""
         return sum(max(0, min(end, high) - max(start, low)) for low, high in self.skips)
 
     def first_ready(self) -> int | None:
-        """Return the sequence of the next message that was read ahead."""
+        """Return the sequence of the first message in the buffer; None if it is empty."""
         return self.buffer[0].piece.sequences[self.head] if self.buffer else None
 
 
@@ -189,7 +190,7 @@ def _end_of(skip: tuple[int, int]) -> int:
 
 
 def without_settled(piece: Piece, skips: list[tuple[int, int]]) -> Piece | None:
-    """Return what is left of a piece, covering the same; None if all of it was settled."""
+    """Return a piece without settled messages, covering the same range; None if all of it was settled."""
     low = bisect_right(skips, piece.start, key=_end_of)
     touching = list(takewhile(lambda skip: skip[0] < piece.end, skips[low:]))
     if not touching:

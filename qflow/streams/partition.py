@@ -1,7 +1,7 @@
-"""One partition of a stream: a lane of the log with dense offsets, and who waits for what comes.
+"""One partition of a stream: a lane of the log with dense offsets, and the readers that wait for its messages.
 
-For the log it is a publisher, for `Together` a place to put messages, as a queue is. Publishing tells each live reader
-whose filter matches where to look, and nobody else: what it costs grows with those, not with all there are.
+For the log it is a publisher, for `Together` a place to put messages, as a queue is. A publish gives a hint to each
+live reader whose filter matches, so its cost grows with the number of those, not of all readers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from qflow.streams.topic_filter import FilterTrie
 
 
 class Reader(Protocol):
-    """Who reads a partition: a cursor's part."""
+    """A reader of a partition: a cursor's part."""
 
     def come(self, first: int) -> None:
-        """Something it wants was committed from this sequence on. Called under the partition's lock."""
+        """A commit from this sequence on holds a matching message. Called under the partition's lock."""
 
     def wake(self) -> None:
-        """Look again."""
+        """Wake a waiting get."""
 
 
 class Home(Protocol):
@@ -40,7 +40,7 @@ class Home(Protocol):
     ended: type[QflowError] | None
     partitions: list[Partition]
     readers: FilterTrie[Any]
-    """Cursors that somebody has open: each has `parts`, a `Reader` of each partition."""
+    """Open cursors, by filter: each has `parts`, a `Reader` for each partition."""
 
     def check_open(self) -> None: ...
 
@@ -49,7 +49,7 @@ class Partition:
     """See the module. What `Together` calls is named as in `Puts`."""
 
     reserves_together = True
-    """All partitions of all streams take their room of one place, at once: see `prepare_together`."""
+    """Partitions of all streams reserve memory in one place, at once: see `prepare_together`."""
     exceeds = False
     """It never takes more memory than it has reserved."""
 
@@ -61,11 +61,11 @@ class Partition:
         self.lock = threading.Lock()
         self.tail = Tail()
         self.next = row.next
-        """The sequence behind the last one that subscribers may see."""
+        """The sequence of the next message to become visible."""
         self.room = shared.room
-        """Of all streams of the broker."""
+        """The memory of all streams of the broker."""
         self.joining: set[object] = set()
-        """Callers between the question whether it is there still and a batch of the log: who ends it waits for them."""
+        """Calls between `begin_joining` and `end_joining`: an end of the stream waits for them."""
         self._max_transaction_bytes = shared.max_transaction_bytes
         self.published = 0
 
@@ -89,14 +89,14 @@ class Partition:
         raise AssertionError("a message that is not logged was put into a stream")
 
     def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
-        """Make confirmed messages visible, and tell live readers that want them."""
+        """Make confirmed messages visible, and give hints to live readers whose filters match."""
         charged = charge_for(len(records), size + text_bytes(topics))
         self.room.arrived(charged)
         trie = self.stream.readers
         readers: dict[Reader, None] = {}
         if len(trie):
             self.room.keep(self.tail, Slab(first, records, topics, time_ms, charged + SLAB_BYTES))
-        with self.lock:  # who becomes live does so under it, and is among the readers before
+        with self.lock:  # a part becomes live under it, and is among the readers before
             if len(trie):
                 for topic in topics if len(topics) == 1 else dict.fromkeys(topics):
                     for cursor in trie.match(topic):
@@ -112,41 +112,41 @@ class Partition:
         """Streams are not purged: retention raises their floor."""
 
     def refused(self, put: Put) -> None:
-        """Give back the room of a put that was not confirmed; see `Room.refused`."""
+        """Give back the memory of a put that was not confirmed; see `Room.refused`."""
         self.room.refused(put, put_charge(put))
 
-    # Called by who publishes -----------------------------------------------------------------------------------------
+    # Called by publishers -------------------------------------------------------------------------------------------
 
     def prepare_together(self, drafts: list[Put]) -> None:
-        """Reserve room for all that one commit puts into partitions, waiting for it; what is interrupted has none.
+        """Reserve memory for all that one commit puts into partitions, waiting for it; an interrupted call has none.
 
-        At once: who has a part of it, and waits for the rest, could be waited for.
+        All at once: calls that each hold a part and wait for the rest could wait for each other.
         """
         self.room.reserve(sum(map(put_charge, drafts)))
 
     def begin_joining(self, caller: object) -> None:
-        """Have those wait who end the stream; refuse what comes too late.
+        """Have an end of the stream wait until `end_joining`; refuse a stream that has ended.
 
         Raises:
             StreamDeleted, BrokerClosed, ForkedProcess: it has ended.
         """
-        self.joining.add(caller)  # before the question: who ends it sees the caller, or the caller sees that it ended
+        self.joining.add(caller)  # before the check: either the end sees the caller, or the caller sees the end
         self.check_not_deleted()
 
     def end_joining(self, caller: object) -> None:
-        """After `begin_joining`, whatever that did, also where it was interrupted; twice is fine."""
+        """Undo `begin_joining`, also one that failed or was interrupted; twice is fine."""
         self.joining.discard(caller)
 
     def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
-        """Return a put, which has reserved nothing yet, of messages that carry their topic."""
+        """Return a put, for which nothing is reserved yet, of messages that carry their topic."""
         topics = [record.topic for record in records]  # type: ignore[union-attr]
         return self.put_of(list(map(_without_topic, records)), topics, False)
 
     def put_of(self, records: list[Record], topics: Sequence[str], plain: bool) -> Put:
-        """Return a put, which has reserved nothing yet.
+        """Return a put, for which nothing is reserved yet.
 
         Raises:
-            MessageTooLarge, TransactionTooLarge: it is more than may pass.
+            MessageTooLarge: a message is. TransactionTooLarge: all of them are together.
         """
         sizes = list(map(len, records))
         size = sum(sizes)
@@ -165,19 +165,19 @@ class Partition:
         return Put(self.lane, records, sizes, plain, size, charged, topics)
 
     def begin_puts(self, drafts: list[Put]) -> Asking:
-        """Begin `prepare_together` by a caller who has no thread to wait with: `try_put` until they have their room."""
+        """Begin `prepare_together` for a task: call `try_put` until the memory is reserved."""
         return Asking(sum(map(put_charge, drafts)))
 
     def try_put(self, puts: list[Put], asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
-        """A step of reserving for puts; see `line`. `give_up_put` them if that raises."""
+        """A step of reserving memory for puts; see `line`. Call `give_up_put` if it raises."""
         return self.room.try_reserve(asking, wake, may_work=may_work)
 
     def give_up_put(self, puts: list[Put], asking: Asking) -> None:
-        """Give back what was reserved for a caller who was stopped."""
+        """Give back what was reserved for a call that was given up."""
         self.room.give_up(asking)
 
     def check_not_deleted(self) -> None:
-        """Refuse what comes too late."""
+        """Raise `StreamDeleted` if the stream was deleted."""
         if self.stream.ended is not None:
             self.stream.check_open()
 
@@ -186,12 +186,12 @@ class Partition:
 
 
 def put_charge(put: Put) -> int:
-    """Return what a put is charged while it is on its way, in bytes."""
+    """Return the bytes charged for a put until it is confirmed."""
     return charge_for(len(put.records), put.size + text_bytes(put.topics or ()))
 
 
 def _without_topic(record: Record) -> Record:
-    """Return a record as a stream stores it: the topic stands in the block. A large one stays as queues have it."""
+    """Return a record as a stream stores it: the topic is in the block. A large record stays as queues have it."""
     if not isinstance(record, Message) or len(record) >= SHARED_BYTES:
         return record
     header_bytes, key = record.header_bytes, record.key
@@ -199,5 +199,5 @@ def _without_topic(record: Record) -> Record:
 
 
 def offset_of(sequence: int) -> int:
-    """Return the offset in its partition that a sequence stands for."""
+    """Return the offset of a sequence in its partition."""
     return sequence & OFFSET_MASK

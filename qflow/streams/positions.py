@@ -1,4 +1,4 @@
-"""Where a cursor is in its stream, how far it is behind, and how it goes elsewhere."""
+"""The positions of a cursor: where it is in each partition, how far it is behind, and `seek`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from qflow.streams.partition import offset_of
 from qflow.streams.shared import Shared
 
 LOOK_S = 0.05
-"""How often who waits until a cursor has moved looks again."""
+"""Seconds after which a thread that waits for a seek of another one looks again."""
 
 
 class Positions:
-    """See the module. Thread-safe; the lock, and the line of those who wait, are the cursor's."""
+    """See the module. Thread-safe; the lock and the line of waiting gets are the cursor's."""
 
     def __init__(self, history: History, topic_filter: str, parts: list[Part], claims: Claims, shared: Shared) -> None:
         self.moving = False
-        """It is being moved in the log; nothing is delivered meanwhile."""
+        """A seek is being written to the log; nothing is delivered meanwhile."""
         self._history = history
         self._filter = topic_filter
         self._parts = parts
@@ -34,7 +34,7 @@ class Positions:
 
     @sheltered
     def positions(self) -> list[int]:
-        """Return the next offset of each partition that is to be delivered."""
+        """Return the next offset to be delivered, of each partition."""
         with self._claims.line:
             return [offset_of(self._position(part)) for part in self._parts]
 
@@ -58,18 +58,18 @@ class Positions:
 
     @sheltered
     def matching(self) -> int:
-        """Return how many messages it is behind of those its filter wants; see `Subscription.stats`."""
+        """Return how many messages it is behind of those its filter matches; see `Subscription.stats`."""
         with self._claims.line:
             known = sum(len(share.piece.records) for share in self._claims.not_shown())
             known += sum(part.ready for part in self._parts)
             spans = [(part.unread(), part.partition.next) for part in self._parts]
         history = self._history
-        interest = history.interest(self._filter)  # of its own: the cursor's is asked at the same time
+        interest = history.interest(self._filter)  # not the cursor's, which another thread may be using
         return known + count_matching(self._log, history.owner, self._claims.owner, spans, interest)
 
     @sheltered
     def seek(self, member: Any, positions: dict[int, int]) -> None:
-        """Go on at these sequences, by partition; what is held of those is not settled any more.
+        """Go on at these sequences, by partition; what is held of these partitions is taken back.
 
         Cost: durable, a commit.
         """
@@ -99,14 +99,14 @@ class Positions:
             self._claims.line.wait(LOOK_S)
 
     def _leave_place(self, part: Part, place: int) -> None:
-        """Take back what is held of one partition, and read on there from somewhere else. Under the lock."""
+        """Take back what is held of one partition, and read on there from `place`. Under the lock."""
         charged = part.charged + self._claims.leave_part(part)
         part.restart(place)
         part.skips, part.doubtful = [], max(part.doubtful, part.seen)
         self._room.let_go(charged)
 
     def _move(self, moved: list[tuple[Lane, int]]) -> None:
-        """Write where a durable cursor is now, after what was settled before."""
+        """Write the new positions of a durable cursor, after all settles so far."""
         self._log.drain()
         before = [lane.row for lane, _ in moved]
 
@@ -124,13 +124,13 @@ class Positions:
 
     @sheltered
     def stand_still(self) -> None:
-        """Return when nobody moves it any more."""
+        """Return when no seek is being written."""
         with self._claims.line:
             self._wait_until_moved()
 
     @sheltered
     def recall(self, skips: list[list[tuple[int, int]]]) -> None:
-        """Begin where what is settled ends, given what was settled above that, by partition. Nobody has it open."""
+        """Begin at the floors, given the ranges settled above them, by partition. Nobody has the cursor open."""
         with self._claims.line:
             for part, ranges in zip(self._parts, skips, strict=True):
                 assert part.lane is not None
@@ -139,7 +139,7 @@ class Positions:
                 part.restart(part.lane.row.floor)
 
     def pass_over(self) -> list[tuple[Lane, list[Settled]]]:
-        """Return what nobody wants, to be settled, where nothing is held or came back. Under the lock."""
+        """Return settles of messages that the filter passed over, if nothing is held or came back. Under the lock."""
         settles: list[tuple[Lane, list[Settled]]] = []
         for part in self._parts:
             place = part.clear()

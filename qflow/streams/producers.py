@@ -1,23 +1,23 @@
 """Idempotent producers: a message that bears a producer's name and a number is stored once, however often it is sent.
 
-Who publishes takes a *claim* of the number first. Its answer, by what is known of the number:
+A publish takes a *claim* of the number first. The answer depends on the state of the number:
 
     number                                answer
-    on its way under another claim        pending: its outcome decides. Committed: duplicate. Refused: asked anew
+    taken by another claim                pending: its outcome decides. Committed: duplicate. Refused: taken again
     stored                                duplicate: acknowledged and counted, nothing is stored
-    more than 1,024 below the highest     InvalidArgument: nobody knows any more whether it is stored
-    any other, in whichever order         new: the claim has it, and goes with the message
+    more than 1,024 below the highest     InvalidArgument: it is not known any more whether it is stored
+    any other, in whichever order         new: the claim has it, and is committed with the message
 
-This window moves when a commit holds, not when a number is claimed. A producer that waits for no answer should have at
-most 1,024 outstanding: else a number that is refused may lie below the window before it is sent again.
+This window moves with a commit, not with a claim. A producer that publishes without waiting should have at most 1,024
+messages outstanding: else a number that was refused may lie below the window before it is sent again.
 
-The claim's `write` runs in the transaction of the message, so a crash takes both or none. It adds the number to what
-that transaction reads: all that is committed is in there, and what this batch has added before, and nothing that was
-refused. Windows in memory are told by the writer, after the commit, and hold the same. Those of 10,000 producers are
-kept, 5.5 MB; the others are read again.
+The claim's `write` runs in the transaction of the message, so a crash keeps both or none. It adds the number to the
+record which that transaction reads: numbers committed, and those added by the same batch before, but none that was
+refused. After the commit the writer updates the windows in memory to the same. Windows of 10,000 producers are kept in
+memory, 5.5 MB; others are read again.
 
-A claim that nobody ends would hold its number for good. So it is made first and taken then, and an interrupt finds it
-in the hands of whoever gives it up:
+A claim that is never ended would hold its number for good. So it is made first and taken then, where an `except` that
+gives it up is in force already:
 
     claim = producers.claim("sensor-7", 41)
     try:
@@ -29,7 +29,7 @@ in the hands of whoever gives it up:
         claim.give_up()
         raise
 
-Take it before anything else that others may wait for, such as room in a queue.
+Take it before anything else that other calls may wait for, such as room in a queue.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from qflow.storage.streams.producers import WINDOW, Window, with_number
 MAX_NAME_BYTES = 255
 MAX_NUMBER = 2**63 - 1
 KNOWN_AT_ONCE = 10_000
-"""Producers whose windows are in memory, where none has claims that are not answered."""
+"""Producers without open claims whose windows are kept in memory."""
 
 _quote = reprlib.Repr()
 _quote.maxstring = 120
 
 
 class Answer(Enum):
-    """What a claim is told; see the module."""
+    """The result of taking a claim; see the module."""
 
     NEW = "new"
     DUPLICATE = "duplicate"
@@ -74,20 +74,20 @@ class _State(Enum):
 
 
 class _Known:
-    """What memory knows of one producer."""
+    """One producer in memory."""
 
     __slots__ = ("claims", "name", "window")
 
     def __init__(self, name: str, window: Window | None) -> None:
         self.name = name
         self.window = window
-        """What is committed; None if nothing is."""
+        """The numbers that are committed; None if there are none."""
         self.claims: dict[int, Claim] = {}
-        """On their way, by number."""
+        """Open claims, by number."""
 
 
 class Claim:
-    """One number of one producer, for one attempt to publish it. A party of the unit it goes with."""
+    """One number of one producer, for one attempt to publish it. A party of the unit it is committed with."""
 
     __slots__ = ("_blocker", "_known", "_producers", "_state", "_waiting", "_wake", "number", "producer", "unit")
 
@@ -96,18 +96,18 @@ class Claim:
         self.producer = producer
         self.number = number
         self.unit: Unit | None = None
-        """What it is committed with; set before that joins a batch."""
+        """The unit it is committed with; set before that joins a batch."""
         self._producers = producers
         self._state = _State.OPEN
         self._known: _Known | None = None
-        """Set as long as, and after, it has the number."""
+        """Its producer's entry; set when it takes the number, and kept."""
         self._blocker: Claim | None = None
-        """The one whose outcome it waits for."""
+        """The claim whose outcome it waits for."""
         self._wake: Callable[[], object] | None = None
         self._waiting: list[Callable[[], object]] = []
 
     def take(self, timeout_s: float | None = None) -> bool:
-        """Take the number: True; False if it is stored. Waits while it is on its way under another claim.
+        """Take the number and return True; False if it is stored. Waits while another claim has it.
 
         Args:
             timeout_s: seconds to wait; None = without end.
@@ -140,7 +140,7 @@ class Claim:
         return answers[0] is Answer.NEW
 
     def _stop(self) -> None:
-        """Take it no more; what it took is given up."""
+        """End an attempt to take the number; if it was taken, give it up."""
         self._producers.leave(self)
         if self._known is not None:
             self._producers.end(self, _State.REFUSED)
@@ -149,8 +149,8 @@ class Claim:
         """Take the number if that can be done at once.
 
         Args:
-            wake: called where the answer is PENDING, as soon as there may be another one: ask again then. By the writer
-                of the log: it must be quick and must not raise. By who gives up and is interrupted, perhaps twice.
+            wake: called after PENDING, as soon as there may be another answer: ask again then. Called by the writer of
+                the log, or by a thread that gives up, perhaps twice: it must be quick and must not raise.
 
         Raises:
             As `take`, without ProducerBusy.
@@ -159,17 +159,17 @@ class Claim:
 
     @property
     def is_known(self) -> bool:
-        """Its producer is in memory: to take it reads nothing."""
+        """Its producer is in memory, so that `take` reads nothing."""
         return self._producers.knows(self.producer)
 
     def learn(self) -> None:
-        """Have its producer in memory, so that who takes it need not read."""
+        """Read its producer into memory, so that `take` need not."""
         self._producers.learn(self.producer)
 
     def write(self, txn: Any) -> None:
         """Note the number as stored, in the transaction that stores the message. By the writer, again if that fails.
 
-        Cost: 4 µs, and a page of the log's.
+        Cost: 4 µs, and one page of the log.
         """
         assert self._known is not None, "only who has taken a number may write it"
         self._producers.write(txn, self._known, self.number)
@@ -184,7 +184,7 @@ class Claim:
 
     @sheltered
     def give_up(self) -> None:
-        """Called by who was stopped on the way: others may have the number, unless the writer has it.
+        """Let other claims have the number, unless the log has this one already.
 
         Twice is fine, and so is giving up what was never taken.
         """
@@ -196,8 +196,8 @@ class Claim:
 class Producers:
     """What all producers of a broker have published. Thread-safe.
 
-    An entry is idle, and may be dropped, or busy: it has claims. Only who holds `_reading` adds one, so none is made
-    from a record that was read before a claim of its producer was committed.
+    An entry with claims is busy; others are idle, and may be dropped. Entries are added under `_reading`, so none is
+    made from a record that was read before a claim of its producer was committed.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Producers:
         clock: Callable[[], float] = time.time,
         known_at_once: int = KNOWN_AT_ONCE,
     ) -> None:
-        """`read` gives a read transaction of the log, as `TransactionLog.read` does; the clock is a wall clock."""
+        """`read`: as `TransactionLog.read`; `clock`: a wall clock."""
         self._read = read
         self._clock = clock
         self._known_at_once = known_at_once
@@ -215,7 +215,7 @@ class Producers:
         self._busy: dict[str, _Known] = {}
         self._idle: OrderedDict[str, _Known] = OrderedDict()
         self.duplicates_total = 0
-        """Messages, or batches under one number, that were acknowledged and not stored."""
+        """Publishes that were acknowledged and not stored again."""
 
     @sheltered
     def __len__(self) -> int:
@@ -256,13 +256,13 @@ class Producers:
 
     @sheltered
     def knows(self, name: str) -> bool:
-        """Tell whether a producer is in memory."""
+        """Return whether a producer is in memory."""
         with self._lock:
             return self._find(name) is not None
 
     @sheltered
     def learn(self, name: str) -> None:
-        """Read what is stored of a producer, unless it is in memory."""
+        """Read the record of a producer, unless it is in memory."""
         with self._reading:
             if self.knows(name):
                 return  # another thread was here first
@@ -270,10 +270,10 @@ class Producers:
                 window = table.read(txn, name)
             with self._lock:
                 self._evict()
-                self._idle[name] = _Known(name, window)  # one more than there should be, until somebody takes a number
+                self._idle[name] = _Known(name, window)  # perhaps one more than `known_at_once`, until a claim is taken
 
     def _find(self, name: str) -> _Known | None:
-        """Return what is in memory of a producer, and remember that it was asked for. Under the lock."""
+        """Return a producer's entry, and note that it was used. Under the lock."""
         known = self._busy.get(name)
         if known is None:
             known = self._idle.get(name)
@@ -282,12 +282,12 @@ class Producers:
         return known
 
     def _answer(self, known: _Known, claim: Claim, wake: Callable[[], object] | None) -> Answer:
-        """Under the lock. An interrupt leaves a claim that `end` takes back, or none."""
+        """See `Claim.try_take`. Under the lock. Interrupted, it leaves nothing, or a claim that `end` removes."""
         assert claim._state is _State.OPEN, "a claim that has ended is of no use: make a new one"
         assert claim._known is None, "it has taken its number already"
         number, window = claim.number, known.window
         was, claim._blocker = claim._blocker, None
-        if was is not None and was._state is _State.COMMITTED:  # also where the window has left it behind since
+        if was is not None and was._state is _State.COMMITTED:  # also if it is below the window meanwhile
             self.duplicates_total += 1
             return Answer.DUPLICATE
         blocker = known.claims.get(number)
@@ -312,12 +312,12 @@ class Producers:
         return Answer.NEW
 
     def _evict(self) -> None:
-        """Drop the idle producers that nobody has asked for the longest. Under the lock."""
+        """Drop the idle producers that were not used for the longest. Under the lock."""
         while self._idle and len(self._idle) + len(self._busy) > self._known_at_once:
             self._idle.popitem(last=False)
 
     def leave(self, claim: Claim) -> None:
-        """Have a claim wait no more; it may still ask what became of the one it waited for."""
+        """End the wait of a claim; it may still ask for the outcome of the one it waited for."""
         with self._lock:
             if claim._blocker is not None and claim._wake is not None:
                 with suppress(ValueError):  # it was woken
@@ -330,7 +330,7 @@ class Producers:
             window = table.read(txn, known.name)
         except CorruptionError:
             window = None
-        # Where the table has forgotten the producer, or the record was damaged since it was read, memory stands in: all
+        # Where the producer was removed from the table, or its record is damaged since, memory has the same window: all
         # batches before this one are done, so it has all that is committed.
         table.write(txn, known.name, with_number(window or known.window, number, int(self._clock() * 1000)))
 
@@ -339,7 +339,7 @@ class Producers:
         self._lock = self._reading = lock
 
     def end(self, claim: Claim, state: _State) -> None:
-        """Tell what became of a claim, and wake who waits for that. Who gives up and is interrupted may do it again."""
+        """Note the outcome of a claim, and wake the claims that wait for it. Interrupted, it may be called again."""
         with self._lock:
             known = claim._known
             if known is not None:
@@ -347,14 +347,14 @@ class Producers:
                     known.window = with_number(known.window, claim.number, int(self._clock() * 1000))
                 if known.claims.get(claim.number) is claim:
                     del known.claims[claim.number]
-                # When it is told again there may be another entry of the producer, which is not this one's to move.
+                # Called again, there may be a new entry of the producer, whose window this claim must not move.
                 if not known.claims and self._busy.get(known.name) is known:
                     self._idle[known.name] = known
                     self._busy.pop(known.name, None)
                     self._evict()
             if claim._state is _State.OPEN:
                 claim._state = state
-            waiting = tuple(claim._waiting)  # nobody comes any more: the number is not on its way
+            waiting = tuple(claim._waiting)  # no claim is added any more: the number is free or stored
         for wake in waiting:
             wake()
         claim._waiting.clear()
@@ -392,6 +392,6 @@ def check_number(number: object) -> int:
     if isinstance(number, bool) or not isinstance(number, int):
         raise InvalidArgument(f"a producer's number must be int, not {type(number).__name__}")
     if not 0 <= number <= MAX_NUMBER:
-        shown = number if number.bit_length() <= 128 else "a far longer one"  # which Python may refuse to print
+        shown = number if number.bit_length() <= 128 else "a far longer one"  # Python may refuse to print it
         raise InvalidArgument(f"a producer's number is 0 to 2**63 - 1, not {shown}")
     return int(number)

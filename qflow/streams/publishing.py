@@ -1,6 +1,6 @@
-"""Messages on their way into streams alone: one put for each partition, one commit for all. The fast way.
+"""Publishing to streams alone, the fast path: one put for each partition, one commit for all.
 
-What goes to queues, too, takes the way of `queues.together`, for which a partition is a place as a queue is.
+A publish that goes to queues, too, takes the path of `queues.together`, which treats a partition as it does a queue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qflow.streams.room import Room
 
 
 class Lot:
-    """What one partition gets of one call."""
+    """The messages of one call for one partition."""
 
     __slots__ = ("plain", "records", "topics")
 
@@ -27,19 +27,19 @@ class Lot:
         self.plain = True
 
     def add_all(self, records: list[Record], topics: list[str]) -> None:
-        """Add messages; `plain` is the caller's to tell."""
+        """Add messages; the caller sets `plain`."""
         self.records += records
         self.topics += topics
 
 
 def prefix_of(headers: Headers | None, key: bytes | None) -> bytes:
-    """Return what stands before a body in a stream; nothing without headers and key."""
+    """Return the bytes before a body in a stream; none without headers and key."""
     header_bytes = encode_headers(headers)
     return bytes(Message(b"", header_bytes, key=key or b"")) if header_bytes or key else b""
 
 
 class Sent:
-    """Messages that were handed over: look at the `error` of the request when it is done."""
+    """Messages handed to the log; when the request is done, its `error` tells the outcome."""
 
     __slots__ = ("puts", "request")
 
@@ -53,31 +53,31 @@ class Sent:
 
 
 class Sending:
-    """Lots on their way: drafted; then whoever sends them has room reserved for all of them; then they join a batch."""
+    """Lots of one call: drafted, then given memory by the caller, then joined to a batch of the log."""
 
     __slots__ = ("_claim", "_lots", "_unit", "amount", "puts")
 
     def __init__(self, lots: dict[Partition, Lot], claim: Claim | None) -> None:
-        """Raises MessageTooLarge, TransactionTooLarge."""
+        """Draft the puts; raises `MessageTooLarge`, `TransactionTooLarge`."""
         self.puts = [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in lots.items()]
         self.amount = sum(map(put_charge, self.puts))
-        """What is to be reserved, all at once: who has a part of it and waits for the rest could be waited for."""
+        """Bytes to reserve, all at once: calls that hold a part and wait for the rest could wait for each other."""
         self._lots = lots
         self._claim = claim
         self._unit: Unit | None = None
 
     @property
     def room(self) -> Room | None:
-        """Where to reserve; None where there is nothing to send."""
+        """Where to reserve memory; None if there is nothing to send."""
         for partition in self._lots:
             return partition.room
         return None
 
     def enter(self, log: TransactionLog, future: Future[Any] | None = None, *, soon: bool = True) -> Sent | None:
-        """Have puts that have their room join one batch, with the claim; None for nothing. `soon`: see the log.
+        """Join puts whose memory is reserved, and the claim, to one batch; None if there are none. `soon`: see the log.
 
         Raises:
-            StreamDeleted, BrokerClosed: nothing was done, and the room was given back.
+            StreamDeleted, BrokerClosed: nothing was done, and the memory was given back.
         """
         try:
             try:
@@ -94,7 +94,7 @@ class Sending:
             partition.begin_joining(self)
         if not puts:
             if claim is not None:
-                claim.give_up()  # nobody wants it, so it may be published under this number again
+                claim.give_up()  # nothing takes the message, so the number stays free
             return None
         if claim is None:
             if len(puts) == 1:
@@ -111,13 +111,13 @@ class Sending:
             partition.end_joining(self)
 
     def _clear_up(self, log: TransactionLog) -> None:
-        """After an error or an interrupt, wherever that came."""
+        """Undo what was done before an error or an interrupt."""
         self._end_joining()
         self.withdraw()
-        log.now()  # where it was handed over, its caller will not see to that any more
+        log.now()  # if it was handed over, the caller does not ask for its commit any more
 
     def withdraw(self) -> None:
-        """Give back the room of what did not join a batch; twice is fine."""
+        """Give back the memory of puts that did not join a batch; twice is fine."""
         if self._unit is None or not self._unit.joined:
             for partition, put in zip(self._lots, self.puts, strict=True):
                 if not put.joined:
@@ -131,7 +131,7 @@ def send(
     claim: Claim | None = None,
     future: Future[Any] | None = None,
 ) -> Sent | None:
-    """Reserve room for lots, waiting for it, and have them join one batch, with a producer's claim; None for nothing.
+    """Reserve memory for lots, waiting for it, and join them and a claim to one batch; None if there are none.
 
     Raises:
         MessageTooLarge, TransactionTooLarge, StreamDeleted, BrokerClosed: nothing was done.

@@ -1,4 +1,4 @@
-"""What a cursor has read of its stream, ahead of its members: parts of it from the live tail, others from the log."""
+"""Messages that a cursor has read ahead of its members, from the live tail or the log."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from qflow.streams.room import Room, Slab, charge_for
 READ_BYTES = 256 * 1024
 LEAST_READ_BYTES = 64 * 1024
 BATCH_BYTES = 2**20
-"""A batch of many is filled up to so many bytes."""
+"""About the most bytes of messages in a batch."""
 
 
 class ReadAhead:
-    """See the module. Called with the cursor's lock; only `fetch` lets go of it."""
+    """See the module. Called under the cursor's lock; only `fetch` releases it meanwhile."""
 
     def __init__(self, history: History, interest: Interest, parts: list[Part], room: Room, line: Line) -> None:
         self.parts = parts
@@ -42,12 +42,12 @@ class ReadAhead:
 
     @property
     def is_full(self) -> bool:
-        """As much was read ahead as may be."""
+        """No more may be read ahead."""
         return sum([part.charged for part in self.parts]) >= BATCH_BYTES
 
     @property
     def is_reading(self) -> bool:
-        """Somebody reads, and tells when he is done."""
+        """A thread is reading; it notifies the line when it is done."""
         return any(part.fetching is not None for part in self.parts)
 
     @property
@@ -57,18 +57,18 @@ class ReadAhead:
 
     @property
     def is_worth_a_look(self) -> bool:
-        """There is something to take, to read or to tell."""
+        """There are messages to take or to read, or a gap to report."""
         return any(part.buffer or part.behind is not None or part.has_more() for part in self.parts)
 
     def restart(self, positions: Iterable[int]) -> int:
-        """Forget what was read ahead, and read on from here; return what that was charged."""
+        """Forget what was read ahead, and read on from these sequences; return the bytes that were charged."""
         charged = sum(part.charged for part in self.parts)
         for part, position in zip(self.parts, positions, strict=True):
             part.restart(position)
         return charged
 
     def part_to_read(self) -> Part | None:
-        """Return a part with something to read that nobody reads yet, in turn."""
+        """Return a part with messages to read that no thread is reading; each in turn."""
         count = len(self.parts)
         for index in range(count):
             part = self.parts[(self._turn + index) % count]
@@ -78,7 +78,7 @@ class ReadAhead:
         return None
 
     def room_for(self, wanted: int, *, least: bool) -> int:
-        """Take memory for what is about to be read; 0 if there is none now. With `least`, some also then."""
+        """Reserve memory for a read; return the bytes, 0 if there are none. With `least`, some even then."""
         for amount in (READ_BYTES if wanted <= 256 else BATCH_BYTES, LEAST_READ_BYTES):
             if self._room.hold(amount, least=False):
                 return amount
@@ -94,9 +94,9 @@ class ReadAhead:
         return first in part.partition.tail.slabs
 
     def fetch(self, part: Part, most: int, amount: int, check_open: Callable[[], None]) -> None:
-        """Read on in a part, without the lock, and keep what came unless somebody went elsewhere meanwhile."""
+        """Read on in a part, without the lock, and keep the messages unless a seek came meanwhile."""
         claim = object()
-        most = min(most, amount // charge_for(1, 0))  # small ones are charged more than they weigh
+        most = min(most, amount // charge_for(1, 0))  # small messages are charged more than their bytes
         found: Found | None = None
         charged = 0
         try:
@@ -107,13 +107,13 @@ class ReadAhead:
             slab = part.partition.tail.slabs.get(position)
             self._line.release()
             try:
-                if slab is None or slab.end > stop or position < floor:  # what retention took is gone
+                if slab is None or slab.end > stop or position < floor:  # retention dropped it
                     found = self._history.read(part.partition.number, position, stop, amount, self._interest, most)
                     told = False
-                else:  # where the next commit is that is wanted, a hint tells
+                else:  # a hint tells where the next matching commit is
                     found, told = self._found_in(slab), True
             except QflowError:
-                check_open()  # it was closed meanwhile, which is the reason
+                check_open()  # if it was closed meanwhile, that is the reason
                 raise
             finally:
                 self._line.acquire()
@@ -123,14 +123,14 @@ class ReadAhead:
         finally:
             if part.fetching is claim:
                 part.fetching = None
-            if charged > amount:  # a block, or a message, is larger than what was taken for it
+            if charged > amount:  # a block, or a message, is larger than what was reserved
                 self._room.hold(charged - amount, least=True)
             else:
                 self._room.let_go(amount - charged)
             self._line.notify_first()
 
     def _found_in(self, slab: Slab) -> Found:
-        """Return what is wanted of a commit in the live tail."""
+        """Return the matching messages of a commit in the live tail."""
         records, topics = slab.records, list(slab.topics)
         times = [slab.time_ms] * len(records)
         sequences: Any = range(slab.first, slab.end)
@@ -146,7 +146,7 @@ class ReadAhead:
         return Found(pieces, None, slab.end, 0)
 
     def tell_gap(self, skip: bool) -> None:
-        """Tell of messages that are gone, once what comes before them is delivered."""
+        """Raise `GapError` for messages that are gone, once those before are delivered; with `skip`, count them."""
         for part in self.parts:
             hole = part.behind
             if hole is None or part.buffer:
@@ -166,7 +166,7 @@ class ReadAhead:
                 )
 
     def take(self, most: int) -> list[Share]:
-        """Return messages that were read, at most so many, from each part in turn."""
+        """Return at most `most` messages that were read, from each part in turn."""
         shares: list[Share] = []
         parts, count = self.parts, len(self.parts)
         for index in range(count):

@@ -1,6 +1,6 @@
-"""All streams of a broker: made, found again, kept in order, deleted; their subscriptions are in `sessions`.
+"""All streams of a broker: declared, recovered, maintained, deleted; their subscriptions are in `sessions`.
 
-In the log each stream has a record and rows as a queue has, under a number of its own.
+In the log a stream has a record and rows as a queue has, under a number of its own.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from qflow.streams.subscription import Subscription
 from qflow.streams.topic_filter import FilterTrie, check_filter
 
 FORGET_S = 3600.0
-"""How often those producers are looked for that were not seen for long."""
+"""Seconds between two searches for producers to forget."""
 
 Attempt = Callable[[str, Callable[[], bool]], bool]
-"""Does a job, given what it is; returns whether there is more to do at once."""
+"""Runs a named job; returns whether there is more to do at once."""
 
 
 def at_once(_what: str, job: Callable[[], bool]) -> bool:
-    """Do a job; its errors are the caller's."""
+    """Run a job; its errors are raised."""
     return job()
 
 
 class Streams:
-    """See the module. Every method that changes what there is is called by one thread at a time."""
+    """See the module. Methods that declare, alter or delete are called by one thread at a time."""
 
     def __init__(
         self, shared: Shared, records: Records, *, new_owner: Callable[[], int], reroute: Callable[[], None]
     ) -> None:
         self.room = shared.room
         self.routes: FilterTrie[StreamLog] = FilterTrie()
-        """Which streams take a topic."""
+        """Streams by the filters of their topics."""
         self.deleted: list[int] = []
-        """Numbers of what was deleted, for the broker to clear away."""
+        """Numbers of deleted streams and cursors, whose rows the broker still has to remove."""
         self._shared = shared
         self._log = shared.log
         self._clock = shared.clock
@@ -83,7 +83,7 @@ class Streams:
     def recover(
         self, streams: list[QueueRecord], cursors: list[QueueRecord], unread: AbstractSet[int], *, clean: bool
     ) -> list[str]:
-        """Take over what the log holds; return what cannot be served, in words: it stays in the log.
+        """Take over what the log holds; return one text for each record that cannot be served, and stays in the log.
 
         Args:
             unread: numbers of records that cannot be read. Cursors of such a stream stay, too.
@@ -132,7 +132,7 @@ class Streams:
         self._records.make_sure()
         known = self._streams.get(name)
         if known is not None and known.ended is StreamDeleted:
-            self.delete(name)  # that was begun, and failed
+            self.delete(name)  # an earlier delete failed half-way
             known = None
         if known is not None:
             conflicts = known.settings.conflicts(settings)
@@ -157,14 +157,14 @@ class Streams:
         return StreamLog(name, settings, owner, rows, self._shared)
 
     def _register(self, stream: StreamLog) -> None:
-        """Have a stream known; twice is fine."""
+        """Add a stream; twice is fine."""
         self._streams[stream.name] = stream
         for topic_filter in stream.settings.topics:
             self.routes.add(topic_filter, stream)
 
     @sheltered
     def alter(self, of: Stream | str, changes: dict[str, Any]) -> StreamLog:
-        """Change what a stream takes, or how long it keeps it."""
+        """Change the settings of a stream; see `Broker.alter_stream`."""
         stream = self.own(of)
         name = stream.name
         check_changes(StreamSettings, changes, "stream")
@@ -178,9 +178,9 @@ class Streams:
         return stream
 
     def _apply(self, stream: StreamLog, settings: StreamSettings) -> None:
-        """Have a stream follow other settings; twice is fine."""
+        """Apply settings to a stream; twice is fine."""
         gone = set(stream.settings.topics) - set(settings.topics)
-        for topic_filter in settings.topics:  # before others go, so that what is published meanwhile finds its way
+        for topic_filter in settings.topics:  # before others are removed, so that a publish meanwhile finds the stream
             self.routes.add(topic_filter, stream)
         for topic_filter in gone:
             self.routes.remove(topic_filter, stream)
@@ -234,7 +234,7 @@ class Streams:
         for topic_filter in stream.settings.topics:
             self.routes.remove(topic_filter, stream)
         self._reroute()
-        self._sessions.end([stream], StreamDeleted)  # before it is gone: what is published from now on finds that
+        self._sessions.end([stream], StreamDeleted)  # first, so that a publish from now on is refused
         stream.settle_down()
         owners = self._sessions.delete_with(stream)
         self._streams.pop(name, None)
@@ -251,15 +251,15 @@ class Streams:
 
     @sheltered
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
-        """Delete a durable subscription, or a group, with where it was; who has it open gets `StreamDeleted`."""
+        """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted`."""
         self._sessions.delete(self.own(stream), name)
 
     def own(self, stream: Stream | str) -> StreamLog:
-        """Return a stream of this broker, given itself or by name.
+        """Return a stream of this broker, by name or as it is.
 
         Raises:
             NotFound, CorruptionError: as `get`. StreamDeleted: it was deleted.
-            InvalidArgument: it is one of another broker.
+            InvalidArgument: it belongs to another broker.
         """
         if not isinstance(stream, Stream):
             return self.get(stream)
@@ -273,10 +273,10 @@ class Streams:
 
     @sheltered
     def tick(self, attempt: Attempt = at_once) -> bool:
-        """Apply retention, take back leases, let sessions expire; return whether there is more to do at once.
+        """Apply retention, end leases, expire sessions; return whether there is more to do at once.
 
         Args:
-            attempt: does each job, given what it is; one that takes care of errors lets all others be done.
+            attempt: runs each job; one that handles errors lets the other jobs run.
         """
         more = [attempt("leases", self._take_back), attempt("sessions", self._sessions.expire)]
         more.append(attempt("producers", self._forget_producers))
@@ -292,7 +292,7 @@ class Streams:
         return False
 
     def _forget_producers(self) -> bool:
-        """Forget producers that were not seen for long, some of them each time; all once in a while."""
+        """Forget producers that have not published for long, some in each call."""
         now = self._monotonic()
         if now < self._forget_at or self._log.failed:
             return False
@@ -315,7 +315,7 @@ class Streams:
 
     @sheltered
     def problems(self) -> list[str]:
-        """Return what does not agree, in words."""
+        """Return one text for each disagreement."""
         found = [f"stream {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
         for stream in self.all():
             found += [
@@ -331,13 +331,13 @@ class Streams:
 
     @sheltered
     def end(self, error: Any) -> None:
-        """Serve nobody any more; wake who waits."""
+        """End all streams; waiting calls raise the error."""
         self.room.close()
         self._sessions.end(self.all(), error)
 
     @sheltered
     def settle_down(self) -> None:
-        """After `end`: return when nothing is on its way any more."""
+        """After `end`: return when no publish is under way any more."""
         deadline = time.monotonic() + QUIET_S
         while self.room.busy and time.monotonic() < deadline and not self._log.failed:
             self._log.drain()
@@ -354,15 +354,15 @@ class Streams:
                 cursor.die(lock)
 
     def endings(self) -> Iterator[Piece]:
-        """Yield what a clean end leaves; see `Sessions.endings`."""
+        """Yield what a clean close writes; see `Sessions.endings`."""
         return self._sessions.endings()
 
 
 def _settings_of(record: QueueRecord) -> StreamSettings:
-    """Return a stream's settings, which may be those of a later version.
+    """Return the settings in a stream's record.
 
     Raises:
-        InvalidArgument: they are, and this one cannot serve them.
+        InvalidArgument: a later version wrote them, and this one cannot serve them.
     """
     settings = StreamSettings.from_dict(record.settings)
     for topic_filter in settings.topics:

@@ -1,4 +1,4 @@
-"""How long a stream keeps its messages: floors are raised, by what its settings say and as far as others allow."""
+"""Retention: raises the floors of a stream's partitions, by its settings and as far as readers allow."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from qflow.streams.shared import Shared
 
 
 class Retention:
-    """See the module. Its lock comes behind that of `Sessions`, before any other, and is held while the log commits."""
+    """See the module. Its lock is taken after that of `Sessions`, before any other, and held while the log commits."""
 
     def __init__(self, history: History, shared: Shared, consumed: Callable[[int], list[int] | None]) -> None:
-        """`consumed` returns how far each durable cursor came in a partition; None if that is not known of one."""
+        """`consumed` returns the position of each durable cursor in a partition; None if one of them is not known."""
         self.dropped = 0
-        """Messages that are gone."""
+        """Messages dropped so far."""
         self._home = history.home
         self._owner = history.owner
         self._partitions = history.partitions
@@ -33,23 +33,23 @@ class Retention:
         self._consumed = consumed
         self._lock = threading.Lock()
         self._dropping: tuple[Unit, int] | None = None
-        """What was asked of the log last, and how many messages that drops."""
+        """The last unit handed to the log, and how many messages it drops."""
 
     @sheltered
     def retain(self) -> bool:
-        """Raise floors as far as the settings say, by a bounded part; return whether there is more to do at once."""
+        """Raise floors as the settings say, by a bounded part; return whether there is more to do at once."""
         settings = self._home.settings
         if self._home.ended is not None or not (settings.has_limit or settings.retain_until_consumed):
             return False
-        with self._lock:  # two who drop the same messages would count them twice
+        with self._lock:  # two threads dropping the same messages would count them twice
             return self._retain()
 
     def held_back(self) -> AbstractContextManager[object]:
-        """Nothing is dropped meanwhile: for who looks where messages begin, and then holds them back himself."""
+        """Return a context in which nothing is dropped: a new cursor reads the floor there, and is registered."""
         return self._lock
 
     def _retain(self) -> bool:
-        self._count_dropped()  # of a call that was interrupted: it may still be on its way
+        self._count_dropped()  # of a call that was interrupted: its unit may not be done yet
         more = False
         settles: list[tuple[Lane, list[Settled]]] = []
         messages = 0
@@ -62,7 +62,7 @@ class Retention:
                 messages += found.messages
                 more |= found.more
         if settles:
-            unit = Unit(settles=settles)  # what fails is forgotten, not tried again: the next call looks anew
+            unit = Unit(settles=settles)  # a failed unit is not tried again: the next call looks anew
             self._dropping = unit, messages
             self._log.wait(self._log.join(unit))
             self._count_dropped()
@@ -71,7 +71,7 @@ class Retention:
         return more
 
     def _count_dropped(self) -> None:
-        """Count what was dropped last, if it is committed."""
+        """Count the messages of the last unit, if it is committed."""
         if self._dropping is None:
             return
         unit, messages = self._dropping
@@ -82,7 +82,7 @@ class Retention:
             self.dropped += messages
 
     def _surplus(self, partition: Partition, held: int | None) -> retention.Retained | None:
-        """Return what of a partition goes, None if nothing does; nothing from offset `held` on, if that is given."""
+        """Return what is to be dropped of a partition, None if nothing; never from offset `held` on, if given."""
         settings = self._home.settings
         ceiling = partition.next
         if held is not None:
@@ -90,7 +90,7 @@ class Retention:
         if settings.retain_until_consumed:
             consumed = self._consumed(partition.number)
             if consumed is None or not (consumed or settings.has_limit or held is not None):
-                return None  # nobody knows, or nobody has had anything
+                return None  # not known; or there is no durable cursor yet, and no other limit
             ceiling = min([ceiling, *consumed])
         messages, size = settings.retention_messages, settings.retention_bytes
         if len(self._partitions) > 1:
@@ -110,7 +110,7 @@ class Retention:
             return retention.surplus(txn, self._owner, partition.number, row, limits)
 
     def _share(self, partition: Partition, most: int, what: str) -> int:
-        """Return how much of a limit for all partitions this one may have: in proportion to what each holds."""
+        """Return the share of a limit for all partitions that this one has: in proportion to what each holds."""
         total = sum(getattr(one.lane.row, what) for one in self._partitions)
         mine: int = getattr(partition.lane.row, what)
         return mine if total <= most else most * mine // total

@@ -1,4 +1,4 @@
-"""What came back to a cursor, in its place: to be given again at once, or from a moment on."""
+"""Messages that came back to a cursor, to be delivered again: at once, or after a delay."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from qflow.streams.part import Part
 
 
 class Returned:
-    """See the module. Called with the cursor's lock."""
+    """See the module. Called under the cursor's lock."""
 
     def __init__(self) -> None:
         self.messages = 0
-        """How many can be given at once."""
-        self.later: list[tuple[float, int, Share]] = []  # (moment, number, what comes then)
-        self._again: list[tuple[int, int, Share]] = []  # the same, by its sequence
+        """Messages that can be delivered now."""
+        self.later: list[tuple[float, int, Share]] = []  # (due time, number, share)
+        self._again: list[tuple[int, int, Share]] = []  # (first sequence, number, share)
         self._number = 0
 
     def add(self, share: Share, due: float | None = None) -> None:
-        """Put something back in its place, until a moment if one is given."""
+        """Put a share back in its place; not to be delivered before `due`, if given."""
         self._number += 1
         if due is None:
             insort(self._again, (share.piece.start, self._number, share))
@@ -29,17 +29,17 @@ class Returned:
             insort(self.later, (due, self._number, share))
 
     def ripen(self, now: float) -> None:
-        """Have those given again whose moment has come."""
+        """Make the shares available whose delay has ended."""
         while self.later and self.later[0][0] <= now:
             self.add(self.later.pop(0)[2])
 
     @property
     def due(self) -> float:
-        """When the next one comes that waits for its moment."""
+        """When the next delay ends, on the monotonic clock."""
         return self.later[0][0] if self.later else math.inf
 
     def take(self, most: int) -> list[Share]:
-        """Return what can be given at once, at most so many messages."""
+        """Return shares that can be delivered now, of at most `most` messages."""
         shares: list[Share] = []
         while self._again and most > 0:
             share = self._again.pop(0)[2]
@@ -54,11 +54,11 @@ class Returned:
         return shares
 
     def shares(self) -> list[Share]:
-        """Return all of it."""
+        """Return all shares."""
         return [share for _, _, share in (*self._again, *self.later)]
 
     def drop(self, part: Part | None = None) -> int:
-        """Forget what is of a part, or all of it; return what that was charged."""
+        """Forget the shares of a part, or all; return the bytes that were charged."""
         charged = sum(share.charged for share in self.shares() if part is None or share.part is part)
         self._again = [one for one in self._again if part is not None and one[2].part is not part]
         self.later = [one for one in self.later if part is not None and one[2].part is not part]

@@ -1,9 +1,9 @@
-"""The memory of all streams of a broker: messages on their way in, live tails, what subscribers hold.
+"""The memory of all streams of a broker: publishes not yet confirmed, live tails, messages that subscribers hold.
 
-One account of the broker's ledger. What is on its way in, and what subscribers hold, is charged before it is there; a
-live tail is a cache: it takes what is free, and gives it back to whoever asks, oldest first, for all of it is in the
-log. Where even that is not enough, publishes wait in line until others have ended: who ends has the first ones have
-their room. Only one may pass without any: then it passes alone.
+It is one account of the broker's ledger. Publishes, and messages that subscribers hold, are charged before they take
+memory. A live tail is a cache of the log: it takes free memory, and gives it back on demand, oldest messages first.
+If that is not enough, publishes wait in line: one that ends gives its memory to the first in line. If no other publish
+is under way and queues have no memory to give, the first in line passes without any, alone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from qflow.message import OVERHEAD_BYTES, Record
 from qflow.storage.log.transaction_log import Put
 
 TAIL_SHARE = 4
-"""Live tails take at most this part of the broker's capacity."""
+"""Live tails take at most one part in so many of the broker's capacity."""
 SLAB_BYTES = 600
-"""Charged for what is kept of one commit in a live tail, beside its messages."""
+"""Bytes charged for each commit in a live tail, beside its messages."""
 TOPIC_BYTES = 80
-"""Charged for a topic of a message that is kept, beside its characters; and for the message's number and time."""
+"""Bytes charged for each message that is kept, beside its body: topic, number and time."""
 LOOK_S = 1.0
-"""How often the first in line looks again: nobody tells him what queues give back."""
+"""Seconds after which the first in line looks again: it is not woken for what queues give back."""
 
 Relief = Callable[[Account, int], bool]
 
@@ -48,14 +48,14 @@ class Slab(NamedTuple):
 
 
 class Tail:
-    """The newest messages of one partition, as far as they are in memory; by the first sequence of each commit."""
+    """The newest messages of one partition that are in memory, by the first sequence of each commit."""
 
     def __init__(self) -> None:
         self.slabs: dict[int, Slab] = {}
 
 
 class Asking:
-    """Who reserves room, and may have to wait for it. Nobody but the room changes it."""
+    """One call that reserves memory, and may have to wait for it. Only `Room` changes it."""
 
     __slots__ = ("amount", "given_up", "granted", "in_line", "is_first", "wake")
 
@@ -65,12 +65,12 @@ class Asking:
         self.given_up = False
         self.in_line = False
         self.is_first = False
-        """It knows that it is the first in line: it looks for room, the others need not."""
+        """It was the first in line when it last looked: it looks for memory, the others need not."""
         self.wake: Wake | None = None
 
 
 class Room:
-    """See the module. Thread-safe; to reserve takes 0.5 µs where there is room."""
+    """See the module. Thread-safe. Cost of a reservation: 0.5 µs if there is memory."""
 
     def __init__(self, account: Account, ledger: Ledger, relief: Relief) -> None:
         self._account = account
@@ -84,16 +84,16 @@ class Room:
         self._incoming = 0
         self._held = 0
         self._slack = 0
-        """Of what is incoming or held, how much found no room."""
+        """Bytes of what is incoming or held that the ledger had no memory for."""
         self._closed = False
 
     @property
     def used(self) -> int:
-        """What is charged now, in bytes."""
+        """Bytes charged now."""
         return self._incoming + self._held + self._kept_bytes - self._slack
 
     def reserve(self, amount: int) -> None:
-        """Take room for messages on their way in, waiting for it; what is interrupted has none.
+        """Reserve memory for a publish, waiting for it; an interrupted call has none.
 
         Raises:
             BrokerClosed: the broker was closed meanwhile.
@@ -104,7 +104,7 @@ class Room:
 
     @straight
     def reserve_at_once(self, amount: int) -> bool:
-        """`reserve`, if nobody waits for that and it need not either. Cost: 1 µs."""
+        """Reserve memory if there is some and no call waits; return whether it did. Cost: 1 µs."""
         asking = Asking(amount)
         try:
             with self._lock:  # straight lines; see `waiting`
@@ -128,13 +128,13 @@ class Room:
             return asking.granted
 
     def try_reserve(self, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
-        """A step of `reserve` by a caller who has no thread to wait with; see `line`. Raises as `reserve`."""
+        """A step of `reserve`, for tasks; see `line`. Raises as `reserve`."""
         with self._lock:
             return self._try(asking, wake, may_work=may_work)
 
     @sheltered
     def give_up(self, asking: Asking) -> None:
-        """Reserve no more, and give back what was; twice is fine."""
+        """End a reservation, and give back what it has; twice is fine."""
         with self._lock:
             if asking.given_up:
                 return
@@ -155,16 +155,16 @@ class Room:
 
     @sheltered
     def refused(self, put: Put, amount: int) -> None:
-        """Give back what `reserve` took for a put that was not confirmed. Who is interrupted in it may do it again."""
+        """Give back what `reserve` took for a put that was not confirmed. Interrupted, it may be called again."""
         with self._lock:
-            if not put.refused:  # no call from here on, so that an interrupt finds both done, or nothing
+            if not put.refused:  # no calls from here on: an interrupt finds both done, or none
                 put.refused = True
                 self._incoming -= amount
             self._settle_slack()
             self._serve()
 
     def hold(self, amount: int, *, least: bool) -> bool:
-        """Take room for what a subscriber is given; with `least` also where there is none."""
+        """Reserve memory for messages of a subscriber, if there is some; with `least` even if there is none."""
         with self._lock:
             if not self._take(amount, evict=True):
                 if not least:
@@ -181,7 +181,7 @@ class Room:
             self._serve()
 
     def keep(self, tail: Tail, slab: Slab) -> None:
-        """Keep what was just committed in memory, if there is room for that without taking any from others."""
+        """Keep a commit in memory, if there is free memory."""
         with self._lock:
             while self._kept and self._kept_bytes + slab.charged > self._most_kept:
                 self._evict()
@@ -192,7 +192,7 @@ class Room:
 
     @sheltered
     def give_way(self, missing: int) -> bool:
-        """Give memory to others: what is not used, then live tails; whether any was."""
+        """Give back memory that is not used, then live tails; return whether there was any."""
         with self._lock:
             before = self._account.borrowed
             self._give_back(0)
@@ -203,12 +203,12 @@ class Room:
 
     @property
     def busy(self) -> bool:
-        """Something that has its room is not in the log yet."""
+        """A publish that has its memory is not confirmed yet."""
         return self._incoming > 0
 
     @sheltered
     def close(self) -> None:
-        """Wake who waits."""
+        """Refuse reservations from now on, and wake those that wait."""
         with self._lock:
             self._closed = True
             while self._kept:
@@ -223,7 +223,7 @@ class Room:
 
     @sheltered
     def problems(self) -> list[str]:
-        """Recount; return what is wrong, in words."""
+        """Recount; return one text for each disagreement."""
         with self._lock:
             kept = sum(tail.slabs[first].charged for tail, first in self._kept if first in tail.slabs)
             problems = []
@@ -239,7 +239,7 @@ class Room:
     # Under the lock ----------------------------------------------------------------------------------------------
 
     def _try(self, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
-        """See `try_reserve`. It may let go of the lock, to have queues give way."""
+        """See `try_reserve`. It may release the lock meanwhile, to have queues give back memory."""
         relieved = False
         while True:
             if asking.granted or asking.given_up:
@@ -269,9 +269,9 @@ class Room:
             relieved = True
 
     def _serve(self, *, without_room: bool = False) -> None:
-        """Give room to those who wait, in their order, as far as there is any.
+        """Give memory to waiting reservations, in their order, as far as there is any.
 
-        The first whom that leaves is woken, to have queues give way; if nothing is on its way, to pass without room.
+        The first one left is woken, to have queues give back memory, or to pass without if nothing else is incoming.
         """
         line = self._line
         while line:
@@ -289,7 +289,7 @@ class Room:
             _wake(asking)
 
     def _take(self, amount: int, *, evict: bool) -> bool:
-        """See that so much more is borrowed than used."""
+        """Borrow from the ledger until so many bytes are free; return whether they are."""
         missing = self.used + amount - self._account.borrowed
         if missing <= 0 or self.ledger.borrow(self._account, missing):
             return True
@@ -307,7 +307,7 @@ class Room:
             self._kept_bytes -= slab.charged
 
     def _settle_slack(self) -> None:
-        """What has ended without room, or finds some now, is no slack any more; give back what is not used."""
+        """Reduce the slack by what has ended or can be borrowed now; give back what is not used."""
         if self._slack:
             spare = self._account.borrowed - self.used
             self._slack = max(0, self._slack - max(0, spare))
@@ -322,18 +322,18 @@ class Room:
 
 
 def _wake(asking: Asking) -> None:
-    """Have it look again, once: it says anew what wakes it."""
+    """Wake a reservation once: it looks again, and registers anew."""
     wake, asking.wake = asking.wake, None
     if wake is not None:
         wake()
 
 
 def charge_for(messages: int, weight: int) -> int:
-    """Return what messages on their way, or held, are charged, in bytes.
+    """Return the bytes charged for messages that are being published, or are held.
 
-    Each has a topic of its own, though those of one block may share theirs: who keeps one message keeps its topic.
+    Each is charged for its topic, though messages of one block may share one: keeping a message keeps its topic.
 
     Args:
-        weight: their bytes and those of their topics.
+        weight: bytes of the messages and of their topics.
     """
     return weight + (OVERHEAD_BYTES + TOPIC_BYTES) * messages

@@ -1,6 +1,6 @@
-"""Subscriptions of the streams of a broker: opened, found again, expired, deleted.
+"""Subscriptions of the streams of a broker: opened, recovered, expired, deleted.
 
-In the log each durable cursor has a record and rows as a queue has, under a number of its own.
+In the log a durable cursor has a record and rows as a queue has, under a number of its own.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from qflow.streams.topic_filter import check_filter
 _logger = logging.getLogger("qflow")
 
 GROUP_ACK_TIMEOUT_S = 60.0
-"""A member of a group holds a message so long at most, unless it says otherwise."""
+"""Seconds a member of a group may hold a message, unless `ack_timeout_s` is given."""
 STARTS = ("latest", "earliest", "committed")
 
 
 @attrs.frozen(kw_only=True)
 class Terms:
-    """What a subscription is asked for with; see `SubscriptionOptions`."""
+    """The arguments of `Broker.subscribe`; see `SubscriptionOptions`."""
 
     filter: str
     name: str | None = None
@@ -64,11 +64,11 @@ class Terms:
 
     @property
     def title(self) -> str | None:
-        """Under which the cursor is kept; None where it is not."""
+        """The name in the log, of a durable subscription or a group; None if it is neither."""
         return self.name if self.group is None else self.group
 
     def checked(self) -> Terms:
-        """Return them with what follows from them.
+        """Return the terms, checked, with defaults filled in.
 
         Raises:
             InvalidArgument: they are not valid, or do not go together.
@@ -113,14 +113,14 @@ class Terms:
 
 
 class _Facts:
-    """What is known of a durable cursor beside where it is."""
+    """A durable cursor with what is recorded of it beside its position."""
 
     def __init__(self, stream: StreamLog, cursor: Cursor, expiry_s: float | None, seen_s: float) -> None:
         self.stream = stream
         self.cursor = cursor
         self.expiry_s = expiry_s
         self.seen_s = seen_s
-        """When somebody last had it open, on the wall clock."""
+        """When it was last open, on the wall clock."""
         self.written_s = seen_s
 
     @property
@@ -145,10 +145,10 @@ class _NoLane:
 
 
 class Sessions:
-    """See the module. Every method that changes what there is is called by one thread at a time."""
+    """See the module. Methods that open, delete or expire are called by one thread at a time."""
 
     def __init__(self, shared: Shared, records: Records, new_owner: Callable[[], int], deleted: list[int]) -> None:
-        """`deleted` takes numbers of what was deleted, to be cleared away."""
+        """`deleted` gets the numbers of deleted cursors, whose rows the broker removes."""
         self._shared = shared
         self._log = shared.log
         self._clock = shared.clock
@@ -160,7 +160,7 @@ class Sessions:
         """Held while subscriptions come and go. It comes before that of retention, and those of cursors."""
 
     def recover(self, stream: StreamLog, record: QueueRecord, *, clean: bool) -> str | None:
-        """Take over a cursor; return why it cannot be served."""
+        """Take over a cursor from the log; return why it cannot be served, None if it can."""
         facts = record.settings
         if record.name in stream.cursors or record.name in stream.pinned:
             return f"is in the log a second time, as number {record.owner}, which is not served"
@@ -172,7 +172,7 @@ class Sessions:
             check_filter(facts["filter"])
             cursor = self._build(stream, record.name, facts["filter"], record.owner, rows, group=facts["group"])
             self._know(_Facts(stream, cursor, facts["expiry_s"], facts["seen_s"]))
-        except (InvalidArgument, KeyError) as error:  # of a later version
+        except (InvalidArgument, KeyError) as error:  # a later version wrote it
             stream.pinned[record.name] = record.owner
             return f"cannot be served: {error}"
         for part, lane in zip(cursor.parts, cursor.lanes, strict=True):
@@ -180,7 +180,7 @@ class Sessions:
         return None
 
     def _recall(self, cursor: Cursor) -> None:
-        """Have a durable cursor that nobody has open begin where what is settled ends."""
+        """Move a durable cursor that is not open to the first message that is not settled."""
         cursor.place.stand_still()
         self._log.drain()
         with self._log.read() as txn:
@@ -190,13 +190,13 @@ class Sessions:
         cursor.place.recall(skips)
 
     def open(self, stream: StreamLog, terms: Terms) -> Subscription:
-        """Return a subscription, of terms that are checked."""
+        """Return a subscription; `terms` are checked already."""
         with self._lock:
             if terms.title is None:
                 cursor = self._ephemeral(stream, terms)
                 cursor.claims.ack_timeout_s = terms.ack_timeout_s
             else:
-                with stream.retention.held_back():  # it has to know of it before it drops what it begins with
+                with stream.retention.held_back():  # it has to know the cursor before it drops its messages
                     cursor = self._durable(stream, terms.title, terms)
                 if terms.ack_timeout_s is not None or not cursor.members:
                     cursor.claims.ack_timeout_s = terms.ack_timeout_s
@@ -221,7 +221,7 @@ class Sessions:
             )
         cursor = stream.cursors.get(title)
         if cursor is not None and cursor.ended is StreamDeleted:
-            self._delete(stream, cursor)  # that was begun, and failed
+            self._delete(stream, cursor)  # an earlier delete failed half-way
             cursor = None
         if cursor is None:
             if terms.start == "committed":
@@ -262,7 +262,7 @@ class Sessions:
         return cursor
 
     def _know(self, facts: _Facts) -> None:
-        """Have a durable cursor known; twice is fine."""
+        """Add a durable cursor; twice is fine."""
         cursor = facts.cursor
         self._facts[cursor] = facts
         facts.stream.cursors[cursor.title or ""] = cursor
@@ -301,17 +301,17 @@ class Sessions:
                         self._write_facts(facts)
 
     def _write_facts(self, facts: _Facts) -> None:
-        """Write when a cursor was last open, and what else is known of it.
+        """Write the record of a cursor, with when it was last open.
 
         Raises:
-            DiskFull: there is no room beside what acks need.
+            DiskFull: the disk has no room but what is reserved for acks.
         """
         seen_s = facts.seen_s
         self._records.renew(facts.cursor.owner, facts.record)
         facts.written_s = seen_s
 
     def delete(self, stream: StreamLog, name: str) -> None:
-        """Delete a durable subscription, or a group, with where it was; who has it open gets `StreamDeleted`."""
+        """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted`."""
         check_name(name, "subscription")
         with self._lock:
             self._records.make_sure()
@@ -328,9 +328,9 @@ class Sessions:
             self._delete(stream, cursor)
 
     def _delete(self, stream: StreamLog, cursor: Cursor) -> None:
-        """Delete a cursor: end it and have done what is on its way, so that nothing of it is written afterwards.
+        """Delete a cursor: end it, and wait for settles under way, so that nothing of it is written afterwards.
 
-        It is known until that holds: if it fails, delete it again. Holding the lock.
+        It stays known until that is committed: if it fails, delete it again. Under the lock.
         """
         cursor.end(StreamDeleted)
         cursor.place.stand_still()
@@ -341,7 +341,7 @@ class Sessions:
         self._deleted.append(cursor.owner)
 
     def end(self, streams: list[StreamLog], error: type[QflowError]) -> None:
-        """Serve nobody of these any more."""
+        """End all cursors of these streams; their gets raise the error."""
         with self._lock:
             self._records.make_sure()
             for stream in streams:
@@ -352,13 +352,13 @@ class Sessions:
         with self._lock:
             cursors = list(stream.cursors.values())
             owners = [stream.owner, *(cursor.owner for cursor in cursors), *stream.pinned.values()]
-            self._records.delete(owners)  # it is known until that holds: if it fails, delete it again
+            self._records.delete(owners)  # it stays known until this is committed: if it fails, delete it again
             for cursor in cursors:
                 self._facts.pop(cursor, None)
             return owners
 
     def expire(self) -> bool:
-        """Delete those that nobody had open for too long; returns that there is no more to do at once."""
+        """Delete subscriptions that were not open for `session_expiry_s`; return False: nothing more to do at once."""
         now = self._clock()
         with self._lock:
             for facts in list(self._facts.values()):
@@ -386,7 +386,7 @@ class Sessions:
         self._lock = lock
 
     def endings(self) -> Iterator[Piece]:
-        """Yield what a clean end leaves: when subscriptions were last open, and how far they were delivered."""
+        """Yield what a clean close writes: when subscriptions were last open, and how far they were delivered."""
         for facts in self._facts.values():
             cursor = facts.cursor
             for part in cursor.parts:

@@ -1,4 +1,4 @@
-"""What all streams of a broker share: the log, memory, clocks, and what to tell others."""
+"""What all streams of a broker share: the log, memory, clocks, and callbacks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Shared:
     room: Room
     max_transaction_bytes: int
     report: Callable[[str, int], None]
-    """Is told of damage, and how many messages that is."""
+    """Called with a text about damage, and how many messages are lost."""
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     held: Callable[[int], Mapping[int, int]] | None = None
-    """Returns from which offset on readers outside have retention keep everything, by partition."""
+    """Returns, of a stream, the offset by partition from which retention keeps everything for readers outside."""

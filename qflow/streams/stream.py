@@ -1,4 +1,4 @@
-"""A stream as users know it; `stream_log` has what it does."""
+"""The public face of a stream; `stream_log` does its work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qflow.streams.history import Bound
 
 
 class Stream(ABC):
-    """What is published to some topics, kept in order under a name. Made by `Broker.declare_stream`. Thread-safe."""
+    """A named log of what is published to some topics. Made by `Broker.declare_stream`; every method is thread-safe."""
 
     name: str
     """The name it was declared under."""
@@ -33,15 +33,15 @@ class Stream(ABC):
     ) -> Iterator[StreamMessage]:
         """Yield retained messages that a filter matches, without subscribing: as of now, in order.
 
-        Messages of several partitions come in the order of their times. What retention takes meanwhile, or what is
-        damaged, is left out.
+        Messages of several partitions are merged by their times. Messages that retention drops meanwhile, or that are
+        damaged, are left out.
 
         Args:
             topic_filter: as in MQTT.
-            partition: of this one only.
+            partition: number of the only one to read; None = all.
             start, end: offsets, or datetimes with a time zone; `end` is not included.
-            skip, limit: of what matches, leave out so many, and stop after so many; 2^60 at most.
-            newest: only so many, the last ones; 2^60 at most.
+            skip, limit: matching messages to leave out, and to return at most; up to 2^60.
+            newest: return only so many, the last ones; up to 2^60.
 
         Raises:
             InvalidArgument: a filter, bound or number makes no sense. StreamDeleted, BrokerClosed.

@@ -1,4 +1,4 @@
-"""A stream at work: partitions of the log, the cursors that read them, retention, and the index of topics."""
+"""The working part of a stream: partitions of the log, cursors that read them, retention, and the index of topics."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie
 
 QUIET_S = 10.0
-"""How long an end waits for what has reserved room and not joined a batch yet."""
+"""Seconds an end waits for publishes that have reserved memory and not joined a batch yet."""
 
 
 class StreamLog(Stream):
-    """What `Broker.declare_stream` returns, which users know as a `Stream`. Thread-safe."""
+    """What `Broker.declare_stream` returns as a `Stream`. Thread-safe."""
 
     def __init__(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row], shared: Shared) -> None:
         self.name = name
         self.settings = settings
         self.owner = owner
         self.readers: FilterTrie[Cursor] = FilterTrie()
-        """Cursors that somebody has open, by their filter."""
+        """Open cursors, by their filter."""
         self.cursors: dict[str, Cursor] = {}
-        """The durable ones, open or not, by name."""
+        """Durable cursors, open or not, by name."""
         self.pinned: dict[str, int] = {}
-        """Numbers of durable cursors that cannot be served, by name: nobody knows what they are still to get."""
+        """Numbers of durable cursors that cannot be served, by name: their positions are not known."""
         self.ended: type[QflowError] | None = None
         self.history = History(self, owner, rows, shared)
         self.partitions = self.history.partitions
@@ -51,11 +51,11 @@ class StreamLog(Stream):
 
     @property
     def lanes(self) -> list[Lane]:
-        """How the log knows its partitions."""
+        """The lanes of its partitions in the log."""
         return [partition.lane for partition in self.partitions]
 
     def partition_for(self, topic: str, key: bytes | None) -> Partition:
-        """Return where a message goes: by its key, or by its topic if it has none. Cost: 0.3 µs."""
+        """Return the partition of a message: by its key, or by its topic if it has none. Cost: 0.3 µs."""
         found = self.partitions
         if len(found) == 1:
             return found[0]
@@ -115,7 +115,7 @@ class StreamLog(Stream):
         return self.retention.retain()
 
     def _consumed(self, number: int) -> list[int] | None:
-        """Return how far each durable cursor came in a partition; None if that is not known of one."""
+        """Return the position of each durable cursor in a partition; None if one of them is not known."""
         return None if self.pinned else [cursor.lanes[number].row.floor for cursor in list(self.cursors.values())]
 
     def index(self, least: int | None = None) -> bool:
@@ -143,11 +143,11 @@ class StreamLog(Stream):
         )
 
     def problems(self) -> list[str]:
-        """Compare rows with blocks; return what does not agree, in words. Cost: O(blocks)."""
+        """Compare rows with blocks; return one text for each disagreement. Cost: O(blocks)."""
         return self.history.problems()
 
     def end(self, error: type[QflowError]) -> None:
-        """Serve nobody any more; wake who waits."""
+        """End the stream and its cursors; waiting gets raise the error."""
         if self.ended is None:
             self.ended = error
         for _, cursor in list(self.readers):
@@ -156,7 +156,7 @@ class StreamLog(Stream):
             cursor.end(error)
 
     def settle_down(self) -> None:
-        """After `end`: return when who was about to publish has joined a batch, or was refused, and all are done."""
+        """After `end`: return when all publishes under way have joined a batch or were refused, and are done."""
         deadline = time.monotonic() + QUIET_S
         while any(partition.joining for partition in self.partitions) and time.monotonic() < deadline:
             self._log.drain()

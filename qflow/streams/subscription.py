@@ -1,4 +1,4 @@
-"""What a subscriber holds: an iterator of messages of a stream, and where it is."""
+"""A subscription of a stream for threads, and its iteration."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from qflow.streams.stream_log import StreamLog
 
 
 class Subscription:
-    """Made by `Broker.subscribe`; a context manager; may be used by several threads."""
+    """A subscription of a stream. Made by `Broker.subscribe`; a context manager; every method is thread-safe."""
 
     _stream: StreamLog
     _member: Member
 
     @property
     def name(self) -> str | None:
-        """Under which its position is kept, its own or that of its group; None where it is not."""
+        """The name its position is kept under, its own or that of its group; None if it is not kept."""
         return self._member.cursor.title
 
     @property
     def stream(self) -> Stream:
-        """What it reads."""
+        """The stream it reads."""
         return self._stream
 
     @property
     def filter(self) -> str:
-        """Which topics it gets."""
+        """The filter that topics of its messages match."""
         return self._member.cursor.interest.filter
 
     @property
     def closed(self) -> bool:
-        """It was closed; a broker that closes, or a stream that is deleted, closes none."""
+        """`close` was called; closing the broker or deleting the stream does not set this."""
         return self._member.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
@@ -49,12 +49,12 @@ class Subscription:
         """Return the next message, waiting for it.
 
         Args:
-            timeout_s: None waits without end, 0 does not.
+            timeout_s: seconds to wait; None = without end, 0 = not at all.
 
         Raises:
             QueueEmpty: none came in time; or, with `follow=False`, there is no more.
-            TooManyUnsettled: as much is held as may be, and no time was left, or no more was to be waited for.
-            GapError: messages that were to come are gone; the next call goes on behind them.
+            TooManyUnsettled: as many messages are held as may be, and none was settled in time, or `follow` is False.
+            GapError: messages that were next are gone; the next call goes on behind them.
             StreamDeleted, BrokerClosed: it was deleted or closed, perhaps while this waited.
             InvalidArgument: the subscription is closed.
         Cost: 8 µs where it was read ahead, with its ack 10; a loop takes 2, 3 with a name.
@@ -74,7 +74,7 @@ class Subscription:
         return self.get(0)
 
     def get_many(self, max_messages: int, timeout_s: float | None = None) -> StreamDeliveries:
-        """Return the messages that are there, in order, about 1 MiB at most; an empty batch at the time-out.
+        """Return available messages, in order, about 1 MiB at most; an empty batch at the time-out.
 
         Raises:
             As `get`, but for `QueueEmpty`.
@@ -86,9 +86,9 @@ class Subscription:
     def __iter__(self) -> Iteration:
         """Return an iteration over the messages; asking it for the next acks the previous one.
 
-        It ends when there is no more, with `follow=False`. After a `GapError` it goes on behind the gap. What it was
-        about to show when it was left, by `break` or an exception, comes with the next call; the message it showed
-        last is held until it is acked, and comes again with the next iteration.
+        With `follow=False` it ends at the end of the stream. After a `GapError` it goes on behind the gap. After a
+        `break` or an exception the message returned last is held until it is acked, and is delivered again by the next
+        iteration; messages acquired and not returned are delivered by the next get.
         """
         return Iteration(self._member)
 
@@ -99,18 +99,18 @@ class Subscription:
         delivery.ack(wait)
 
     def seek(self, to: int | datetime, *, partition: int | None = None) -> None:
-        """Go on at an offset, or at the first message that is not earlier than a moment.
+        """Go on at an offset, or at the first message that is not earlier than a time.
 
-        What is held is not settled any more: acks of it do nothing. A durable subscription is moved in the log, for
+        Messages held are taken back: acks of them do nothing. A durable subscription is moved in the log, for
         all members of its group.
 
         Args:
             to: an offset, from that of the first retained message to that of the next one published; or a datetime
                 with a time zone.
-            partition: of this one; a moment may be meant for all of them.
+            partition: the one to move; None = all, with a datetime, or with an offset if there is only one.
 
         Raises:
-            InvalidArgument: the offset is past the end; or it is one of several partitions, and it does not say which.
+            InvalidArgument: the offset is past the end; or there are several partitions, and `partition` is not given.
         Cost: durable, a commit.
         """
         stream = self._stream
@@ -142,22 +142,22 @@ class Subscription:
 
     @property
     def lag(self) -> int:
-        """How many messages it is behind, of all topics: those behind the last one it delivered or passed over.
+        """Messages of all topics after the last one it delivered or passed over.
 
-        What comes again, because it was given back, is behind, too. What retention took is not, nor what was settled
-        out of order. `stats(matching=True)` counts those the filter wants.
+        Messages that were given back count, too; those that retention dropped do not, nor those that were settled
+        out of order. `stats(matching=True)` counts those that the filter matches.
 
         Cost: 6 µs, in the main thread 20; nothing is read.
         """
         return self._member.cursor.place.lag()
 
     def stats(self, *, matching: bool = False) -> SubscriptionStats:
-        """Return a snapshot; of a group, all of it.
+        """Return a snapshot; for a group, of all its members together.
 
         Args:
-            matching: count in `matching_messages` those that it is behind and that its filter wants.
+            matching: count in `matching_messages` the messages of `lag` that its filter matches.
 
-        Cost: 30 µs; `matching` reads the blocks that hold a wanted topic and are not delivered, 0.2 s for a million
+        Cost: 30 µs; `matching` reads the blocks ahead that hold a matching topic, 0.2 s for a million
             messages of 100 bytes.
         """
         return self._member.cursor.stats(matching=matching)
@@ -181,21 +181,21 @@ class Subscription:
 
 
 def subscription_of(stream: StreamLog, member: Member) -> Subscription:
-    """Return what a subscriber sees."""
+    """Return a subscription around a member."""
     subscription = Subscription()
     subscription._stream, subscription._member = stream, member
     return subscription
 
 
 def member_of(subscription: Subscription) -> Member:
-    """Return what a subscription does its work with."""
+    """Return the working part of a subscription."""
     return subscription._member
 
 
 class Iteration(Iterator[StreamDelivery]):
     """A loop over a subscription; see `Subscription.__iter__`. Of one thread.
 
-    An interrupt comes before a message is shown, or finds that noted: then the next call shows the one behind it.
+    An interrupt comes before a message is returned, or after that was noted: then the next call returns the next one.
     """
 
     def __init__(self, member: Member) -> None:
@@ -204,9 +204,9 @@ class Iteration(Iterator[StreamDelivery]):
         self._taker = (threading.get_ident(), object())
         self._batch: StreamDeliveries | None = None
         self._index = -1
-        """Of the message of the batch that was shown last."""
+        """Index in the batch of the message that was returned last."""
         self._share = self._passed = 0
-        """In which share of the batch that is, and how many messages are in those before."""
+        """The share of the batch that holds it, and how many messages are in the shares before."""
         self._claims.abandon(self._taker[0])
 
     def __next__(self) -> StreamDelivery:
@@ -226,8 +226,8 @@ class Iteration(Iterator[StreamDelivery]):
                         continue
                     delivery = StreamDelivery(batch, piece, index - passed, marks)
                     if batch.settled is None:
-                        break  # it went back, or was left behind by a seek, and what is to come is another one
-                    if index not in settled:  # what went back, or was left behind
+                        break  # it went back, or a seek took it back: what is next is not in this batch
+                    if index not in settled:  # went back, or a seek took it back
                         self._index, self._share, self._passed = index, share, passed
                         batch.shown = index + 1
                         return delivery

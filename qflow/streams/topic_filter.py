@@ -31,7 +31,7 @@ _quote.maxstring = 120  # an error names its topic, and not 64 KiB of it
 
 
 def check_topic(topic: object) -> str:
-    """Return a valid topic: 1 to 65,535 bytes of UTF-8 without NUL, `+` and `#`.
+    """Return a valid topic: 1 to 65,535 bytes of UTF-8 without NUL, `+` or `#`.
 
     Raises:
         InvalidArgument: it is none; nothing can be published to it.
@@ -120,11 +120,11 @@ class _Node(Generic[T]):
 class FilterTrie(Generic[T]):
     """Which values, of many filters, a topic belongs to.
 
-    Threads: `add` and `remove` are called under a lock of the owner's; everything else by anybody at any time, without
+    Threads: `add` and `remove` are called under a lock of the owner's; everything else by any thread, without
     it. A `match` that begins after `add` or `remove` has returned sees it; one that overlaps it sees each filter as it
     was before or after. This rests on the GIL: a reader copies what it walks over in one step of a dict, and asks for
     the cache *before* it walks. A change puts an empty cache in place *after* it is made, so that what was computed
-    before goes to a cache that nobody will ask again.
+    before goes to a cache that is not used any more.
 
     An interrupt strikes before a change or after it; at worst it leaves nodes without values, which match nothing.
 
@@ -198,7 +198,7 @@ class FilterTrie(Generic[T]):
         """Return the values whose filters match, each once, in the order in which the matching pairs were added.
 
         Raises:
-            InvalidArgument: see `check_topic`; a topic seen before has passed.
+            InvalidArgument: see `check_topic`.
         Cost: see the class.
         """
         cache = self._cache  # before the walk: see the class
