@@ -48,19 +48,12 @@ class Puts:
 
     def __init__(self, lanes: Lanes, admission: Admission, spiller: Spiller, exits: Exits) -> None:
         self.context = lanes.context
+        self.name, self.owner = self.context.name, self.context.owner
         self.gate = lanes.gate
         self.lanes = lanes
         self.admission = admission
         self.spiller = spiller
         self.exits = exits
-
-    @property
-    def name(self) -> str:
-        return self.context.name
-
-    @property
-    def owner(self) -> int:
-        return self.context.owner
 
     @property
     def settings(self) -> QueueSettings:
@@ -126,10 +119,10 @@ class Puts:
         """Return a put that has reserved nothing yet, after checking that it may pass."""
         sizes = list(map(len, records))
         size = sum(sizes)
-        charged = self._charge_for(records, size, number, dead=dead)
+        charged = self.charge_for(records, size, number, dead=dead)
         return Put(self.lanes.commit_lane(number), records, sizes, plain, size, charged)
 
-    def _charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
+    def charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
         """Return what records of `size` bytes together are charged, after checking that they may pass."""
         settings = self.context.settings
         if not dead:
@@ -180,6 +173,11 @@ class Puts:
         putting = self.begin(puts, timeout, leaving=leaving, dead=dead)
         attend(partial(putting.step, may_work=True), putting.give_up)
         return puts
+
+    def reserve_at_once(self, put: Put) -> bool:
+        """`prepare` one put that was drafted, if nothing stands in its way; else False, and nothing was done."""
+        with self.context.lock:
+            return self.admission.reserve(1, len(put.records), put.size, put.charged)
 
     def would_admit(self, messages: int, size: int) -> bool:
         """Tell whether so many messages, of so many bytes together, pass the limits as things are."""
@@ -235,18 +233,14 @@ class Puts:
     def put_unlogged(self, records: list[Record], number: int) -> int | None:
         """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
         size = sum(map(len, records))
-        charged = self._charge_for(records, size, number)
+        charged = self.charge_for(records, size, number)
         admission = self.admission
         with self.context.lock:
             lane = self.lanes.logged[number]
             lane.leaves_gaps = True
             beyond = lane.next + len(records) > lane.row.next
-            if admission.pending or beyond or not admission.admits(Depth(len(records), size)):
+            if admission.pending or beyond or not admission.reserve(0, len(records), size, charged):
                 return None
-            self.context.check_open()
-            if not self.gate.charge(charged):
-                return None
-            admission.count_in(0, len(records), size, charged)
             first = lane.next
             lane.next = first + len(records)
             self._publish(first, records, size, charged, 0)
