@@ -395,10 +395,11 @@ class Puts:
     def _publish(self, first: int, records: list[Record], size: int, charged: int, puts: int) -> None:
         """Append what was reserved. Under the lock."""
         gate, lanes, admission = self.gate, self.lanes, self.admission
-        runs = lanes.list_of(first)
+        number = lane_of(first)
+        runs = lanes.lists[number]
         count = len(records)
         gap = first - runs.next
-        number, gone = runs.number, self.context.ended is not None
+        gone = self.context.ended is not None
         schedule = lanes.schedules[number] if number >= DELAYED and not gone else None
         groups: list[Group] = []
         overhead = 0
@@ -410,8 +411,10 @@ class Puts:
             ]
             overhead = schedule.overhead_bytes
             runs.renew_open(first + count)
-        else:
+        elif gap or count >= OWN_RUN:
             tail = runs.tail_for(first, count)
+        else:
+            tail = runs.open.records
         # No call from here on, so that an interrupt finds all of it done or nothing.
         runs.next = first + count
         if gone:
@@ -436,7 +439,8 @@ class Puts:
             gate.arrived.notify(count)
         if gate.room.watching:
             gate.room.notify()
-        gate.borrow_ahead(charged)
+        if gate.used + charged > gate.account.borrowed:
+            gate.borrow_ahead(charged)
 
 
 def _for_groups(puts: int, messages: int) -> int:
