@@ -20,6 +20,8 @@ READ_BYTES = 256 * 1024
 LEAST_READ_BYTES = 64 * 1024
 BATCH_BYTES = 2**20
 """A batch of many is filled up to so many bytes."""
+ALONE_BYTES = charge_for(1, 0)
+"""Taken for a read where there is no room: it keeps one message, however many lie in its block."""
 
 
 class ReadAhead:
@@ -78,14 +80,14 @@ class ReadAhead:
         return None
 
     def room_for(self, wanted: int, *, least: bool) -> int:
-        """Take memory for what is about to be read; 0 if there is none now. With `least`, some also then."""
+        """Take memory for what is about to be read; 0 if there is none now. With `least`, also then: one message."""
         for amount in (READ_BYTES if wanted <= 256 else BATCH_BYTES, LEAST_READ_BYTES):
             if self._room.hold(amount, least=False):
                 return amount
         if not least:
             return 0
-        self._room.hold(LEAST_READ_BYTES, least=True)
-        return LEAST_READ_BYTES
+        self._room.hold(ALONE_BYTES, least=True)
+        return ALONE_BYTES
 
     def is_in_memory(self, part: Part) -> bool:
         """Tell whether the next thing to read is in the live tail."""
@@ -112,6 +114,8 @@ class ReadAhead:
                     told = False
                 else:  # where the next commit is that is wanted, a hint tells
                     found, told = self._found_in(slab), True
+                if amount == ALONE_BYTES and sum(piece.messages for piece in found.pieces) > 1:
+                    found, told = first_of(found), False
             except QflowError:
                 check_open()  # it was closed meanwhile, which is the reason
                 raise
@@ -176,3 +180,9 @@ class ReadAhead:
                 shares.append(taken)
                 most -= len(taken.piece.records)
         return shares
+
+
+def first_of(found: Found) -> Found:
+    """Return the first message of what was read, and nothing of what is behind it."""
+    piece = found.pieces[0].part(0, 1)
+    return Found([piece], None, piece.end, found.decoded)
