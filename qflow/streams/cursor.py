@@ -4,8 +4,8 @@ A cursor has a *part* for each partition. A part reads ahead a little into a buf
 members take messages from there. What they settle is a range of sequences, given by value to the log, where a durable
 cursor has a row and marks as a queue has; what they do not settle comes back, in its place.
 
-A part is *live* when it has read everything there is. From then on publishers tell it where something came that its
-filter wants, so that it looks at nothing else. It becomes live under the partition's lock, so nothing falls between.
+A part is *live* when it has read everything there is. From then on the feed of its filter tells where something came
+that it wants, so that it looks at nothing else. It becomes live under the partition's lock, so nothing falls between.
 
 A cursor gives its lock to three objects: `Claims` has what is held and what came back, `ReadAhead` what was read and
 not taken, `Positions` where it is. Its own are the members that come and go, and their gets.
@@ -23,6 +23,7 @@ from qflow.stats import SubscriptionStats
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.claims import Claims, root_of
 from qflow.streams.deliveries import StreamDeliveries
+from qflow.streams.feeds import Feed, Feeds
 from qflow.streams.history import History
 from qflow.streams.interest import Interest
 from qflow.streams.part import Part
@@ -99,10 +100,11 @@ class Cursor:
         self.lanes = [] if kept is None else kept.lanes
         """Where what is settled is logged, by partition."""
         self.parts = [
-            Part(self.wake, partition, start, self.lanes[partition.number] if self.lanes else None)
+            Part(partition, start, self.lanes[partition.number] if self.lanes else None)
             for partition, start in zip(history.partitions, starts, strict=True)
         ]
-        self._readers = history.home.readers
+        self._readers: Feeds = history.home.readers
+        self._feed = Feed(len(self.parts))
         self._log = shared.log
         self._room = shared.room
         self._monotonic = shared.monotonic
@@ -110,7 +112,7 @@ class Cursor:
         """It comes before those of partitions, of the memory of streams, and of the log."""
         self._line = Line(self._lock)
         self._waiting = 0
-        """Who waits, or looks whether he must: raised before he looks, so that publishers need no lock to ask."""
+        """Who waits, or looks whether he must: raised before he looks, so that the writer needs no lock to ask."""
         self.claims = Claims(self.name, self.owner, self._lock, self._line, shared)
         self.place = Positions(history, interest.filter, self.parts, self.claims, shared)
         self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._line)
@@ -134,7 +136,9 @@ class Cursor:
             claims = self.claims
             claims.check_open()
             if not claims.members:
-                self._readers.add(self.interest.filter, self)
+                self._feed = self._readers.join(self.interest.filter, self, len(self.parts))
+                for part, hints in zip(self.parts, self._feed.hints, strict=True):
+                    part.follow(hints)
             claims.members[member] = None
 
     @sheltered
@@ -157,7 +161,7 @@ class Cursor:
 
     def _withdraw(self) -> None:
         """Nobody reads any more: forget what was read ahead."""
-        self._readers.remove(self.interest.filter, self)
+        self._readers.leave(self.interest.filter, self)
         floors = [part.position if part.lane is None else part.lane.row.floor for part in self.parts]
         self._room.let_go(self._ahead.restart(floors) + self.claims.forget())
 
@@ -205,6 +209,8 @@ class Cursor:
             if getting.given_up or getting.batch is not None:
                 return None
             self._waiting += 1
+            waiting = self._feed.waiting
+            waiting[self] = None  # before it looks: what comes after that wakes it
             try:
                 found = self._step(getting, may_work=may_work)
                 if found == WORK:
@@ -225,6 +231,8 @@ class Cursor:
                     getting.batch = found
             finally:
                 self._waiting -= 1
+                if not (self._waiting or self._line.watching):
+                    waiting.pop(self, None)
             if self._line.watching and self._is_worth_a_look():
                 self._line.notify_first()
             return None
@@ -314,7 +322,7 @@ class Cursor:
         )
 
     def wake(self) -> None:
-        """Have those look who wait. Called by publishers, without a lock."""
+        """Have those look who wait. Called by the writer, without a lock."""
         if self._waiting or self._line.watching:
             with self._line:
                 self._line.notify_first()

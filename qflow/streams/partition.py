@@ -1,13 +1,13 @@
 """One partition of a stream: a lane of the log with dense offsets, and who waits for what comes.
 
-For the log it is a publisher, for `Together` a place to put messages, as a queue is. Publishing tells each live reader
-whose filter matches where to look, and nobody else: what it costs grows with those, not with all there are.
+For the log it is a publisher, for `Together` a place to put messages, as a queue is. Publishing notes
+where to look for each filter that matches, and wakes the cursors that wait with one of those: see `feeds`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from qflow.config import StreamSettings
@@ -19,17 +19,6 @@ from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane, Put
 from qflow.streams.room import SLAB_BYTES, Asking, Slab, Tail, charge_for
 from qflow.streams.shared import Shared
-from qflow.streams.topic_filter import FilterTrie
-
-
-class Reader(Protocol):
-    """Who reads a partition: a cursor's part."""
-
-    def come(self, first: int) -> None:
-        """Something it wants was committed from this sequence on. Called under the partition's lock."""
-
-    def wake(self) -> None:
-        """Look again."""
 
 
 class Home(Protocol):
@@ -39,8 +28,8 @@ class Home(Protocol):
     settings: StreamSettings
     ended: type[QflowError] | None
     partitions: list[Partition]
-    readers: FilterTrie[Any]
-    """Cursors that somebody has open: each has `parts`, a `Reader` of each partition."""
+    readers: Any
+    """`Feeds` of the cursors that somebody has open."""
 
     def check_open(self) -> None: ...
 
@@ -89,24 +78,23 @@ class Partition:
         raise AssertionError("a message that is not logged was put into a stream")
 
     def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
-        """Make confirmed messages visible, and tell live readers that want them."""
+        """Make confirmed messages visible, and wake cursors that wait for them."""
         charged = charge_for(len(records), size + text_bytes(topics))
         self.room.arrived(charged)
-        trie = self.stream.readers
-        readers: dict[Reader, None] = {}
-        if len(trie):
+        feeds = self.stream.readers
+        found: Iterable[Any] = ()
+        if len(feeds):
             self.room.keep(self.tail, Slab(first, records, topics, time_ms, charged + SLAB_BYTES))
         with self.lock:  # who becomes live does so under it, and is among the readers before
-            if len(trie):
-                for topic in topics if len(topics) == 1 else dict.fromkeys(topics):
-                    for cursor in trie.match(topic):
-                        readers[cursor.parts[self.number]] = None
-                for reader in readers:
-                    reader.come(first)
+            if len(feeds):
+                found = feeds.match(dict.fromkeys(topics))
+                for feed in found:
+                    feed.hints[self.number].add(first)
             self.next = first + len(records)
             self.published += len(records)
-        for reader in readers:
-            reader.wake()
+        for feed in found:
+            for cursor in list(feed.waiting):
+                cursor.wake()
 
     def purged(self, ends: dict[int, int]) -> None:
         """Streams are not purged: retention raises their floor."""

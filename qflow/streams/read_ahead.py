@@ -91,8 +91,7 @@ class ReadAhead:
 
     def is_in_memory(self, part: Part) -> bool:
         """Tell whether the next thing to read is in the live tail."""
-        with part.partition.lock:
-            first = part.hints[0] if part.live and part.hints else max(part.position, part.clear_to)
+        first, _ = part.next_to_read()
         return first in part.partition.tail.slabs
 
     def fetch(self, part: Part, most: int, amount: int, check_open: Callable[[], None]) -> None:
