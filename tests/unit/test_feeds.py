@@ -106,6 +106,9 @@ def test_who_is_far_behind_gets_everything_and_is_told_of_no_gap_there_is_not(
     monkeypatch.setattr(part_module, "HINTS", 2)
     broker.alter_stream("s", retention_messages=1 + 2 * behind)
     late, prompt = live(broker, "a"), live(broker, "a")
+    for _ in range(2):
+        broker.publish("a", b"before")
+        assert late.get_nowait().body == prompt.get_nowait().body == b"before"
     for number in range(2 * behind + 30):
         broker.publish("b", b"%d" % number)
     broker.publish("a", b"first")
