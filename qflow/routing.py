@@ -181,7 +181,7 @@ class Routing:
         body = body_bytes(body)
         if not queues and not streams:
             self.count_unrouted()
-        records: dict[Envelope, Record] = {}
+        records: dict[Envelope, list[Record]] = {}
         steps: list[Step] = []
         bare = Envelope(0, prefix)
         for queue in queues:
@@ -189,16 +189,16 @@ class Routing:
             if headers is not None or key is not None or queue.settings.ttl_s is not None:
                 envelope = queue.envelope(headers, None, 0, None, None, None, (topic, key))
             if envelope not in records:
-                records[envelope] = envelope.record(body)
-            steps.append(Step(queue, envelope.number, [records[envelope]]))
+                records[envelope] = [envelope.record(body)]
+            steps.append(Step(queue, envelope.number, records[envelope]))
         for stream in streams:
             envelope = bare
             if headers is not None or key is not None:
                 envelope = Envelope(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
             if envelope not in records:
-                records[envelope] = envelope.record(body)
+                records[envelope] = [envelope.record(body)]
             place: Any = stream.partition_for(topic, key)
-            steps.append(Step(place, 0, [records[envelope]]))
+            steps.append(Step(place, 0, records[envelope]))
         return steps
 
     def lots(self, messages: list[Any], headers: Headers | None) -> Lots | None:

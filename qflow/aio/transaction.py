@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import groupby
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, Unpack
 
@@ -20,7 +19,7 @@ from qflow.queues.exits import Leaving
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue
-from qflow.queues.together import Parts, Place, Step, Together, by_lane, draft_together, party_of
+from qflow.queues.together import Parts, Place, Step, Together, by_lane, draft_together, of_one_party, reserve_at_once
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
 
@@ -49,12 +48,13 @@ class AsyncTogether:
         parts = Parts(leavings)
         ends = None if timeout is None else home.loop.time() + timeout
         try:
-            for party, places_of_one in groupby(lanes, party_of):
-                if party is None:
-                    await self._prepare_together(list(places_of_one), parts)
-                    continue
-                left = None if ends is None else max(0.0, ends - home.loop.time())
-                await self._prepare(list(places_of_one), left, parts)
+            start = 0
+            while start < len(lanes):
+                start = in_place(partial(reserve_at_once, lanes, start, parts))
+                if ones := of_one_party(lanes, start):
+                    left = None if ends is None else max(0.0, ends - home.loop.time())
+                    await self._prepare(ones, left, parts)
+                start += len(ones)
         except BaseException:
             in_place(parts.withdraw)
             raise
@@ -80,6 +80,9 @@ class AsyncTogether:
     async def _prepare(self, places: list[Place], timeout: float | None, parts: Parts) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or those of their dead letters."""
         queue = places[0].step.queue
+        if queue.reserves_together:
+            await self._prepare_together(places, parts)
+            return
         lots = [(place.step.number, place.step.records) for place in places]
         puts = queue.draft_all(lots)
         try:

@@ -73,6 +73,24 @@ class Admission:
         self._gate.incoming += charged
         self._gate.places = 0
 
+    def reserve(self, puts: int, messages: int, size: int, charged: int) -> bool:
+        """Charge puts and count them as on their way in, if nothing stands in their way; else nothing is done."""
+        gate, context = self._gate, self._context
+        used = gate.used + charged
+        if used <= gate.passing:
+            gate.used = used
+        elif (
+            context.ended is not None
+            or gate.room.watching
+            or not self.admits(Depth(messages, size))
+            or not gate.charge(charged)
+        ):
+            return False
+        self.count_in(puts, messages, size, charged)
+        if context.has_limit:
+            self.count_places()
+        return True
+
     # Limits ----------------------------------------------------------------------------------------------------------
 
     def depth(self) -> Depth:

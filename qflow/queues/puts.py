@@ -48,19 +48,12 @@ class Puts:
 
     def __init__(self, lanes: Lanes, admission: Admission, spiller: Spiller, exits: Exits) -> None:
         self.context = lanes.context
+        self.name, self.owner = self.context.name, self.context.owner
         self.gate = lanes.gate
         self.lanes = lanes
         self.admission = admission
         self.spiller = spiller
         self.exits = exits
-
-    @property
-    def name(self) -> str:
-        return self.context.name
-
-    @property
-    def owner(self) -> int:
-        return self.context.owner
 
     @property
     def settings(self) -> QueueSettings:
@@ -126,10 +119,10 @@ class Puts:
         """Return a put that has reserved nothing yet, after checking that it may pass."""
         sizes = list(map(len, records))
         size = sum(sizes)
-        charged = self._charge_for(records, size, number, dead=dead)
+        charged = self.charge_for(records, size, number, dead=dead)
         return Put(self.lanes.commit_lane(number), records, sizes, plain, size, charged)
 
-    def _charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
+    def charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
         """Return what records of `size` bytes together are charged, after checking that they may pass."""
         settings = self.context.settings
         if not dead:
@@ -180,6 +173,11 @@ class Puts:
         putting = self.begin(puts, timeout, leaving=leaving, dead=dead)
         attend(partial(putting.step, may_work=True), putting.give_up)
         return puts
+
+    def reserve_at_once(self, put: Put) -> bool:
+        """`prepare` one put that was drafted, if nothing stands in its way; else False, and nothing was done."""
+        with self.context.lock:
+            return self.admission.reserve(1, len(put.records), put.size, put.charged)
 
     def would_admit(self, messages: int, size: int) -> bool:
         """Tell whether so many messages, of so many bytes together, pass the limits as things are."""
@@ -235,18 +233,14 @@ class Puts:
     def put_unlogged(self, records: list[Record], number: int) -> int | None:
         """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
         size = sum(map(len, records))
-        charged = self._charge_for(records, size, number)
+        charged = self.charge_for(records, size, number)
         admission = self.admission
         with self.context.lock:
             lane = self.lanes.logged[number]
             lane.leaves_gaps = True
             beyond = lane.next + len(records) > lane.row.next
-            if admission.pending or beyond or not admission.admits(Depth(len(records), size)):
+            if admission.pending or beyond or not admission.reserve(0, len(records), size, charged):
                 return None
-            self.context.check_open()
-            if not self.gate.charge(charged):
-                return None
-            admission.count_in(0, len(records), size, charged)
             first = lane.next
             lane.next = first + len(records)
             self._publish(first, records, size, charged, 0)
@@ -401,10 +395,11 @@ class Puts:
     def _publish(self, first: int, records: list[Record], size: int, charged: int, puts: int) -> None:
         """Append what was reserved. Under the lock."""
         gate, lanes, admission = self.gate, self.lanes, self.admission
-        runs = lanes.list_of(first)
+        number = lane_of(first)
+        runs = lanes.lists[number]
         count = len(records)
         gap = first - runs.next
-        number, gone = runs.number, self.context.ended is not None
+        gone = self.context.ended is not None
         schedule = lanes.schedules[number] if number >= DELAYED and not gone else None
         groups: list[Group] = []
         overhead = 0
@@ -416,8 +411,10 @@ class Puts:
             ]
             overhead = schedule.overhead_bytes
             runs.renew_open(first + count)
-        else:
+        elif gap or count >= OWN_RUN:
             tail = runs.tail_for(first, count)
+        else:
+            tail = runs.open.records
         # No call from here on, so that an interrupt finds all of it done or nothing.
         runs.next = first + count
         if gone:
@@ -442,7 +439,8 @@ class Puts:
             gate.arrived.notify(count)
         if gate.room.watching:
             gate.room.notify()
-        gate.borrow_ahead(charged)
+        if gate.used + charged > gate.account.borrowed:
+            gate.borrow_ahead(charged)
 
 
 def _for_groups(puts: int, messages: int) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from itertools import groupby
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
 from qflow.errors import again
 from qflow.memory.waiting import shelter, sheltered
-from qflow.message import Record
+from qflow.message import Record, is_plain
 from qflow.queues.dead_letters import dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.overflow import Decision, Depth
@@ -97,14 +97,8 @@ class Together:
         places, lanes = by_lane(steps)
         parts = Parts(leavings)
         parts.puts += puts
-        deadline = None if timeout is None else self._monotonic() + timeout
         try:
-            for party, places_of_one in groupby(lanes, party_of):
-                if party is None:
-                    prepare_together(list(places_of_one), parts)
-                    continue
-                left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                self.prepare(list(places_of_one), left, parts, dead)
+            self._prepare_all(lanes, timeout, parts, dead)
         except BaseException:
             try:
                 shelter(parts.withdraw)
@@ -130,6 +124,21 @@ class Together:
         for put in parts.puts:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         return places
+
+    def _prepare_all(self, lanes: list[Place], timeout: float | None, parts: Parts, dead: bool) -> None:
+        """Reserve room for all lanes: in passes over the queues that have it now, and for the others one by one."""
+        deadline = None if timeout is None else self._monotonic() + timeout
+        start = 0
+        while start < len(lanes):
+            if not dead:
+                start = shelter(partial(reserve_at_once, lanes, start, parts))
+            if places := of_one_party(lanes, start):
+                if places[0].step.queue.reserves_together:
+                    prepare_together(places, parts)
+                else:
+                    left = None if deadline is None else max(0.0, deadline - self._monotonic())
+                    self.prepare(places, left, parts, dead)
+            start += len(places)
 
     def prepare(self, places: list[Place], timeout: float | None, parts: Parts, dead: bool) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
@@ -229,6 +238,10 @@ class Parts:
         """Return what leaves a queue, the first time."""
         return self._leave.pop(queue.context, NOTHING)
 
+    def has_leaving(self, queue: Puts) -> bool:
+        """Tell whether something leaves a queue that `leaving` was not asked for."""
+        return bool(self._leave) and queue.context in self._leave
+
     def withdraw(self) -> None:
         """Give back what was reserved, if it did not join a batch; what was leaving stays."""
         if self.unit is None or not self.unit.joined:
@@ -262,12 +275,45 @@ def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
 
 def _rank(place: Place) -> tuple[bool, int]:
     """Rank places for who reserves room: partitions last, for who has room there must not wait for anything else."""
-    return party_of(place) is None, place.step.queue.owner
+    queue = place.step.queue
+    return queue.reserves_together, queue.owner
 
 
-def party_of(place: Place) -> Puts | None:
-    """Return who reserves room for a place: its queue; None for partitions of streams, which do so together."""
-    return None if place.step.queue.reserves_together else place.step.queue
+def of_one_party(lanes: list[Place], start: int) -> list[Place]:
+    """Return the places from `start` on whose room is reserved together: those of a queue, or all of partitions."""
+    if start == len(lanes):
+        return []
+    first = lanes[start].step.queue
+    if first.reserves_together:
+        return lanes[start:]
+    return list(takewhile(lambda place: place.step.queue is first, islice(lanes, start, None)))
+
+
+def reserve_at_once(lanes: list[Place], start: int, parts: Parts) -> int:
+    """Reserve room in the queues from `start` on that have it now, and add their puts; return where it stopped.
+
+    What stops it takes the long way: a queue in which a put would have to wait, or from which something is leaving, or
+    several lanes of one, and partitions of streams, whose room is reserved all at once.
+
+    Cost: 3 µs a queue. What several of them get, the same list, is measured once.
+    """
+    known: list[Record] | None = None
+    for index in range(start, len(lanes)):
+        place = lanes[index]
+        queue, number, records = place.step
+        if queue.reserves_together or parts.has_leaving(queue):
+            return index
+        if index + 1 < len(lanes) and lanes[index + 1].step.queue is queue:
+            return index
+        if records is not known:
+            known, sizes, plain = records, list(map(len, records)), is_plain(records)
+            size = sum(sizes)
+        put = Put(queue.lanes.commit_lane(number), records, sizes, plain, size, queue.charge_for(records, size, number))
+        if not queue.reserve_at_once(put):
+            return index
+        parts.puts.append(put)
+        place.put = put
+    return len(lanes)
 
 
 def draft_together(places: list[Place]) -> list[Put]:

@@ -4,8 +4,9 @@ A cursor has a *part* for each partition. A part reads ahead into a buffer, from
 messages from the buffer. Messages that they settle go to the log as ranges of sequences: a durable cursor has rows and
 marks there, as a queue has. Messages that they do not settle go back to their places, to be delivered again.
 
-A part is *live* when it has read everything there is. From then on publishers give it the sequences of messages that
-its filter matches, and it reads nothing else. It becomes live under the partition's lock, so that none is missed.
+A part is *live* when it has read everything there is. From then on the feed of its filter has the sequences of commits
+that hold matching messages, and it reads nothing else. It becomes live under the partition's lock, so that none is
+missed.
 
 Three objects share the cursor's lock: `Claims` owns what is held and what came back, `ReadAhead` what was read and not
 taken, `Positions` where the cursor is. The cursor itself owns its members and their gets.
@@ -23,6 +24,7 @@ from qflow.stats import SubscriptionStats
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.claims import Claims, root_of
 from qflow.streams.deliveries import StreamDeliveries
+from qflow.streams.feeds import Feed, Feeds
 from qflow.streams.history import History
 from qflow.streams.interest import Interest
 from qflow.streams.part import Part
@@ -99,10 +101,11 @@ class Cursor:
         self.lanes = [] if kept is None else kept.lanes
         """The lanes of the log that record what is settled, by partition."""
         self.parts = [
-            Part(self.wake, partition, start, self.lanes[partition.number] if self.lanes else None)
+            Part(partition, start, self.lanes[partition.number] if self.lanes else None)
             for partition, start in zip(history.partitions, starts, strict=True)
         ]
-        self._readers = history.home.readers
+        self._readers: Feeds = history.home.readers
+        self._feed = Feed(len(self.parts))
         self._log = shared.log
         self._room = shared.room
         self._monotonic = shared.monotonic
@@ -134,7 +137,9 @@ class Cursor:
             claims = self.claims
             claims.check_open()
             if not claims.members:
-                self._readers.add(self.interest.filter, self)
+                self._feed = self._readers.join(self.interest.filter, self, len(self.parts))
+                for part, hints in zip(self.parts, self._feed.hints, strict=True):
+                    part.follow(hints)
             claims.members[member] = None
 
     @sheltered
@@ -157,7 +162,7 @@ class Cursor:
 
     def _withdraw(self) -> None:
         """Forget what was read ahead, as there are no members any more."""
-        self._readers.remove(self.interest.filter, self)
+        self._readers.leave(self.interest.filter, self)
         floors = [part.position if part.lane is None else part.lane.row.floor for part in self.parts]
         self._room.let_go(self._ahead.restart(floors) + self.claims.forget())
 
@@ -205,6 +210,8 @@ class Cursor:
             if getting.given_up or getting.batch is not None:
                 return None
             self._waiting += 1
+            waiting = self._feed.waiting
+            waiting[self] = None  # before it looks: what comes after that wakes it
             try:
                 found = self._step(getting, may_work=may_work)
                 if found == WORK:
@@ -225,6 +232,8 @@ class Cursor:
                     getting.batch = found
             finally:
                 self._waiting -= 1
+                if not (self._waiting or self._line.watching):
+                    waiting.pop(self, None)
             if self._line.watching and self._is_worth_a_look():
                 self._line.notify_first()
             return None
@@ -314,7 +323,7 @@ class Cursor:
         )
 
     def wake(self) -> None:
-        """Wake the first waiting get. Called by publishers, without a lock."""
+        """Wake the first waiting get. Called by the writer, without a lock."""
         if self._waiting or self._line.watching:
             with self._line:
                 self._line.notify_first()

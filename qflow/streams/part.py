@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
 from itertools import compress, takewhile
 from typing import Any
 
@@ -14,21 +13,65 @@ from qflow.storage.streams.partitions import Found, Hole, Piece
 from qflow.streams.deliveries import Share
 from qflow.streams.partition import Partition
 
-HINTS = 1024
-"""Hints a live part keeps, one for each commit; with more, it is not live any more and reads all there is."""
+HINTS = 128
+"""A live part that is behind by twice as many commits is not live any more, and reads all there is."""
+
+
+class Stretch:
+    """Some commits in which a filter found something, one behind the other."""
+
+    __slots__ = ("firsts", "following", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.firsts: list[int] = []
+        """The first sequence of each."""
+        self.following: int | None = None
+        """The first one of the next stretch."""
+
+
+class Hints:
+    """The newest commits of a partition in which a filter found something; all under the partition's lock.
+
+    Several cursors read them. Each keeps the stretch it is in, so it knows what comes next, however far it is behind.
+    """
+
+    __slots__ = ("_before", "_open")
+
+    def __init__(self) -> None:
+        self._open = Stretch(0)
+        self._before: Stretch | None = None
+
+    def here(self) -> Stretch:
+        """Return the stretch that the next commit belongs to."""
+        if len(self._open.firsts) >= HINTS:
+            self._before, self._open = self._open, Stretch(self._open.number + 1)
+        return self._open
+
+    def add(self, first: int) -> None:
+        """Have one more, the newest. Cost: 0.2 µs."""
+        stretch = self.here()
+        if not stretch.firsts and self._before is not None:
+            self._before.following = first
+        stretch.firsts.append(first)
+
+    def behind(self, stretch: Stretch) -> Stretch | None:
+        """Return the stretch behind one that has one; None if it is not kept any more."""
+        for kept in (self._before, self._open):
+            if kept is not None and kept.number == stretch.number + 1:
+                return kept
+        return None
 
 
 class Part:
     """A cursor's place in one partition. Used under the cursor's lock, or the partition's where it says so."""
 
     __slots__ = (
-        "behind", "buffer", "charged", "clear_to", "covered", "doubtful", "fetching", "head", "hints", "lane", "live",
-        "partition", "position", "ready", "seen", "skips", "wake",
+        "again", "behind", "buffer", "charged", "clear_to", "covered", "doubtful", "fetching", "head", "hints", "lane",
+        "live", "partition", "position", "ready", "seen", "skips", "stretch",
     )  # fmt: skip
 
-    def __init__(self, wake: Callable[[], None], partition: Partition, position: int, lane: Lane | None) -> None:
-        self.wake = wake
-        """Wakes a waiting get of the cursor."""
+    def __init__(self, partition: Partition, position: int, lane: Lane | None) -> None:
         self.partition = partition
         self.lane = lane
         """The lane of the log that records what is settled; None for a cursor that is not durable."""
@@ -48,44 +91,37 @@ class Part:
         self.seen = 0
         """Sequences below were delivered, or passed over."""
         self.live = False
-        self.hints: deque[int] = deque()
-        self.clear_to = position
-        """With `live` and `hints` under the partition's lock: nothing below is left to be read. A hint is the first
-        sequence of a commit that holds a matching message."""
+        """Under the partition's lock, as what follows: it has read all there was, and hints tell what came since."""
+        self.hints = Hints()
+        self.stretch = self.hints.here()
+        self.clear_to = 0
+        """Nothing is below it that it wants: where it found that the hints behind its stretch are gone."""
+        self.again: int | None = None
+        """Where a live part has stopped in what it was to read."""
 
-    def come(self, first: int) -> None:
-        """Note that a commit from this sequence on holds a matching message. Under the partition's lock."""
-        if self.live:
-            if len(self.hints) >= HINTS:
-                self.live = False
-                self.clear_to = self.hints[0]
-                self.hints.clear()
-            else:
-                self.hints.append(first)
+    def follow(self, hints: Hints) -> None:
+        """Be told where to look by these from now on, once it is live."""
+        with self.partition.lock:
+            self.hints, self.live, self.again = hints, False, None
 
     def has_more(self) -> bool:
         """Tell whether there is something to read; if not, the part is live."""
         partition = self.partition
         with partition.lock:
-            if self.live:
-                return bool(self.hints)
-            if max(self.position, self.clear_to) < partition.next:
-                return True
-            self.live = True
-            return False
+            place = self._look()
+            if place is None:
+                return False
+            if not self.live and place >= partition.next:
+                self.live, self.again, self.stretch = True, None, self.hints.here()
+                return False
+            return True
 
     def next_to_read(self) -> tuple[int, int]:
         """Return (first sequence to read, end of what is confirmed); call `read_to` after reading."""
         partition = self.partition
         with partition.lock:
-            end = partition.next
-            position = max(self.position, self.clear_to)
-            if self.live:
-                hints = self.hints
-                while hints and hints[0] < position:
-                    hints.popleft()
-                position = max(position, hints[0] if hints else end)
-            return position, end
+            place, end = self._look(), partition.next
+            return end if place is None else place, end
 
     def read_to(self, position: int, end: int, *, told: bool) -> None:
         """Note that everything below `position` was read, of what was to be read up to `end`.
@@ -93,27 +129,36 @@ class Part:
         The rest is read next, unless hints say where the next matching message is (`told`).
         """
         with self.partition.lock:
-            if self.live:
-                hints = self.hints
-                while hints and hints[0] < position:
-                    hints.popleft()
-                if position < end and not told and not (hints and hints[0] == position):
-                    hints.appendleft(position)
-            elif position < end and not told:
-                self.clear_to = min(self.clear_to, position)
+            self.again = position if position < end and not told else None
+
+    def _look(self) -> int | None:
+        """Return the next sequence to read; None if it is live, and no match came. Under the partition's lock."""
+        position = self.position
+        while self.live:
+            if self.again is not None:
+                return max(self.again, position)
+            firsts, following = self.stretch.firsts, self.stretch.following
+            index = bisect_left(firsts, position)
+            if index < len(firsts):
+                return firsts[index]
+            if following is None:
+                return None
+            behind = self.hints.behind(self.stretch)
+            if behind is None:
+                self.live, self.clear_to = False, following
+            else:
+                self.stretch = behind
+        return max(position, self.clear_to)
 
     def clear(self) -> int | None:
         """Return the sequence below which all matching messages were taken; None while some are read ahead."""
         if self.buffer or self.fetching is not None or self.behind is not None:
             return None
-        return self.unread() if self.live else self.position
+        return self.unread()
 
     def unread(self) -> int:
         """Return the first sequence that was neither read nor passed over, at most that of the next publish."""
-        with self.partition.lock:
-            if self.live:
-                return self.hints[0] if self.hints else self.partition.next
-            return max(self.position, self.clear_to)
+        return self.next_to_read()[0]
 
     def lag(self) -> int:
         """Return how many retained messages, of all topics, were neither taken nor passed over."""
@@ -133,9 +178,7 @@ class Part:
         self.behind = None
         self.position = self.covered = position
         with self.partition.lock:
-            self.live = False
-            self.hints.clear()
-            self.clear_to = 0
+            self.live, self.again, self.clear_to = False, None, 0
 
     def install(self, found: Found) -> int:
         """Add to the buffer what was read; return the bytes charged for it."""

@@ -1,13 +1,13 @@
 """One partition of a stream: a lane of the log with dense offsets, and the readers that wait for its messages.
 
 For the log it is a publisher, for `Together` a place to put messages, as a queue is. A publish gives a hint to each
-live reader whose filter matches, so its cost grows with the number of those, not of all readers.
+filter that matches, and wakes the cursors that wait with one of those: see `feeds`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from qflow.config import StreamSettings
@@ -19,17 +19,6 @@ from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane, Put
 from qflow.streams.room import SLAB_BYTES, Asking, Slab, Tail, charge_for
 from qflow.streams.shared import Shared
-from qflow.streams.topic_filter import FilterTrie
-
-
-class Reader(Protocol):
-    """A reader of a partition: a cursor's part."""
-
-    def come(self, first: int) -> None:
-        """A commit from this sequence on holds a matching message. Called under the partition's lock."""
-
-    def wake(self) -> None:
-        """Wake a waiting get."""
 
 
 class Home(Protocol):
@@ -39,8 +28,8 @@ class Home(Protocol):
     settings: StreamSettings
     ended: type[QflowError] | None
     partitions: list[Partition]
-    readers: FilterTrie[Any]
-    """Open cursors, by filter: each has `parts`, a `Reader` for each partition."""
+    readers: Any
+    """`Feeds` of the open cursors."""
 
     def check_open(self) -> None: ...
 
@@ -89,24 +78,23 @@ class Partition:
         raise AssertionError("a message that is not logged was put into a stream")
 
     def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
-        """Make confirmed messages visible, and give hints to live readers whose filters match."""
+        """Make confirmed messages visible, give hints to filters that match, and wake the cursors that wait."""
         charged = charge_for(len(records), size + text_bytes(topics))
         self.room.arrived(charged)
-        trie = self.stream.readers
-        readers: dict[Reader, None] = {}
-        if len(trie):
+        feeds = self.stream.readers
+        found: Iterable[Any] = ()
+        if len(feeds):
             self.room.keep(self.tail, Slab(first, records, topics, time_ms, charged + SLAB_BYTES))
-        with self.lock:  # a part becomes live under it, and is among the readers before
-            if len(trie):
-                for topic in topics if len(topics) == 1 else dict.fromkeys(topics):
-                    for cursor in trie.match(topic):
-                        readers[cursor.parts[self.number]] = None
-                for reader in readers:
-                    reader.come(first)
+        with self.lock:  # a part becomes live under it, and has joined its feed before
+            if len(feeds):
+                found = feeds.match(dict.fromkeys(topics))
+                for feed in found:
+                    feed.hints[self.number].add(first)
             self.next = first + len(records)
             self.published += len(records)
-        for reader in readers:
-            reader.wake()
+        for feed in found:
+            for cursor in list(feed.waiting):
+                cursor.wake()
 
     def purged(self, ends: dict[int, int]) -> None:
         """Streams are not purged: retention raises their floor."""

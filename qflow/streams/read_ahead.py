@@ -20,6 +20,8 @@ READ_BYTES = 256 * 1024
 LEAST_READ_BYTES = 64 * 1024
 BATCH_BYTES = 2**20
 """About the most bytes of messages in a batch."""
+ALONE_BYTES = charge_for(1, 0)
+"""Taken for a read where there is no room: it keeps one message, however many lie in its block."""
 
 
 class ReadAhead:
@@ -78,19 +80,18 @@ class ReadAhead:
         return None
 
     def room_for(self, wanted: int, *, least: bool) -> int:
-        """Reserve memory for a read; return the bytes, 0 if there are none. With `least`, some even then."""
+        """Reserve memory for a read; return the bytes, 0 if there are none. With `least`, one message's even then."""
         for amount in (READ_BYTES if wanted <= 256 else BATCH_BYTES, LEAST_READ_BYTES):
             if self._room.hold(amount, least=False):
                 return amount
         if not least:
             return 0
-        self._room.hold(LEAST_READ_BYTES, least=True)
-        return LEAST_READ_BYTES
+        self._room.hold(ALONE_BYTES, least=True)
+        return ALONE_BYTES
 
     def is_in_memory(self, part: Part) -> bool:
         """Tell whether the next thing to read is in the live tail."""
-        with part.partition.lock:
-            first = part.hints[0] if part.live and part.hints else max(part.position, part.clear_to)
+        first, _ = part.next_to_read()
         return first in part.partition.tail.slabs
 
     def fetch(self, part: Part, most: int, amount: int, check_open: Callable[[], None]) -> None:
@@ -112,6 +113,8 @@ class ReadAhead:
                     told = False
                 else:  # a hint tells where the next matching commit is
                     found, told = self._found_in(slab), True
+                if amount == ALONE_BYTES and sum(piece.messages for piece in found.pieces) > 1:
+                    found, told = first_of(found), False
             except QflowError:
                 check_open()  # if it was closed meanwhile, that is the reason
                 raise
@@ -176,3 +179,9 @@ class ReadAhead:
                 shares.append(taken)
                 most -= len(taken.piece.records)
         return shares
+
+
+def first_of(found: Found) -> Found:
+    """Return the first message of what was read, and nothing of what is behind it."""
+    piece = found.pieces[0].part(0, 1)
+    return Found([piece], None, piece.end, found.decoded)

@@ -287,7 +287,7 @@ class Streams:
 
     def _take_back(self) -> bool:
         for stream in self.all():
-            for _, cursor in list(stream.readers):
+            for cursor in stream.open_cursors():
                 cursor.tick()
         return False
 
@@ -350,7 +350,7 @@ class Streams:
         self.producers.die(lock)
         for stream in self.all():
             stream.ended = ForkedProcess
-            for cursor in {*stream.cursors.values(), *(cursor for _, cursor in stream.readers)}:
+            for cursor in {*stream.cursors.values(), *stream.open_cursors()}:
                 cursor.die(lock)
 
     def endings(self) -> Iterator[Piece]:

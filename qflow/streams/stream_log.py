@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
+from typing import cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -17,13 +18,13 @@ from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.cursor import Cursor
 from qflow.streams.deliveries import StreamMessage
+from qflow.streams.feeds import Feeds
 from qflow.streams.history import MOST, Bound, History
 from qflow.streams.indexing import Indexing
 from qflow.streams.partition import Partition, offset_of
 from qflow.streams.retention import Retention
 from qflow.streams.shared import Shared
 from qflow.streams.stream import Stream
-from qflow.streams.topic_filter import FilterTrie
 
 QUIET_S = 10.0
 """Seconds an end waits for publishes that have reserved memory and not joined a batch yet."""
@@ -36,8 +37,8 @@ class StreamLog(Stream):
         self.name = name
         self.settings = settings
         self.owner = owner
-        self.readers: FilterTrie[Cursor] = FilterTrie()
-        """Open cursors, by their filter."""
+        self.readers = Feeds()
+        """Of the open cursors."""
         self.cursors: dict[str, Cursor] = {}
         """Durable cursors, open or not, by name."""
         self.pinned: dict[str, int] = {}
@@ -125,7 +126,7 @@ class StreamLog(Stream):
     @sheltered
     def stats(self) -> StreamStats:
         rows = [partition.lane.row for partition in self.partitions]
-        cursors = {id(cursor): cursor for _, cursor in self.readers} | {
+        cursors = {id(cursor): cursor for cursor in self.open_cursors()} | {
             id(cursor): cursor for cursor in list(self.cursors.values())
         }
         return StreamStats(
@@ -142,6 +143,10 @@ class StreamLog(Stream):
             subscriptions=[cursor.stats() for cursor in cursors.values()],
         )
 
+    def open_cursors(self) -> list[Cursor]:
+        """Return the open cursors."""
+        return cast(list[Cursor], self.readers.cursors())
+
     def problems(self) -> list[str]:
         """Compare rows with blocks; return one text for each disagreement. Cost: O(blocks)."""
         return self.history.problems()
@@ -150,7 +155,7 @@ class StreamLog(Stream):
         """End the stream and its cursors; waiting gets raise the error."""
         if self.ended is None:
             self.ended = error
-        for _, cursor in list(self.readers):
+        for cursor in self.open_cursors():
             cursor.end(error)
         for cursor in list(self.cursors.values()):
             cursor.end(error)

@@ -133,7 +133,7 @@ class World:
         assert broker.engine.desk.borrowed == 0
         for partition in self.stream.partitions:
             assert not partition.joining
-        for cursor in {*self.stream.cursors.values(), *(cursor for _, cursor in self.stream.readers)}:
+        for cursor in {*self.stream.cursors.values(), *self.stream.open_cursors()}:
             assert not cursor.members, cursor
             assert (cursor.claims.unsettled, cursor.claims._done, cursor._line.watching) == (0, [], 0), cursor
         assert self.queue.stats().acquired_messages == 0

@@ -239,3 +239,27 @@ def test_long_topics_are_charged_for_what_they_take(open_spool: Open, letter: st
     assert left == 0
     assert broker.check() == []
     assert broker.stats().resident_bytes <= MIB // 4
+
+
+def test_subscriptions_that_find_no_room_pass_with_one_message_each(open_at: Callable[..., qflow.Broker]) -> None:
+    """Not with a block each: what many of them hold beyond the capacity is one message a subscription, in order."""
+    broker = open_at(capacity_bytes=2**20)
+    stream = broker.declare_stream("s", topics=["t"])
+    broker.publish_many([("t", b"%4d" % number * 50) for number in range(1_000)])
+    subscriptions = [broker.subscribe(stream, start="earliest") for _ in range(100)]
+    room = broker.engine.streams.room
+    held = [subscription.get_nowait() for subscription in subscriptions]
+    assert {one.offset for one in held} == {0}
+    assert 0 < room._slack < 100 * 1_000
+    assert room.used <= 2**20
+    for number in range(1, 20):
+        held = [subscription.get_nowait() for subscription in subscriptions]
+        assert {one.offset for one in held} == {number}
+    assert room._slack < 100 * 1_000
+    for subscription in subscriptions[1:]:
+        subscription.close()
+    offsets: list[int] = []
+    while batch := subscriptions[0].get_many(300, 0):
+        offsets += [one.offset for one in batch]
+    assert offsets == list(range(20, 1_000))
+    assert broker.check() == []

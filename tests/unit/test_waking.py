@@ -299,3 +299,65 @@ def test_getters_without_room_are_woken_one_by_one(open_spool: Open) -> None:
         shelter(getting.give_up)
     assert not queue.parts.gate.starved
     held[2].ack()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_publish_reserves_in_all_queues_that_have_room_at_once(
+    open_at: Open, counted: Counter[str], durable: bool
+) -> None:
+    """The main thread has another work for it as often for many queues as for one; limits that are not reached, too."""
+    broker = open_at()
+    queues = broker.declare_queues([f"q{n}" for n in range(200)], durable=durable)
+    for queue in queues:
+        broker.bind(queue, "t")
+    broker.alter_queue("q7", limit_messages=5)
+    broker.publish("t", b"first")
+    counted.clear()
+    assert broker.publish("t", b"x").sequences == {queue.name: 1 for queue in queues}
+    assert counted["tried"] == 0
+    assert counted["hops"] <= 3
+    assert not any(inside.left_behind(queue) for queue in queues)
+    assert broker.check() == []
+
+
+def test_a_publish_waits_at_the_queue_that_is_full_and_at_no_other(
+    open_at: Open, counted: Counter[str], threads: list[threading.Thread]
+) -> None:
+    """What came before it in their order keeps its room meanwhile, and what comes behind takes it in one pass."""
+    broker = open_at()
+    queues = broker.declare_queues([f"q{n}" for n in range(100)])
+    for queue in queues:
+        broker.bind(queue, "t")
+    broker.alter_queue("q50", limit_messages=1)
+    broker.publish("t", b"first")
+    counted.clear()
+    publishing = threading.Thread(target=broker.publish, args=("t", b"x"))
+    threads.append(publishing)
+    publishing.start()
+    until(lambda: len(line_of(queues[50])) == 1)
+    assert queues[49].parts.admission.pending_messages == 1
+    assert queues[51].parts.admission.pending_messages == 0
+    queues[50].get().ack()
+    publishing.join(LONG_S)
+    assert counted["tried"] <= 6
+    assert [queue.stats().messages for queue in queues] == [2] * 50 + [1] + [2] * 49
+    assert not any(inside.left_behind(queue) for queue in queues)
+
+
+def test_what_a_publish_reserved_is_given_back_where_one_queue_refuses(open_at: Open) -> None:
+    """All or nothing: a message that is too large for the last of them, a limit, a queue that was deleted."""
+    broker = open_at()
+    queues = broker.declare_queues([f"q{n}" for n in range(50)])
+    for queue in queues:
+        broker.bind(queue, "t")
+    broker.alter_queue("q40", max_message_bytes=10)
+    with pytest.raises(qflow.MessageTooLarge, match="q40"):
+        broker.publish("t", b"x" * 11)
+    broker.alter_queue("q40", max_message_bytes=1000)
+    broker.alter_queue("q45", limit_messages=1, on_overflow="reject")
+    broker.publish("t", b"x")
+    with pytest.raises(qflow.QueueFull, match="q45"):
+        broker.publish("t", b"y")
+    assert [queue.stats().messages for queue in queues] == [1] * 50
+    assert not any(inside.left_behind(queue) for queue in queues)
+    assert broker.check() == []

@@ -39,12 +39,8 @@ def append_messages(txn: Any, key: BlockKey, row: Row, messages: Messages, now_m
     total = sum(sizes)
     tail = row.tail
     full_bytes = TAIL_BYTES if lanes == 1 else max(SMALL_TAIL_BYTES, TAIL_BYTES // lanes)
-    grown = None
-    if tail != NO_PREVIOUS and total < full_bytes:
-        grown = _grow_tail(txn, key, row, messages, offsets, now_ms, full_bytes)
-    if grown is not None:
-        txn.put(key_of(key.table, key.owner, key.lane, tail), grown)
-    else:
+    grows = tail != NO_PREVIOUS and total < full_bytes
+    if not (grows and _grow_tail(txn, key, row, messages, offsets, now_ms, full_bytes)):
         if key.first + offsets[0] <= tail < NO_PREVIOUS:
             raise _taken(key, key.first + offsets[0], f"the last block begins at {tail}")
         tail = _put_blocks(txn, key, messages, offsets, tail, now_ms)
@@ -100,23 +96,29 @@ def append_stand_ins(
 
 def _grow_tail(
     txn: Any, key: BlockKey, row: Row, messages: Messages, offsets: Sequence[int], now_ms: int, full_bytes: int
-) -> bytes | None:
-    """Return the tail block with messages added and what is settled dropped; None if it is full or gone."""
+) -> bool:
+    """Write the tail block with messages added and what is settled dropped; False if it is full or gone."""
+    tail, floor = row.tail, row.floor
     if not row.messages:
-        return None  # nothing in it is waiting any more
-    if row.tail < row.referring and row.tail < row.floor:
-        return None  # what is settled in it may be a reference, and must not be dropped uncounted
+        return False  # nothing in it is waiting any more
+    if tail < row.referring and tail < floor:
+        return False  # what is settled in it may be a reference, and must not be dropped uncounted
     table, owner, lane, first = key
-    place = BlockKey(table, owner, lane, row.tail)
-    value = txn.get(key_of(*place))
+    stored = key_of(table, owner, lane, tail)
+    value = txn.get(stored)
     if value is None or len(value) >= full_bytes:
-        return None
+        return False
+    place = BlockKey(table, owner, lane, tail)
+    grown = None
     if type(offsets) is range:
-        settled = max(0, row.floor - row.tail)
+        settled = floor - tail if floor > tail else 0
         grown = encoding.grow(value, place, first, messages, settled=settled, time_ms=now_ms)
-        if grown is not None:
-            return grown
-    return _rewritten(value, place, row.floor, messages, [first + offset for offset in offsets], now_ms)
+    if grown is None:
+        grown = _rewritten(value, place, floor, messages, [first + offset for offset in offsets], now_ms)
+    if grown is None:
+        return False
+    txn.put(stored, grown)
+    return True
 
 
 def _rewritten(
