@@ -133,8 +133,7 @@ def test_a_deleted_queue_leaves_nothing_of_any_priority_in_the_log(open_spool: O
         queue.put(b"%d" % number, priority=number % 3)
     queue.put(b"later", delay_s=60)
     broker.delete_queue("q")
-    while inside.upkeep(broker).remove_deleted():
-        pass
+    inside.upkeep(broker).finish_removing()
     broker.engine.log.drain()
     with broker.engine.log.read() as txn, txn.cursor() as cursor:
         left = [bytes(key) for key, _ in cursor if bytes(key)[1:5] == owner.to_bytes(4, "big")]

@@ -338,8 +338,7 @@ def test_a_queue_deleted_under_what_is_reserved_in_it_gets_nothing(
     publisher.start()
     until(lambda: two.parts.admission.line)
     broker.delete_queue("one")
-    while inside.upkeep(broker).remove_deleted():
-        pass
+    inside.upkeep(broker).finish_removing()
     two.get(0).ack()
     publisher.join(LONG_S)
     assert results == [{"two": 1}]
@@ -502,8 +501,7 @@ def test_a_shared_body_survives_what_happens_to_it_elsewhere(open_spool: Open) -
     broker.delete_queue("deleted")
     broker.close()
     broker = open_spool()
-    while inside.upkeep(broker).remove_deleted() or inside.upkeep(broker).remove_settled():
-        pass
+    inside.upkeep(broker).finish_removing()
     assert broker.check() == []
     assert bodies_of(broker.queue("kept")) == [body] * 5
 
