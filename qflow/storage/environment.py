@@ -182,7 +182,10 @@ class Environment:
     """The log's store of keys and values. One write transaction at a time, by the writer."""
 
     def __init__(self, path: str, files: Files, *, read_only: bool = False, readahead: bool = False) -> None:
-        """Open a log; `readahead` is for whoever reads much of it: 10 times the speed where it is not in memory."""
+        """Open a log; `readahead` is for whoever reads much of it: 10 times the speed where it is not in memory.
+
+        Its owner always does: nothing of it is in memory when it is opened, see `_open_data`.
+        """
         self.path = path
         self._files = files
         self._data_fd = -1
@@ -195,7 +198,7 @@ class Environment:
             if not read_only:
                 self._data_fd = _open_data(path, files)
                 undo.callback(os.close, self._data_fd)
-            self._env = _open(path, read_only=read_only, readahead=readahead)
+            self._env = _open(path, read_only=read_only, readahead=readahead or not read_only)
             undo.callback(self._env.close)
             self._map_bytes: int = self._env.info()["map_size"]
             self._env.reader_check()
