@@ -56,7 +56,8 @@ class Strike:
         return False
 
     def _is_inside(self, frame: FrameType | None) -> bool:
-        while frame is not None and frame is not self._top:
+        """A frame is one of qflow, or of what that calls; in a finalizer it is not, for what that raises is printed."""
+        while frame is not None and frame is not self._top and frame.f_code.co_name != "__del__":
             if frame.f_code.co_filename.startswith(ROOT):
                 return True
             frame = frame.f_back
