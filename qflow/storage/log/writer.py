@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from qflow.errors import BrokerClosed, BrokerFailed, InDoubt, QflowError, StorageError
-from qflow.storage.environment import Environment, LmdbError, log_error
+from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log.batch import Batch, Order, Request, Work
 from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.calls import Calls
@@ -63,9 +63,8 @@ class Writer:
         self._writing = BatchWriting(env, clock, self.copying, reading, shares)
         self._committing = Committing(env, self._writing, self._note_failure)
         self.requests: deque[Request] = deque()
-        self._asleep = threading.Lock()
+        self._asleep = _closed()
         """Held while nobody asked for a batch; not a queue, see `Alarm`."""
-        self._asleep.acquire()
         self._told = self._urgent = False
         """Somebody asks for a batch, or has; and for one at once."""
         self._goal = 0
@@ -315,7 +314,7 @@ class Writer:
             batch.error = InDoubt(
                 f"a commit failed ({error}): whether it holds is known when {self._env.path} is opened again"
             )
-        elif isinstance(error, LmdbError):
+        elif isinstance(error, BROKEN):
             batch.error = log_error(error, self._env.path, "written")
         if self.failure is None:
             self._again = batch.rest()
