@@ -60,17 +60,17 @@ def queues(setup: Setup) -> Iterator[Row]:
     yield from _scaled(setup, "a second of a broker that nobody uses, on the processor", "queues", sizes, _idle)
 
 
-def _declared(stack: ExitStack, path: Path, size: int) -> tuple[qflow.Broker, list[qflow.Queue]]:
+def _declared(stack: ExitStack, path: Path, size: int) -> list[qflow.Queue[int]]:
     broker = stack.enter_context(qflow.open(path))
     found = [broker.declare_queue(f"q{number}", durable=False) for number in range(size)]
     for queue in found:
         queue.put(BODY)
-    return broker, list(found)
+    return found
 
 
 def _put_round(setup: Setup, path: Path, size: int) -> list[float]:
     with ExitStack() as stack:
-        _, found = _declared(stack, path, size)
+        found = _declared(stack, path, size)
         times = max(1, setup.size(20_000, 100) // size)
         costs = []
         for _ in range(setup.few_rounds):

@@ -27,9 +27,9 @@ SPARED_CHUNKS = 32
 UNUSED_SHARE = 2
 """One part in so many of the capacity, divided by the number of those that borrow, is what each may keep unused."""
 GROWTH = 4
-"""An account that has much borrows one part in so many of that at once, however many accounts there are,"""
+"""An account that has much borrows one part in so many of that at once, however many accounts there are."""
 MOST_CHUNKS = 8
-"""up to so many chunks."""
+"""But no more chunks than that."""
 ASKED_AGAIN = 16
 """How many accounts that had nothing to spill are asked again each time: they may have something by now."""
 NUMBER_BITS = 32

@@ -37,8 +37,6 @@ from qflow.queues.spiller import Spiller
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import Lane, Unit
 
-EXPIRED_AT_ONCE = 10_000
-DUE_AT_ONCE = 1_000
 DROPPED_AT_ONCE = 10_000
 FOREVER_MS = 2**62
 

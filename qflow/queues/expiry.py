@@ -14,13 +14,16 @@ from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import OVERHEAD_BYTES, expires_of, lane_of
 from qflow.queues.context import Unlocked
-from qflow.queues.exits import DUE_AT_ONCE, EXPIRED_AT_ONCE, FOREVER_MS, Exits, Fate
+from qflow.queues.exits import FOREVER_MS, Exits, Fate
 from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes, by_expiry
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.rows import Settled
+
+EXPIRED_AT_ONCE = 10_000
+DUE_AT_ONCE = 1_000
 
 
 class Expiry:

@@ -115,14 +115,16 @@ class Puts:
             check_can_ever_fit(self.name, self.settings, depth_of(puts))
         return puts
 
-    def draft(self, records: list[Record], plain: bool, number: int, *, dead: bool = False) -> Put:
-        """Return a put that has reserved nothing yet, after checking that it may pass."""
-        sizes = list(map(len, records))
+    def draft(
+        self, records: list[Record], plain: bool, number: int, *, sizes: list[int] | None = None, dead: bool = False
+    ) -> Put:
+        """Return a put that has reserved nothing yet, after checking that it may pass; `sizes`: if they are known."""
+        sizes = list(map(len, records)) if sizes is None else sizes
         size = sum(sizes)
-        charged = self.charge_for(records, size, number, dead=dead)
+        charged = self._charge_for(records, size, number, dead=dead)
         return Put(self.lanes.commit_lane(number), records, sizes, plain, size, charged)
 
-    def charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
+    def _charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
         """Return what records of `size` bytes together are charged, after checking that they may pass."""
         settings = self.context.settings
         if not dead:
@@ -233,7 +235,7 @@ class Puts:
     def put_unlogged(self, records: list[Record], number: int) -> int | None:
         """Append messages that are not logged at once, if nothing of the queue is on its way before them."""
         size = sum(map(len, records))
-        charged = self.charge_for(records, size, number)
+        charged = self._charge_for(records, size, number)
         admission = self.admission
         with self.context.lock:
             lane = self.lanes.logged[number]
@@ -439,8 +441,7 @@ class Puts:
             gate.arrived.notify(count)
         if gate.room.watching:
             gate.room.notify()
-        if gate.used + charged > gate.account.borrowed:
-            gate.borrow_ahead(charged)
+        gate.borrow_ahead(charged)
 
 
 def _for_groups(puts: int, messages: int) -> int:

@@ -77,15 +77,7 @@ def tick(queue: Parts) -> bool:
     """
     context, lanes, leases = queue.context, queue.lanes, queue.leases
     more = False
-    ends = perf_counter() + RETURNING_S
-    while True:
-        with context.lock:  # and without, in between: puts do not wait for all of it
-            if context.ended is not None:
-                return False
-            leases.release_late()
-            late = leases.are_late()
-        if not late or perf_counter() > ends:
-            break
+    late = _take_back_late(queue)
     with context.lock:
         if context.ended is not None:
             return False
@@ -103,6 +95,19 @@ def tick(queue: Parts) -> bool:
     for consumer in slow:
         consumer.stop()
     return more or late
+
+
+def _take_back_late(queue: Parts) -> bool:
+    """Take back what is held for too long; return whether there is more. Without the lock now and then, for puts."""
+    ends = perf_counter() + RETURNING_S
+    late = True
+    while late and perf_counter() < ends:
+        with queue.context.lock:
+            if queue.context.ended is not None:
+                return False
+            queue.leases.release_late()
+            late = queue.leases.are_late()
+    return late
 
 
 def has_something_to_do(queue: Parts) -> bool:

@@ -307,8 +307,7 @@ def reserve_at_once(lanes: list[Place], start: int, parts: Parts) -> int:
             return index
         if records is not known:
             known, sizes, plain = records, list(map(len, records)), is_plain(records)
-            size = sum(sizes)
-        put = Put(queue.lanes.commit_lane(number), records, sizes, plain, size, queue.charge_for(records, size, number))
+        put = queue.draft(records, plain, number, sizes=sizes)
         if not queue.reserve_at_once(put):
             return index
         parts.puts.append(put)

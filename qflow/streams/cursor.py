@@ -100,12 +100,12 @@ class Cursor:
         self.is_group = kept is not None and kept.group
         self.lanes = [] if kept is None else kept.lanes
         """The lanes of the log that record what is settled, by partition."""
-        self.parts = [
-            Part(partition, start, self.lanes[partition.number] if self.lanes else None)
-            for partition, start in zip(history.partitions, starts, strict=True)
-        ]
         self._readers: Feeds = history.home.readers
-        self._feed = Feed(len(self.parts))
+        self._feed = Feed(len(history.partitions))
+        self.parts = [
+            Part(partition, start, self.lanes[partition.number] if self.lanes else None, hints)
+            for partition, start, hints in zip(history.partitions, starts, self._feed.hints, strict=True)
+        ]
         self._log = shared.log
         self._room = shared.room
         self._monotonic = shared.monotonic

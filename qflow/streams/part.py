@@ -71,7 +71,7 @@ class Part:
         "live", "partition", "position", "ready", "seen", "skips", "stretch",
     )  # fmt: skip
 
-    def __init__(self, partition: Partition, position: int, lane: Lane | None) -> None:
+    def __init__(self, partition: Partition, position: int, lane: Lane | None, hints: Hints) -> None:
         self.partition = partition
         self.lane = lane
         """The lane of the log that records what is settled; None for a cursor that is not durable."""
@@ -92,8 +92,8 @@ class Part:
         """Sequences below were delivered, or passed over."""
         self.live = False
         """Under the partition's lock, as what follows: it has read all there was, and hints tell what came since."""
-        self.hints = Hints()
-        self.stretch = self.hints.here()
+        self.hints = hints
+        self.stretch = hints.here()
         self.clear_to = 0
         """Nothing is below it that it wants: where it found that the hints behind its stretch are gone."""
         self.again: int | None = None

@@ -13,6 +13,7 @@ import pytest
 import inside
 import qflow
 import qflow.aio
+from calls import count
 from doors.event_loop import leave_nothing_behind, run, turns, until
 from qflow.aio.loops import Waiter
 
@@ -23,13 +24,7 @@ Scenario = Callable[[qflow.aio.AsyncBroker], Awaitable[Any]]
 def woken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often tasks were woken."""
     counts: Counter[str] = Counter()
-    wake = Waiter.wake
-
-    def counted(waiter: Waiter) -> None:
-        counts["tasks"] += 1
-        wake(waiter)
-
-    monkeypatch.setattr(Waiter, "wake", counted)
+    count(monkeypatch, counts, Waiter, "wake", "tasks")
     return counts
 
 

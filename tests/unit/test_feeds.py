@@ -6,12 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
 import inside
 import qflow
+from calls import count
 from qflow.streams import part as part_module
 from qflow.streams.cursor import Cursor
 from qflow.streams.part import Hints
@@ -24,18 +24,8 @@ Open = Callable[..., qflow.Broker]
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often a commit was noted for a filter, and a cursor was woken."""
     counts: Counter[str] = Counter()
-
-    def count(kind: Any, name: str, key: str) -> None:
-        method = getattr(kind, name)
-
-        def call(*arguments: Any) -> Any:
-            counts[key] += 1
-            return method(*arguments)
-
-        monkeypatch.setattr(kind, name, call)
-
-    count(Hints, "add", "noted")
-    count(Cursor, "wake", "woken")
+    count(monkeypatch, counts, Hints, "add", "noted")
+    count(monkeypatch, counts, Cursor, "wake", "woken")
     return counts
 
 

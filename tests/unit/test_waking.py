@@ -12,6 +12,7 @@ import pytest
 
 import inside
 import qflow
+from calls import count
 from qflow.memory import waiting
 from qflow.memory.line import Alarm, Line
 from qflow.memory.waiting import shelter
@@ -28,21 +29,11 @@ Open = Callable[..., qflow.Broker]
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often threads were woken, looked, and had another thread work for them."""
     counts: Counter[str] = Counter()
-
-    def count(kind: Any, name: str, key: str) -> None:
-        method = getattr(kind, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            counts[key] += 1
-            return method(*arguments, **named)
-
-        monkeypatch.setattr(kind, name, call)
-
-    count(Alarm, "ring", "woken")
-    count(Putting, "step", "tried")
-    count(Getting, "step", "tried")
-    count(Admission, "rebalance", "looked")
-    count(waiting._Shelter, "call", "hops")
+    count(monkeypatch, counts, Alarm, "ring", "woken")
+    count(monkeypatch, counts, Putting, "step", "tried")
+    count(monkeypatch, counts, Getting, "step", "tried")
+    count(monkeypatch, counts, Admission, "rebalance", "looked")
+    count(monkeypatch, counts, waiting._Shelter, "call", "hops")
     return counts
 
 
