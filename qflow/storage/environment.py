@@ -25,6 +25,7 @@ import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.files import CREATE, FILE_MODE, Files, lock_holders, storage_error
+from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
 from qflow.storage.log.parts import PAGES_ANYWAY
 
@@ -189,6 +190,9 @@ class Environment:
         self.path = path
         self._files = files
         self._data_fd = -1
+        self._last: LastCommit | None
+        self.problems: list[str]
+        """What was found wrong with it when it was opened, in words."""
         self._allocated = 0
         self.messages = 0
         """How many there are to be settled; for whoever commits to tell."""
@@ -198,6 +202,11 @@ class Environment:
             if not read_only:
                 self._data_fd = _open_data(path, files)
                 undo.callback(os.close, self._data_fd)
+                self._last = LastCommit(path, self._data_fd, files)
+                undo.callback(self._last.close)
+                self.problems = self._last.put_right()
+            else:
+                self._last, self.problems = None, look(path, files)
             self._env = _open(path, read_only=read_only, readahead=readahead or not read_only)
             undo.callback(self._env.close)
             self._map_bytes: int = self._env.info()["map_size"]
@@ -265,6 +274,11 @@ class Environment:
     def commit(self, txn: Any) -> None:
         """Commit and sync."""
         txn.commit()
+
+    def keep_last(self) -> None:
+        """Keep a copy of what was committed last, to be compared at the next opening. Between two transactions."""
+        if self._last is not None:
+            self._last.keep(self._page_bytes)
 
     def last_transaction(self) -> int:
         """Return the number of the last committed transaction."""
@@ -379,14 +393,15 @@ class Environment:
 
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""
-        mine = self._env, self._data_fd, self._allocated, self._map_bytes
-        self._env, self._data_fd, self._allocated, self._map_bytes = (
+        mine = self._env, self._data_fd, self._last, self._allocated, self._map_bytes
+        self._env, self._data_fd, self._last, self._allocated, self._map_bytes = (
             other._env,
             other._data_fd,
+            other._last,
             other._allocated,
             other._map_bytes,
         )
-        other._env, other._data_fd, other._allocated, other._map_bytes = mine
+        other._env, other._data_fd, other._last, other._allocated, other._map_bytes = mine
         self.confined = other.confined = False
         other.messages = self.messages
         # No call in here: an interrupt finds all or nothing.
@@ -404,6 +419,9 @@ class Environment:
 
     def close(self) -> None:
         self._env.close()
+        if self._last is not None:
+            self.keep_last()
+            self._last.close()
         if self._data_fd >= 0:
             os.close(self._data_fd)
             self._data_fd = -1

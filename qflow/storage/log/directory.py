@@ -9,7 +9,7 @@ from qflow.errors import CorruptionError, StorageError
 from qflow.storage.files import Files
 
 LOG, STAGED = "log", "log.new"
-DATA, LOCK = "data.mdb", "lock.mdb"
+DATA, LOCK, LAST = "data.mdb", "lock.mdb", "last"
 
 
 def staging(spool: str, files: Files) -> str:
@@ -48,7 +48,7 @@ def check_log_directory(path: str) -> bool:
     if not stat.S_ISDIR(mode):
         raise StorageError(f"{path} is not a directory: move it away, or open another spool")
     data = os.path.join(path, DATA)
-    for place in (data, os.path.join(path, LOCK)):
+    for place in (data, os.path.join(path, LOCK), os.path.join(path, LAST)):
         if os.path.lexists(place) and not stat.S_ISREG(os.lstat(place).st_mode):
             raise StorageError(f"{place} is not a file of its own, but a link or the like: put the file in its place")
     if not os.path.exists(data):

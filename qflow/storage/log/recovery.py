@@ -135,7 +135,9 @@ def read_log(env: Environment) -> Recovery:
     while True:
         try:
             with env.reading() as txn:
-                return read(txn, env.path, broken)
+                found = read(txn, env.path, broken)
+                found.problems[:0] = env.problems
+                return found
         except _Unreadable as error:
             owner, text = error.args
             broken[owner] = text

@@ -43,6 +43,8 @@ GATHER_S = 0.0005
 turns, in twice as many commits. About as long as a commit takes."""
 IMPATIENT_BATCHES = 16
 """So many batches wait for nobody after one has waited in vain."""
+IDLE_S = 1.0
+"""After so long with nothing to write, what is done when there is time."""
 RETRY_S = 0.5
 """What a full disk refused, and nobody waits for, is tried again after so long, or with the next batch."""
 
@@ -234,12 +236,17 @@ class Writer:
         # More than a batch holds, or what came meanwhile, follows at once.
         if (
             not (self.requests or self._ending)
-            and wait(timeout=-1 if self._again is None else RETRY_S)
+            and (wait(timeout=IDLE_S) or self._wait_idle())
             and not (self._urgent or self._ending)
         ):
             wait(timeout=FLUSH_S)
         wait(blocking=False)
         self._told = self._urgent = False  # who hands over from here on wakes it again
+
+    def _wait_idle(self) -> bool:
+        """Wait on, with nothing to do; return whether somebody woke this thread."""
+        self._env.keep_last()
+        return self._asleep.acquire(timeout=-1 if self._again is None else RETRY_S)
 
     def _let_go(self) -> None:
         """Open the gate of the last batch; wait a little for those who come out, if there are others to share with."""
