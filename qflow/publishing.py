@@ -13,7 +13,7 @@ from qflow.errors import InvalidArgument, QueueDeleted, StreamDeleted, again
 from qflow.message import Headers, check_key
 from qflow.queues.queue import Queue
 from qflow.queues.registry import Queues
-from qflow.queues.together import Place, Step, Together
+from qflow.queues.together import Insert, Receipt, Together
 from qflow.routing import Claimed, Lots, PublishResult, Routing, duplicate_result, result_of
 from qflow.spool import Spool
 from qflow.streams import publishing
@@ -138,15 +138,17 @@ class Publisher:
                 done.set_result(None)
             return partial(lots.results, sent)
         while True:
-            groups = [self.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
-            steps = [step for group in groups for step in group]
+            groups = [self.inserts_of(topic, body, headers, *key) for topic, body, *key in messages]
+            inserts = [insert for group in groups for insert in group]
             leavings: list[Any] = [] if claim is None else [Claimed(claim)]
             try:
-                places = iter(self._together.commit(steps, leavings, timeout=timeout, wait=done is None, future=done))
+                receipts = iter(
+                    self._together.commit(inserts, leavings, timeout=timeout, wait=done is None, future=done)
+                )
             except (QueueDeleted, StreamDeleted):
                 self._routing.forget()
                 continue
-            found = [[next(places) for _ in group] for group in groups]
+            found = [[next(receipts) for _ in group] for group in groups]
             return lambda: [result_of(group) for group in found]
 
     # Parts of it, for tasks and transactions ---------------------------------------------------------------------
@@ -161,18 +163,20 @@ class Publisher:
         return self._producers.claim(producer, number)
 
     def lots_of(self, messages: list[Any], headers: Headers | None) -> Lots | None:
-        """Return what is published to streams alone; None if some of it goes to queues, which takes `steps_of`."""
+        """Return what is published to streams alone; None if some of it goes to queues, which takes `inserts_of`."""
         self._spool.check_open()
         return self._routing.lots(messages, headers)
 
-    def steps_of(self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None) -> list[Step]:
+    def inserts_of(
+        self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None
+    ) -> list[Insert]:
         """Return what a publish puts where."""
         self._spool.check_open()
-        return self._routing.steps(topic, body, headers, check_key(key))
+        return self._routing.inserts(topic, body, headers, check_key(key))
 
-    def result_of(self, places: list[Place]) -> PublishResult:
+    def result_of(self, receipts: list[Receipt]) -> PublishResult:
         """Return what a publish returns."""
-        return result_of(places)
+        return result_of(receipts)
 
     def own(self, queue: Queue | str) -> Queue:
         """Return a queue of this broker, given itself or by name; see `Queues.own`."""

@@ -23,7 +23,7 @@ from qflow.queues.envelope import Envelope
 from qflow.queues.fan_out import put_into_all
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue
-from qflow.queues.together import Place, Step
+from qflow.queues.together import Insert, Receipt
 from qflow.streams.partition import Partition, offset_of
 from qflow.streams.producers import Claim
 from qflow.streams.publishing import Lot, Sent, prefix_of
@@ -175,14 +175,14 @@ class Routing:
         sequences = put_into_all(queues, record)
         return None if sequences is None else PublishResult({}, sequences)
 
-    def steps(self, topic: str, body: Any, headers: Headers | None, key: bytes | None = None) -> list[Step]:
+    def inserts(self, topic: str, body: Any, headers: Headers | None, key: bytes | None = None) -> list[Insert]:
         """Return what a publish puts where. Queues and streams that want the same bytes share them."""
         queues, streams, prefix = self.route(topic)
         body = body_bytes(body)
         if not queues and not streams:
             self.count_unrouted()
         records: dict[Envelope, list[Record]] = {}
-        steps: list[Step] = []
+        inserts: list[Insert] = []
         bare = Envelope(0, prefix)
         for queue in queues:
             envelope = bare
@@ -190,16 +190,16 @@ class Routing:
                 envelope = queue.envelope(headers, None, 0, None, None, None, (topic, key))
             if envelope not in records:
                 records[envelope] = [envelope.record(body)]
-            steps.append(Step(queue, envelope.number, records[envelope]))
+            inserts.append(Insert(queue, envelope.number, records[envelope]))
         for stream in streams:
             envelope = bare
             if headers is not None or key is not None:
                 envelope = Envelope(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
             if envelope not in records:
                 records[envelope] = [envelope.record(body)]
-            place: Any = stream.partition_for(topic, key)
-            steps.append(Step(place, 0, records[envelope]))
-        return steps
+            partition: Any = stream.partition_for(topic, key)
+            inserts.append(Insert(partition, 0, records[envelope]))
+        return inserts
 
     def lots(self, messages: list[Any], headers: Headers | None) -> Lots | None:
         """Return messages, (topic, body) or (topic, body, key), for streams alone; None if some of them go to queues.
@@ -356,18 +356,18 @@ def _number(queue: Puts) -> int:
     return queue.owner
 
 
-def result_of(places: list[Place]) -> PublishResult:
+def result_of(receipts: list[Receipt]) -> PublishResult:
     """Return what a publish returns, given where its messages went."""
     offsets: dict[str, int] = {}
     sequences: dict[str, int | None] = {}
     partitions: dict[str, int] = {}
-    for place in places:
-        owner: Any = place.step.queue
+    for receipt in receipts:
+        owner: Any = receipt.insert.queue
         if isinstance(owner, Partition):
-            assert place.first is not None
-            offsets[owner.name] = offset_of(place.first)
+            assert receipt.first is not None
+            offsets[owner.name] = offset_of(receipt.first)
             if len(owner.stream.partitions) > 1:
                 partitions[owner.name] = owner.number
         else:
-            sequences[owner.name] = place.first
+            sequences[owner.name] = receipt.first
     return result_in_partitions(offsets, sequences, partitions)

@@ -297,7 +297,7 @@ class Adoption:
         records = [batch.query, *(target.record for target in manifest.targets if partial is None)]
         rider: Any = _Rider([with_arguments(self._write, record, adopted) for record in records])
         try:
-            self._together.commit(load.steps, [rider], puts=puts, timeout=0)
+            self._together.commit(load.inserts, [rider], puts=puts, timeout=0)
         except QueueFull as error:
             raise _Later(f"{error}") from error
         self._messages += load.messages

@@ -7,7 +7,7 @@ from typing import Any
 
 from qflow.errors import NotFound
 from qflow.message import Message, body_of, decode_headers, text_bytes
-from qflow.queues.together import Step, by_lane
+from qflow.queues.together import Insert, by_lane
 from qflow.routing import Route, Routing
 from qflow.storage.blocks import KINDS, Block
 from qflow.storage.inbox.stage_files import Piece
@@ -26,7 +26,7 @@ class Load:
         self._most_bytes = most_bytes
         self._most_charged = most_charged
         self.lots: dict[Partition, Lot] = {}
-        self.steps: list[Step] = []
+        self.inserts: list[Insert] = []
         """For queues."""
         self.messages = 0
         self._bytes = self._charged = 0
@@ -54,11 +54,11 @@ class Load:
             header_bytes, key = (
                 (record.header_bytes, record.key or None) if isinstance(record, Message) else (b"", None)
             )
-            steps: list[Step] = []
+            inserts: list[Insert] = []
             if route.queues:
-                steps = self._routing.steps(topic, body_of(record), decode_headers(header_bytes), key)
-                steps = [step for step in steps if not step.queue.reserves_together]
-            sizes = [len(record)] * len(route.streams) + [len(step.records[0]) for step in steps]
+                inserts = self._routing.inserts(topic, body_of(record), decode_headers(header_bytes), key)
+                inserts = [insert for insert in inserts if not insert.queue.reserves_together]
+            sizes = [len(record)] * len(route.streams) + [len(insert.records[0]) for insert in inserts]
             weight = sum(sizes) + text_bytes([topic]) * len(route.streams)
             if not self._count(1, max(sizes, default=0), charge_for(len(sizes), weight)):
                 return number
@@ -66,7 +66,7 @@ class Load:
                 lot = self._lot(stream.partition_for(topic, key), plain)
                 lot.records.append(record)
                 lot.topics.append(topic)
-            self.steps += steps
+            self.inserts += inserts
         return len(topics)
 
     def _make_room(self, block: Block, start: int, topics: list[str]) -> int:
@@ -125,10 +125,10 @@ class Load:
         return [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in self.lots.items()]
 
     def check(self) -> None:
-        """Raise what `puts`, and queues that are given `steps`, would ever refuse."""
+        """Raise what `puts`, and queues that are given `inserts`, would ever refuse."""
         self.puts()
-        for place in by_lane(self.steps)[1]:
-            place.step.queue.draft(place.step.records, False, place.step.number)
+        for lane in by_lane(self.inserts)[1]:
+            lane.insert.queue.draft(lane.insert.records, False, lane.insert.number)
 
 
 def loads(pieces: Iterator[Piece], done: int, routing: Routing, most_bytes: int, most_charged: int) -> Iterator[Load]:

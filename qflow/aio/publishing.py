@@ -118,7 +118,7 @@ class AsyncPublishing:
                 await home.confirmed(sent.request)
             return lots.results(sent)
         while True:
-            groups = [publisher.steps_of(topic, body, headers, *key) for topic, body, *key in messages]
+            groups = [publisher.inserts_of(topic, body, headers, *key) for topic, body, *key in messages]
             steps = [step for group in groups for step in group]
             leavings: list[Any] = [] if claim is None else [Claimed(claim)]
             try:

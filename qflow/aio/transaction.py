@@ -19,7 +19,16 @@ from qflow.queues.exits import Leaving
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue
-from qflow.queues.together import Parts, Place, Step, Together, by_lane, draft_together, of_one_party, reserve_at_once
+from qflow.queues.together import (
+    Assembly,
+    Insert,
+    Receipt,
+    Together,
+    by_lane,
+    draft_together,
+    of_one_party,
+    reserve_at_once,
+)
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
 
@@ -36,81 +45,83 @@ class AsyncTogether:
         self._homes = homes
         self._worker = worker
 
-    async def commit(self, steps: Iterable[Step], leavings: list[Leaving], timeout: float | None = None) -> list[Place]:
-        """Put all steps and settle what is leaving in one commit; see `Together.commit`.
+    async def commit(
+        self, inserts: Iterable[Insert], leavings: list[Leaving], timeout: float | None = None
+    ) -> list[Receipt]:
+        """Put all inserts and settle what is leaving in one commit; see `Together.commit`.
 
         Cancelled while it waits for room, nothing was done; cancelled while it waits for the commit, it is done all the
         same, or refused.
         """
         home = self._homes.here()
         together = self._together
-        places, lanes = by_lane(steps)
-        parts = Parts(leavings)
+        receipts, lanes = by_lane(inserts)
+        assembly = Assembly(leavings)
         ends = None if timeout is None else home.loop.time() + timeout
         try:
             start = 0
             while start < len(lanes):
-                start = in_place(partial(reserve_at_once, lanes, start, parts))
+                start = in_place(partial(reserve_at_once, lanes, start, assembly))
                 if ones := of_one_party(lanes, start):
                     left = None if ends is None else max(0.0, ends - home.loop.time())
-                    await self._prepare(ones, left, parts)
+                    await self._prepare(ones, left, assembly)
                 start += len(ones)
         except BaseException:
-            in_place(parts.withdraw)
+            in_place(assembly.withdraw)
             raise
-        entered = in_place(partial(together.enter, parts, soon=False))
+        entered = in_place(partial(together.enter, assembly, soon=False))
         if entered is not None:
             await home.confirmed(entered)
-        parts.count_turned_away()
-        for put in parts.puts:
+        assembly.count_turned_away()
+        for put in assembly.puts:
             queue: Any = put.lane.publisher
             if queue.exceeds:
                 self._worker.spill(queue.spiller)
-        return places
+        return receipts
 
-    async def _prepare_together(self, places: list[Place], parts: Parts) -> None:
+    async def _prepare_together(self, receipts: list[Receipt], assembly: Assembly) -> None:
         """Reserve room for all partitions of streams at once, and add their puts."""
-        first: Any = places[0].step.queue
-        drafts = draft_together(places)
+        first: Any = receipts[0].insert.queue
+        drafts = draft_together(receipts)
         asking = first.begin_puts(drafts)
         step, give_up = partial(first.try_put, drafts, asking), partial(first.give_up_put, drafts, asking)
         await attend(self._homes.here(), self._worker, step, give_up)
-        parts.puts += drafts
+        assembly.puts += drafts
 
-    async def _prepare(self, places: list[Place], timeout: float | None, parts: Parts) -> None:
+    async def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or those of their dead letters."""
-        queue = places[0].step.queue
+        queue = receipts[0].insert.queue
         if queue.reserves_together:
-            await self._prepare_together(places, parts)
+            await self._prepare_together(receipts, assembly)
             return
-        lots = [(place.step.number, place.step.records) for place in places]
+        lots = [(receipt.insert.number, receipt.insert.records) for receipt in receipts]
         puts = queue.draft_all(lots)
         try:
-            await self._reserve(queue.begin(puts, timeout, leaving=parts.leaving(queue)), parts)
+            await self._reserve(queue.begin(puts, timeout, leaving=assembly.leaving(queue)), assembly)
         except TurnedAway as error:
-            whole = Step(queue, 0, [record for _, records in lots for record in records])
-            now = await self._redirect(whole, error.decision, parts, False)
+            whole = Insert(queue, 0, [record for _, records in lots for record in records])
+            now = await self._redirect(whole, error.decision, assembly, False)
         else:
-            for place, put in zip(places, puts, strict=True):
-                place.put = put
+            for receipt, put in zip(receipts, puts, strict=True):
+                receipt.put = put
             return
         while now is not None:
             puts = now.queue.draft_all([(0, now.records)], dead=True)
             try:
-                await self._reserve(now.queue.begin(puts, timeout, dead=True), parts)
+                await self._reserve(now.queue.begin(puts, timeout, dead=True), assembly)
             except TurnedAway as error:
-                now = await self._redirect(now, error.decision, parts, True)
+                now = await self._redirect(now, error.decision, assembly, True)
             else:
                 return
 
-    async def _reserve(self, putting: Putting, parts: Parts) -> None:
+    async def _reserve(self, putting: Putting, assembly: Assembly) -> None:
         """Reserve room for puts, all at once, and add them."""
         await attend(self._homes.here(), self._worker, putting.step, putting.give_up)
-        parts.puts += putting.puts
+        assembly.puts += putting.puts
 
-    async def _redirect(self, step: Step, decision: Decision, parts: Parts, dead: bool) -> Step | None:
+    async def _redirect(self, insert: Insert, decision: Decision, assembly: Assembly, dead: bool) -> Insert | None:
         """`Together.redirect`; in a thread if a queue may have to be declared."""
-        redirect = partial(self._together.redirect, step, decision, parts, dead)
+        redirect = partial(self._together.redirect, insert, decision, assembly, dead)
         return redirect() if decision is Decision.DROP else await self._worker.run(self._homes.here(), redirect)
 
 
@@ -164,8 +175,8 @@ class AsyncTransaction:
 
     async def publish(self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None) -> None:
         """Publish when the transaction commits; see `Transaction.publish`."""
-        steps = self._transaction.steps_of(topic, body, headers, key)
-        await self._add(partial(self._transaction.publish_steps, steps), len(steps) * _size(body))
+        inserts = self._transaction.inserts_of(topic, body, headers, key)
+        await self._add(partial(self._transaction.publish_inserts, inserts), len(inserts) * _size(body))
 
     async def ack(self, delivery: AsyncDelivery) -> None:
         """Settle a delivery when the transaction commits; see `Transaction.ack`."""
@@ -186,16 +197,16 @@ class AsyncTransaction:
     async def commit(self) -> list[Result]:
         """Commit now; returns `result`. The end of the `async with` block does it, too. See `Transaction.commit`."""
         transaction = self._transaction
-        steps, leavings = await self._step(
+        inserts, leavings = await self._step(
             transaction.begin_commit, transaction.is_spilled, lambda begun: transaction.undo(begun[1], "cancelled")
         )
         try:
-            places = await self._together.commit(steps, leavings, transaction.timeout_s)
+            receipts = await self._together.commit(inserts, leavings, transaction.timeout_s)
         except BaseException as error:
             ended = "cancelled" if isinstance(error, asyncio.CancelledError) else "rolled back"
             await self._step(partial(transaction.end, ended), transaction.is_spilled)
             raise
-        return await self._step(partial(transaction.committed, places), transaction.is_spilled)
+        return await self._step(partial(transaction.committed, receipts), transaction.is_spilled)
 
     async def rollback(self) -> None:
         """Undo everything. Its deliveries stay acquired."""

@@ -14,7 +14,7 @@ from qflow.queues.dead_letters import dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue
-from qflow.queues.together import Step, Together
+from qflow.queues.together import Insert, Together
 from qflow.spool import Spool
 
 _logger = logging.getLogger("qflow")
@@ -54,9 +54,9 @@ class DeadLetterRouter:
         """
         try:
             target = self.queue_for(source)
-            step = Step(target, 0, dead_letters(source.name, segments, reason, self._spool.clock()))
+            insert = Insert(target, 0, dead_letters(source.name, segments, reason, self._spool.clock()))
             leavings = [] if leaving is None else [leaving]
-            self.together.commit([step], leavings, timeout=0, wait=leaving is None, dead=True)
+            self.together.commit([insert], leavings, timeout=0, wait=leaving is None, dead=True)
         except QflowError as error:
             if leaving is None:
                 raise

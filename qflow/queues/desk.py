@@ -10,7 +10,7 @@ from qflow.errors import CorruptionError
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import shelter
 from qflow.message import Record, charge
-from qflow.queues.together import Step
+from qflow.queues.together import Insert
 from qflow.storage.spill.store import Slots, SpillStore
 
 TRANSACTIONS = 2**32 - 1
@@ -107,12 +107,12 @@ class Tab:
 
 
 class Waiting:
-    """A step whose bodies wait for the end, in memory or spilled."""
+    """A insert whose bodies wait for the end, in memory or spilled."""
 
     __slots__ = ("charged", "largest", "number", "position", "queue", "records", "slots")
 
-    def __init__(self, step: Step) -> None:
-        self.queue, self.number, records = step
+    def __init__(self, insert: Insert) -> None:
+        self.queue, self.number, records = insert
         self.records: list[Record] | None = records
         self.charged = charge(records)
         self.largest = max(map(len, records))

@@ -25,7 +25,7 @@ from qflow.queues.putting import TurnedAway
 from qflow.storage.log.transaction_log import Put, TransactionLog, Unit
 
 
-class Step(NamedTuple):
+class Insert(NamedTuple):
     """Messages for one lane of one queue."""
 
     queue: Puts
@@ -33,19 +33,19 @@ class Step(NamedTuple):
     records: list[Record]
 
 
-class Place:
-    """Where a step's messages are in the put of their lane."""
+class Receipt:
+    """What an insert returns: where its messages are in the put of their lane."""
 
-    __slots__ = ("count", "first_records", "lane", "offset", "put", "step")
+    __slots__ = ("count", "first_records", "insert", "lane", "offset", "put")
 
-    def __init__(self, step: Step, lane: Place | None = None, offset: int = 0) -> None:
-        self.step = step
-        self.first_records = step.records
-        self.count = len(step.records)
+    def __init__(self, insert: Insert, lane: Receipt | None = None, offset: int = 0) -> None:
+        self.insert = insert
+        self.first_records = insert.records
+        self.count = len(insert.records)
         self.lane = self if lane is None else lane
         self.offset = offset
         self.put: Put | None = None
-        """Of the first step of a lane; None if the queue's policy turned it away."""
+        """Of the first insert of a lane; None if the queue's policy turned it away."""
 
     @property
     def first(self) -> int | None:
@@ -55,7 +55,7 @@ class Place:
 
 
 class Together:
-    """Commits steps. One a broker; thread-safe."""
+    """Commits inserts. One a broker; thread-safe."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Together:
 
     def commit(
         self,
-        steps: Iterable[Step],
+        inserts: Iterable[Insert],
         leavings: Iterable[Leaving] = (),
         *,
         puts: Iterable[Put] = (),
@@ -79,8 +79,8 @@ class Together:
         wait: bool = True,
         future: Future[Any] | None = None,
         dead: bool = False,
-    ) -> list[Place]:
-        """Put all steps, and let go of what is leaving, in one commit.
+    ) -> list[Receipt]:
+        """Put all inserts, and let go of what is leaving, in one commit.
 
         Args:
             puts: others that go along, which have their room; it is given back if nothing is done.
@@ -89,117 +89,117 @@ class Together:
             dead: they are dead letters: no limit holds them back.
 
         Returns:
-            The place of each step.
+            The receipt of each insert.
 
         Raises:
             All that a put raises; nothing was done then, and what was leaving stays.
         """
-        places, lanes = by_lane(steps)
-        parts = Parts(leavings)
-        parts.puts += puts
+        receipts, lanes = by_lane(inserts)
+        assembly = Assembly(leavings)
+        assembly.puts += puts
         try:
-            self._prepare_all(lanes, timeout, parts, dead)
+            self._prepare_all(lanes, timeout, assembly, dead)
         except BaseException:
             try:
-                shelter(parts.withdraw)
+                shelter(assembly.withdraw)
             finally:  # see `attend`
-                shelter(parts.withdraw)
+                shelter(assembly.withdraw)
             raise
         try:
-            entered = self.enter(parts, future)
+            entered = self.enter(assembly, future)
         except BaseException:
             try:
-                shelter(partial(self._clear_up, parts))
+                shelter(partial(self._clear_up, assembly))
             finally:  # see `attend`
-                shelter(partial(self._clear_up, parts))
+                shelter(partial(self._clear_up, assembly))
             raise
         if entered is not None:
             if not wait:
-                parts.count_turned_away()
-                return places
+                assembly.count_turned_away()
+                return receipts
             self._log.wait(entered)
             if entered.error is not None:
                 raise again(entered.error)
-        parts.count_turned_away()
-        for put in parts.puts:
+        assembly.count_turned_away()
+        for put in assembly.puts:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
-        return places
+        return receipts
 
-    def _prepare_all(self, lanes: list[Place], timeout: float | None, parts: Parts, dead: bool) -> None:
+    def _prepare_all(self, lanes: list[Receipt], timeout: float | None, assembly: Assembly, dead: bool) -> None:
         """Reserve room for all lanes: in passes over the queues that have it now, and for the others one by one."""
         deadline = None if timeout is None else self._monotonic() + timeout
         start = 0
         while start < len(lanes):
             if not dead:
-                start = shelter(partial(reserve_at_once, lanes, start, parts))
-            if places := of_one_party(lanes, start):
-                if places[0].step.queue.reserves_together:
-                    prepare_together(places, parts)
+                start = shelter(partial(reserve_at_once, lanes, start, assembly))
+            if receipts := of_one_party(lanes, start):
+                if receipts[0].insert.queue.reserves_together:
+                    prepare_together(receipts, assembly)
                 else:
                     left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                    self.prepare(places, left, parts, dead)
-            start += len(places)
+                    self.prepare(receipts, left, assembly, dead)
+            start += len(receipts)
 
-    def prepare(self, places: list[Place], timeout: float | None, parts: Parts, dead: bool) -> None:
+    def prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly, dead: bool) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
-        queue = places[0].step.queue
-        lots = [(place.step.number, place.step.records) for place in places]
+        queue = receipts[0].insert.queue
+        lots = [(receipt.insert.number, receipt.insert.records) for receipt in receipts]
         try:
-            puts = queue.prepare(lots, timeout, leaving=parts.leaving(queue), dead=dead)
+            puts = queue.prepare(lots, timeout, leaving=assembly.leaving(queue), dead=dead)
         except TurnedAway as error:
-            whole = Step(queue, 0, [record for _, records in lots for record in records])
-            now = self.redirect(whole, error.decision, parts, dead)
+            whole = Insert(queue, 0, [record for _, records in lots for record in records])
+            now = self.redirect(whole, error.decision, assembly, dead)
         else:
-            parts.puts += puts
-            for place, put in zip(places, puts, strict=True):
-                place.put = put
+            assembly.puts += puts
+            for receipt, put in zip(receipts, puts, strict=True):
+                receipt.put = put
             return
         while now is not None:
             try:
-                parts.puts += now.queue.prepare([(0, now.records)], timeout, dead=True)
+                assembly.puts += now.queue.prepare([(0, now.records)], timeout, dead=True)
             except TurnedAway as error:
-                now = self.redirect(now, error.decision, parts, True)
+                now = self.redirect(now, error.decision, assembly, True)
             else:
                 return
 
-    def redirect(self, step: Step, decision: Decision, parts: Parts, dead: bool) -> Step | None:
-        """Return where the messages of a step go that a limit turned away; None if they are dropped.
+    def redirect(self, insert: Insert, decision: Decision, assembly: Assembly, dead: bool) -> Insert | None:
+        """Return where the messages of an insert go that a limit turned away; None if they are dropped.
 
         Cost: a commit, where their queue must be declared.
         """
-        queue, _, records = step
-        parts.turned.append((queue, len(records), decision is Decision.DROP))
+        queue, _, records = insert
+        assembly.turned.append((queue, len(records), decision is Decision.DROP))
         if decision is Decision.DROP:
             return None
         if not dead:
             records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
-        return Step(self._dead_letter_queue(queue), 0, records)
+        return Insert(self._dead_letter_queue(queue), 0, records)
 
-    def _clear_up(self, parts: Parts) -> None:
+    def _clear_up(self, assembly: Assembly) -> None:
         """After an error or an interrupt, wherever that came."""
-        parts.withdraw()
-        if parts.unit is not None:
+        assembly.withdraw()
+        if assembly.unit is not None:
             self._log.now()  # where it was handed over, its caller will not see to that any more
 
     @sheltered
-    def enter(self, parts: Parts, future: Future[Any] | None = None, *, soon: bool = True) -> Unit | None:
+    def enter(self, assembly: Assembly, future: Future[Any] | None = None, *, soon: bool = True) -> Unit | None:
         """Join puts that have their room, and what is leaving, to one batch; return what to wait for.
 
         Where the log has no part in it, all of it is done at once: None. What cannot join is withdrawn. `soon`: see
         `TransactionLog`.
         """
-        puts, leavings = parts.puts, parts.leavings
+        puts, leavings = assembly.puts, assembly.leavings
         try:
             for put in puts:
-                place: Any = put.lane.publisher
-                if place.reserves_together:
-                    place.begin_joining(parts)
+                publisher: Any = put.lane.publisher
+                if publisher.reserves_together:
+                    publisher.begin_joining(assembly)
                 else:
-                    place.check_not_deleted()
+                    publisher.check_not_deleted()
             settles = [part for leaving in leavings for part in leaving.settles()]
             if settles or any(put.lane.is_logged for put in puts) or any(leaving.writes for leaving in leavings):
                 writes: list[Any] = [write for leaving in leavings for write in leaving.writes]
-                unit = parts.unit = Unit(puts, settles, leavings, writes)
+                unit = assembly.unit = Unit(puts, settles, leavings, writes)
                 unit.future = future
                 for leaving in leavings:
                     leaving.unit = unit
@@ -209,19 +209,19 @@ class Together:
             for leaving in leavings:
                 leaving.committed(None)
         except BaseException:
-            parts.withdraw()
+            assembly.withdraw()
             raise
         finally:
             for put in puts:
-                place = put.lane.publisher
-                if place.reserves_together:
-                    place.end_joining(parts)
+                publisher = put.lane.publisher
+                if publisher.reserves_together:
+                    publisher.end_joining(assembly)
         if future is not None:
             future.set_result(None)
         return None
 
 
-class Parts:
+class Assembly:
     """What one commit is made of, while that is put together."""
 
     def __init__(self, leavings: Iterable[Leaving]) -> None:
@@ -256,40 +256,40 @@ class Parts:
             queue.count_turned_away(messages, dropped=dropped)
 
 
-def by_lane(steps: Iterable[Step]) -> tuple[list[Place], list[Place]]:
-    """Join steps for the same lane; return the place of each step, and of each lane, in the order to reserve in."""
-    places: list[Place] = []
-    lanes: dict[tuple[Puts, int], Place] = {}
-    for step in steps:
-        lane = lanes.get(step[:2])
+def by_lane(inserts: Iterable[Insert]) -> tuple[list[Receipt], list[Receipt]]:
+    """Join inserts for the same lane; return the receipt of each, and of each lane, in the order to reserve in."""
+    receipts: list[Receipt] = []
+    lanes: dict[tuple[Puts, int], Receipt] = {}
+    for insert in inserts:
+        lane = lanes.get(insert[:2])
         if lane is None:
-            lanes[step[:2]] = place = Place(step)
+            lanes[insert[:2]] = receipt = Receipt(insert)
         else:
-            if lane.step.records is lane.first_records:
-                lane.step = lane.step._replace(records=list(lane.step.records))
-            place = Place(step, lane, len(lane.step.records))
-            lane.step.records.extend(step.records)
-        places.append(place)
-    return places, sorted(lanes.values(), key=_rank)
+            if lane.insert.records is lane.first_records:
+                lane.insert = lane.insert._replace(records=list(lane.insert.records))
+            receipt = Receipt(insert, lane, len(lane.insert.records))
+            lane.insert.records.extend(insert.records)
+        receipts.append(receipt)
+    return receipts, sorted(lanes.values(), key=_rank)
 
 
-def _rank(place: Place) -> tuple[bool, int]:
-    """Rank places for who reserves room: partitions last, for who has room there must not wait for anything else."""
-    queue = place.step.queue
+def _rank(receipt: Receipt) -> tuple[bool, int]:
+    """Rank receipts for who reserves room: partitions last, for who has room there must not wait for anything else."""
+    queue = receipt.insert.queue
     return queue.reserves_together, queue.owner
 
 
-def of_one_party(lanes: list[Place], start: int) -> list[Place]:
-    """Return the places from `start` on whose room is reserved together: those of a queue, or all of partitions."""
+def of_one_party(lanes: list[Receipt], start: int) -> list[Receipt]:
+    """Return the receipts from `start` on whose room is reserved together: those of a queue, or all of partitions."""
     if start == len(lanes):
         return []
-    first = lanes[start].step.queue
+    first = lanes[start].insert.queue
     if first.reserves_together:
         return lanes[start:]
-    return list(takewhile(lambda place: place.step.queue is first, islice(lanes, start, None)))
+    return list(takewhile(lambda receipt: receipt.insert.queue is first, islice(lanes, start, None)))
 
 
-def reserve_at_once(lanes: list[Place], start: int, parts: Parts) -> int:
+def reserve_at_once(lanes: list[Receipt], start: int, assembly: Assembly) -> int:
     """Reserve room in the queues from `start` on that have it now, and add their puts; return where it stopped.
 
     What stops it takes the long way: a queue in which a put would have to wait, or from which something is leaving, or
@@ -299,33 +299,33 @@ def reserve_at_once(lanes: list[Place], start: int, parts: Parts) -> int:
     """
     known: list[Record] | None = None
     for index in range(start, len(lanes)):
-        place = lanes[index]
-        queue, number, records = place.step
-        if queue.reserves_together or parts.has_leaving(queue):
+        receipt = lanes[index]
+        queue, number, records = receipt.insert
+        if queue.reserves_together or assembly.has_leaving(queue):
             return index
-        if index + 1 < len(lanes) and lanes[index + 1].step.queue is queue:
+        if index + 1 < len(lanes) and lanes[index + 1].insert.queue is queue:
             return index
         if records is not known:
             known, sizes, plain = records, list(map(len, records)), is_plain(records)
         put = queue.draft(records, plain, number, sizes=sizes)
         if not queue.reserve_at_once(put):
             return index
-        parts.puts.append(put)
-        place.put = put
+        assembly.puts.append(put)
+        receipt.put = put
     return len(lanes)
 
 
-def draft_together(places: list[Place]) -> list[Put]:
+def draft_together(receipts: list[Receipt]) -> list[Put]:
     """Return puts for partitions of streams, to be reserved all at once."""
-    drafts = [place.step.queue.draft(place.step.records, False, 0) for place in places]
-    for place, put in zip(places, drafts, strict=True):
-        place.put = put
+    drafts = [receipt.insert.queue.draft(receipt.insert.records, False, 0) for receipt in receipts]
+    for receipt, put in zip(receipts, drafts, strict=True):
+        receipt.put = put
     return drafts
 
 
-def prepare_together(places: list[Place], parts: Parts) -> None:
+def prepare_together(receipts: list[Receipt], assembly: Assembly) -> None:
     """Reserve room for all partitions of streams, and add their puts."""
-    first: Any = places[0].step.queue
-    drafts = draft_together(places)
+    first: Any = receipts[0].insert.queue
+    drafts = draft_together(receipts)
     first.prepare_together(drafts)
-    parts.puts += drafts
+    assembly.puts += drafts

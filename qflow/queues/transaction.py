@@ -26,7 +26,7 @@ from qflow.queues.envelope import Moment
 from qflow.queues.exits import Leaving
 from qflow.queues.held import HeldOne
 from qflow.queues.queue import Queue
-from qflow.queues.together import Place, Step, Together
+from qflow.queues.together import Insert, Receipt, Together
 
 RUN_BYTES = 64 * 1024
 """Charged at once for puts that follow each other."""
@@ -36,14 +36,14 @@ class Router(Protocol):
     """Who knows the queues, and where a topic leads: `Publisher`."""
 
     def own(self, queue: Queue | str) -> Queue: ...
-    def steps_of(
+    def inserts_of(
         self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None
-    ) -> list[Step]: ...
-    def result_of(self, places: list[Place]) -> Any: ...
+    ) -> list[Insert]: ...
+    def result_of(self, receipts: list[Receipt]) -> Any: ...
 
 
 class _Call:
-    """What one call of a transaction, or some puts in a row, are in the end: some steps of it, and what they return."""
+    """What one call of a transaction, or some puts in a row, are in the end: some inserts, and what they return."""
 
     __slots__ = ("kind", "start", "stop")
 
@@ -119,7 +119,7 @@ class Transaction:
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
         plain = type(record) is bytes and not envelope.number
-        self._add("puts", [Step(puts, envelope.number, [record])], queue if plain else None)
+        self._add("puts", [Insert(puts, envelope.number, [record])], queue if plain else None)
 
     def put_many(
         self,
@@ -138,7 +138,7 @@ class Transaction:
         puts = self._router.own(queue).parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         records = envelope.records(bodies)[0]
-        self._add("put_many", [Step(puts, envelope.number, records)] if records else [])
+        self._add("put_many", [Insert(puts, envelope.number, records)] if records else [])
 
     def publish(
         self,
@@ -150,25 +150,25 @@ class Transaction:
     ) -> None:
         """Publish when the transaction commits, to what the topic leads to now; see `Broker.publish`."""
         self._check_open()
-        self._add("publish", self.steps_of(topic, body, headers, key))
+        self._add("publish", self.inserts_of(topic, body, headers, key))
 
-    def steps_of(
+    def inserts_of(
         self, topic: str, body: bytes | bytearray | memoryview, headers: Headers | None, key: bytes | str | None = None
-    ) -> list[Step]:
+    ) -> list[Insert]:
         """Return what a publish puts where."""
-        return self._router.steps_of(topic, body, headers, key)
+        return self._router.inserts_of(topic, body, headers, key)
 
-    def publish_steps(self, steps: list[Step]) -> None:
+    def publish_inserts(self, inserts: list[Insert]) -> None:
         """Publish to queues that were found before."""
         self._check_open()
-        self._add("publish", steps)
+        self._add("publish", inserts)
 
     def put_published(self, queue: Queue, topic: str, body: bytes, headers: Headers | None) -> None:
         """Put a message with the topic it was published under, into one queue; the rest as `put`."""
         self._check_open()
         puts = self._router.own(queue).parts.puts
         envelope = puts.envelope(headers, None, 0, None, None, None, (topic, None))
-        self._add("puts", [Step(puts, envelope.number, [envelope.record(body)])])
+        self._add("puts", [Insert(puts, envelope.number, [envelope.record(body)])])
 
     def ack(self, delivery: Delivery) -> None:
         """Settle a delivery when the transaction commits.
@@ -234,11 +234,11 @@ class Transaction:
         self._run_queue, self._run, self._credit = None, [], 0
 
     @sheltered
-    def _add(self, kind: str, steps: list[Step], run: Queue | str | None = None) -> None:
-        """Take the steps of a call; more plain puts into the queue `run` may follow it."""
+    def _add(self, kind: str, inserts: list[Insert], run: Queue | str | None = None) -> None:
+        """Take the inserts of a call; more plain puts into the queue `run` may follow it."""
         self._desk.tabs.setdefault(self._tab, weakref.ref(self))
         self._end_run()
-        size = sum(sum(map(len, step.records)) for step in steps)
+        size = sum(sum(map(len, insert.records)) for insert in inserts)
         if self._bytes + size > self._max_bytes:
             raise TransactionTooLarge(
                 f"the transaction would hold {self._bytes + size} bytes, more than max_transaction_bytes="
@@ -246,8 +246,8 @@ class Transaction:
             )
         start = len(self._tab.waiting)
         try:
-            for step in steps:
-                self._tab.waiting.append(self._seat(Waiting(step)))
+            for insert in inserts:
+                self._tab.waiting.append(self._seat(Waiting(insert)))
         except BaseException:
             self._unseat(start)
             raise
@@ -304,14 +304,14 @@ class Transaction:
         """
         self._check_open()
         try:
-            steps, leavings = shelter(self._begin_commit)
-            places = self._together.commit(steps, leavings, timeout=self._timeout)
-            return shelter(lambda: self.committed(places))
+            inserts, leavings = shelter(self._begin_commit)
+            receipts = self._together.commit(inserts, leavings, timeout=self._timeout)
+            return shelter(lambda: self.committed(receipts))
         except BaseException as error:
             self.undo(self._leavings, "rolled back" if isinstance(error, Exception) else "interrupted")
             raise
 
-    def begin_commit(self) -> tuple[list[Step], list[Leaving]]:
+    def begin_commit(self) -> tuple[list[Insert], list[Leaving]]:
         """Return what is to be committed together: all bodies in memory, and charged until it has ended.
 
         Each queue charges them as well, once it has room: until then they may wait at a limit for long.
@@ -327,22 +327,22 @@ class Transaction:
             raise
 
     @sheltered
-    def _begin_commit(self) -> tuple[list[Step], list[Leaving]]:
+    def _begin_commit(self) -> tuple[list[Insert], list[Leaving]]:
         self._end_run()
-        steps = [Step(one.queue, one.number, self._records_of(one)) for one in self._tab.waiting]
+        inserts = [Insert(one.queue, one.number, self._records_of(one)) for one in self._tab.waiting]
         by_queue: dict[Any, list[HeldOne]] = {}
         for queue, one in self._held:
             by_queue.setdefault(queue, []).append(one)
         for queue, held in sorted(by_queue.items(), key=lambda item: item[0].owner):
             self._leavings.append(queue.begin_leaving(held))
         self._state = "being committed"
-        return steps, self._leavings
+        return inserts, self._leavings
 
-    def committed(self, places: list[Place]) -> list[Any]:
+    def committed(self, receipts: list[Receipt]) -> list[Any]:
         """Note where everything went, once it is committed; returns `result`."""
         result: list[Any] = []
         for call in self._calls:
-            result += self._results_of(call, places[call.start : call.stop])
+            result += self._results_of(call, receipts[call.start : call.stop])
         self._result = result
         self.end("committed")
         return result
@@ -359,11 +359,11 @@ class Transaction:
             self._tab.charged += waiting.charged
         return self._desk.read(waiting.position, waiting.slots, waiting.largest)
 
-    def _results_of(self, call: _Call, places: list[Place]) -> Iterable[Any]:
+    def _results_of(self, call: _Call, receipts: list[Receipt]) -> Iterable[Any]:
         if call.kind == "publish":
-            return [self._router.result_of(places)]
-        count = places[0].count if places else 0
-        first = places[0].first if places else None
+            return [self._router.result_of(receipts)]
+        count = receipts[0].count if receipts else 0
+        first = receipts[0].first if receipts else None
         if call.kind == "puts":
             return [None] * count if first is None else range(first, first + count)
         return [range(0) if first is None else range(first, first + count)]
