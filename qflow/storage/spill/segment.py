@@ -33,6 +33,7 @@ class Segment:
     """A file and what is in it. Block `i` holds the slots from `firsts[i]` on and begins at byte `starts[i]`."""
 
     __slots__ = (
+        "area",
         "damaged",
         "end",
         "firsts",
@@ -44,7 +45,6 @@ class Segment:
         "map",
         "number",
         "pins",
-        "place",
         "retired",
         "size",
         "spans",
@@ -52,8 +52,8 @@ class Segment:
         "used",
     )
 
-    def __init__(self, place: Place, number: int, size: int) -> None:
-        self.place = place
+    def __init__(self, area: Area, number: int, size: int) -> None:
+        self.area = area
         self.number = number
         self.size = size
         self.identity = 0
@@ -67,7 +67,7 @@ class Segment:
 
     @property
     def path(self) -> str:
-        return self.place.path(self.number)
+        return self.area.path(self.number)
 
     def begin_anew(self) -> None:
         """Hold nothing."""
@@ -136,7 +136,7 @@ class Segment:
         self.freed[block] = bits
 
 
-class Place(Protocol):
+class Area(Protocol):
     """What a segment's area tells: where files are, and which segments are the first and the last one."""
 
     tail: Segment | None
@@ -232,11 +232,11 @@ class Maps:
 
 def _expendable(segment: Segment) -> tuple[int, int]:
     """Rank mapped segments by how little it hurts to unmap them; a glance without the area's lock."""
-    keys, head = segment.keys, segment.place.head
+    keys, head = segment.keys, segment.area.head
     first = head.keys if head is not None else ()
     if not keys or not first:
         return 2, 0
-    if segment is segment.place.tail or segment is head:
+    if segment is segment.area.tail or segment is head:
         return 0, 0
     return 1, keys[0] - first[0]
 
