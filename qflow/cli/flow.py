@@ -84,7 +84,9 @@ class Flow:
         self._filling = threads.submit(self._fill)
 
     def take(self, most: int, timeout_s: float) -> Deliveries | None:
-        """Return at most `most` lines; an empty batch if none came in time; None if stdin has ended and all are taken.
+        """Return at most `most` lines; an empty batch if none came in time; None if then stdin has ended, too.
+
+        None may also say that memory has no room beside what is held: see `is_empty` for whether there are more.
 
         Raises:
             Stopped: asked to stop.
@@ -103,8 +105,9 @@ class Flow:
         Raises:
             Stopped: asked to stop.
         """
-        while (batch := self.take(1, Stop.PATIENCE_S)) is not None and not batch:
-            """Wait on."""
+        while not (batch := self.take(1, Stop.PATIENCE_S)):
+            if batch is None and self.is_empty():
+                return None
         return batch
 
     def give_back(self, batch: Deliveries) -> None:
@@ -114,7 +117,7 @@ class Flow:
 
     def back_in_words(self, count: int) -> str:
         """Return in words where so many lines of a failed run are."""
-        return f"{facts.counted(count, 'line')} {'is' if count == 1 else 'are'} back in the queue"
+        return f"{facts.counted(count, 'line')} it had been given {'is' if count == 1 else 'are'} back in the queue"
 
     def is_empty(self, taken: int = 0) -> bool:
         """Tell whether the queue holds nothing but `taken` lines that were taken."""

@@ -35,6 +35,17 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     return _ESCAPED.get(escape) or bytes.fromhex(escape[1:].decode())
 
 
+class Seconds(click.FloatRange):
+    """A time within bounds; NaN lies within none."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return the seconds."""
+        seconds = super().convert(value, parameter, context)
+        if seconds != seconds:
+            self.fail(f"{value} is no number of seconds", parameter, context)
+        return seconds
+
+
 class _SpoolPath(click.Path):
     """The directory of a spool, and no URL."""
 

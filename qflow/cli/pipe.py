@@ -96,14 +96,14 @@ class _Pipe(click.Command):
 )
 @click.option(
     "--backoff",
-    type=click.FloatRange(min=0, max=LONGEST_S),
+    type=options.Seconds(min=0, max=LONGEST_S),
     metavar="SECONDS",
     help="The pause before COMMAND is started again; each next one of a row is twice as long, up to 30 s.  "
     "[default: 0.2]",
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=LONGEST_S),
+    type=options.Seconds(min=0, min_open=True, max=LONGEST_S),
     metavar="SECONDS",
     help="End COMMAND, as if it failed, when it takes nothing of its input, or does not end after it, for so long; "
     "with --batch, when a run takes longer.  [default: wait]",

@@ -207,7 +207,7 @@ def _copy(flow: Flow, outlet: Outlet) -> None:
                 outlet.wait()
         elif outlet.lines and (flow.is_held_back or not flow.is_empty(outlet.lines)):
             _make_room(flow, outlet)
-        elif batch is None:
+        elif batch is None and flow.is_empty(outlet.lines):
             return
 
 

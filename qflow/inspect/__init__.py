@@ -26,7 +26,7 @@ import attrs
 from qflow.config import spool_path
 from qflow.errors import CorruptionError, NotFound
 from qflow.inspect.child import in_child
-from qflow.inspect.log_check import check_log
+from qflow.inspect.log_check import check_every_page, check_log
 from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, SubscriptionFacts, streams_of
 from qflow.inspect.stream_reader import Gap, StreamReader
 from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
@@ -436,6 +436,8 @@ def _examine(spool: str) -> Examination:
     lost: Counter[str] = Counter()
     with _log(spool) as (env, found):
         found_problems = list(check_log(env, found, lost))
+        if not found_problems and owner_pid(spool) is None:  # an owner meets those pages itself, and goes on meanwhile
+            found_problems += check_every_page(env)
     files = Files()
     found_problems += [
         f"batch {batch.batch} of query {batch.query} was set aside in {stages.set_aside(spool, batch)}: "

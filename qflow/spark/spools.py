@@ -109,7 +109,7 @@ def other_log(spool: str, expected: str, found: str) -> StorageError:
     """Return the error for a log other than the one the offsets belong to."""
     return StorageError(
         f"the spool at {spool} was made anew: its log is {found}, the offsets of this query belong to {expected}. "
-        "Bring that spool back, or begin anew with another checkpoint directory"
+        "Bring that spool back, or begin anew with another checkpoint directory (of `qflow pipeline run`: another --to)"
     )
 
 

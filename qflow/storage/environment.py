@@ -24,7 +24,7 @@ from typing import Any
 import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
-from qflow.storage.files import CREATE, FILE_MODE, Files, lock_holders, storage_error
+from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, lock_holders, storage_error
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
 from qflow.storage.log.parts import PAGES_ANYWAY
@@ -64,6 +64,7 @@ DAMAGE = (
     lmdb.PageFullError,
     lmdb.BadTxnError,
     lmdb.BadValsizeError,
+    lmdb.IncompatibleError,
     SystemError,
     IndexError,
 )
@@ -366,8 +367,10 @@ class Environment:
         dead: int = self._env.reader_check()
         return dead
 
-    def copy_to(self, directory: str) -> None:
+    def copy_to(self, directory: str | None) -> None:
         """Write what is committed at this moment into an empty directory, without free pages; nothing is synced.
+
+        Without a directory it is only read: every page, those too that say which are free, and that nothing else reads.
 
         Commits and reads go on; their pages are pinned until the end. Other threads run meanwhile, but an interrupt of
         this one comes after it.
@@ -377,9 +380,9 @@ class Environment:
             CorruptionError: pages of this log are damaged; as above.
         Cost: writes what the log holds.
         """
-        data = os.path.join(directory, DATA)
+        data, flags = (os.devnull, OVERWRITE) if directory is None else (os.path.join(directory, DATA), CREATE)
         try:
-            fd = self._files.open(data, CREATE, FILE_MODE)
+            fd = self._files.open(data, flags, FILE_MODE)
             try:
                 self._env.copyfd(fd, compact=True)
             finally:
@@ -389,7 +392,7 @@ class Environment:
         except DAMAGE as error:
             raise log_error(error, self.path, "copied") from error
         except lmdb.Error as error:
-            raise _full_or_failed(error, directory) from error
+            raise _full_or_failed(error, data) from error
 
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""

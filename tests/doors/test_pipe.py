@@ -39,6 +39,32 @@ def test_lines_pass_to_stdout(cli: CommandLine) -> None:
     assert summary(done) == {"queue": "q", **counts}
 
 
+@pytest.mark.parametrize(
+    ("capacity", "command"),
+    [("4KiB", ()), ("64KiB", ()), ("64KiB", ("--window", 0, "--", "cat")), ("1", ("--", "cat"))],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else value,
+)
+def test_it_ends_when_the_queue_is_empty_however_small_the_capacity(
+    capacity: str, command: tuple[object, ...], cli: CommandLine
+) -> None:
+    """Nothing fits into memory beside lines on their way, which does not mean that there are no more."""
+    lines = numbers(0, 3 if capacity == "1" else 5_000)
+    cli.run("put", cli.spool, "q", stdin=text(lines))
+    done = cli.run("pipe", cli.spool, "q", "--capacity", capacity, "--json", *command)
+    assert done.returncode == 0
+    assert done.stdout == text(lines)
+    assert summary(done)["left"] == 0
+
+
+@pytest.mark.parametrize("option", ["--backoff", "--timeout"])
+def test_a_time_that_is_no_number_is_refused(option: str, cli: CommandLine) -> None:
+    """It is neither below nor above any bound."""
+    done = cli.run("pipe", cli.spool, "q", option, "nan", "--", "cat", stdin=b"a\n")
+    assert done.returncode == 2
+    assert option in done.stderr.decode()
+    assert not cli.spool.exists()
+
+
 def test_lines_pass_to_a_command(cli: CommandLine) -> None:
     """The command gets everything on its stdin, then the end; options after -- are its own."""
     lines = numbers(0, 50_000)
@@ -106,7 +132,7 @@ def test_a_command_that_takes_nothing_and_leaves_is_an_error(cli: CommandLine) -
     done = cli.run("pipe", cli.spool, "q", "--backoff", 0, "--", "true", stdin=b"a\n")
     assert done.returncode == 5
     assert (
-        b"true exited with 0 before the end of its input at the last of 3 tries; 1 line is back in the queue"
+        b"true exited with 0 before the end of its input at the last of 3 tries; 1 line it had been given is back in the queue"
         in done.stderr
     )
     assert cli.waiting() == [b"a"]
@@ -222,7 +248,7 @@ def test_a_batch_that_fails_is_repeated_then_given_back(cli: CommandLine) -> Non
     command = append_to(log, "sys.exit(7 if '10' in lines else 0)")
     done = cli.run("pipe", cli.spool, "q", "--batch", 10, "--retries", 1, "--json", "--", *command, stdin=text(lines))
     assert done.returncode == 5
-    assert b"exited with 7 at the last of 2 tries; 10 lines are back in the queue" in done.stderr
+    assert b"exited with 7 at the last of 2 tries; 10 lines it had been given are back in the queue" in done.stderr
     assert [run[0] for run in runs(log)] == ["0", "10", "10"]
     counts = {"found": 0, "stored": 25, "delivered": 10, "left": 15, "restarts": 1, "resume_from": 25}
     assert summary(done) == {"queue": "q", **counts}

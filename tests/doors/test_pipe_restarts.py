@@ -189,7 +189,10 @@ def test_what_a_command_had_at_a_bad_end_goes_to_it_again(cli: CommandLine) -> N
     done = cli.run("pipe", cli.spool, "q", "--backoff", 0, "--json", "--", *shell(script), stdin=text(numbers(0, 9)))
     assert done.returncode == 0
     assert worked_off(cli) == numbers(0, 9) * 2
-    assert sentences(done)[0] == "sh exited with 3; 9 lines are back in the queue; it is started again after 0 s"
+    assert (
+        sentences(done)[0]
+        == "sh exited with 3; 9 lines it had been given are back in the queue; it is started again after 0 s"
+    )
     assert summary(done)["restarts"] == 1
 
 
@@ -326,7 +329,9 @@ def test_a_command_that_does_not_end_is_ended_at_its_timeout(cli: CommandLine) -
     hanging = shell("cat > taken; mkfifo never; cat never")
     done = cli.run("pipe", cli.spool, "q", "--timeout", 0.2, "--retries", 0, "--", *hanging, stdin=b"1\n2\n")
     assert done.returncode == 5
-    assert sentences(done)[0].startswith("sh did not end within 0.2 s after its input, and was ended; 2 lines are back")
+    assert sentences(done)[0].startswith(
+        "sh did not end within 0.2 s after its input, and was ended; 2 lines it had been given are back"
+    )
     assert cli.waiting() == [b"1", b"2"]
 
 

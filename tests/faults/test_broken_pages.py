@@ -124,6 +124,31 @@ def test_whoever_looks_gets_problems_or_an_error_of_ours_and_survives(change, so
     assert named == len(pages)
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_copy_of_broken_pages_says_that_they_are(change, source, tmp_path):
+    """It is no fault of the disk that takes the copy."""
+    for page in [page for page, _ in pages_in_use(source)][::4]:
+        spool = damaged(source, tmp_path / str(page), page, change)
+        try:
+            copied = inspect.copy_spool(spool, tmp_path / f"{page} copied")
+            problems = copied.problems or inspect.check_spool(copied.path)
+        except qflow.CorruptionError:
+            continue
+        assert problems, page
+
+
+def test_broken_pages_that_tell_what_is_free_are_found(source, tmp_path):
+    """Nobody reads them but who writes: the spool could not be opened."""
+    data = (source / "log" / "data.mdb").read_bytes()
+    newest = max((0, 1), key=lambda place: data[place * PAGE + 144 : place * PAGE + 152][::-1])
+    (free,) = struct.unpack_from("<Q", data, newest * PAGE + 16 + 24 + 40)
+    spool = damaged(source, tmp_path / "spool", free, emptied)
+    (problem,) = inspect.check_spool(spool)
+    assert "are damaged, it could not be copied" in problem
+    with pytest.raises(qflow.CorruptionError):
+        qflow.open(spool)
+
+
 def use(spool: Path) -> dict[str, bool]:
     """Use every queue of a spool; return which were served whole. Any error but `CorruptionError` is a failure."""
     served = {}
