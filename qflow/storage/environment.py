@@ -24,7 +24,9 @@ from typing import Any
 import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
+from qflow.storage.encoding import Sections
 from qflow.storage.files import CREATE, FILE_MODE, Files, lock_holders, storage_error
+from qflow.storage.joining import Value, join
 from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
 from qflow.storage.log.parts import PAGES_ANYWAY
 
@@ -265,6 +267,10 @@ class Environment:
     def commit(self, txn: Any) -> None:
         """Commit and sync."""
         txn.commit()
+
+    def join(self, sections: Sections) -> Value:
+        """Return a block in one piece, to be put into a transaction; see `joining`."""
+        return join(self._files, self.path, sections)
 
     def last_transaction(self) -> int:
         """Return the number of the last committed transaction."""
