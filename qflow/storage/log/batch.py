@@ -300,7 +300,8 @@ class Settling(Request):
         self.parts = parts
 
     def weight(self) -> int:
-        return RANGE_WEIGHT * sum(len(ranges) for _, ranges in self.parts)
+        parts = self.parts
+        return RANGE_WEIGHT * (len(parts[0][1]) if len(parts) == 1 else sum(len(ranges) for _, ranges in parts))
 
     def join(self, batch: Batch) -> None:
         for lane, ranges in self.parts:

@@ -30,7 +30,7 @@ from qflow.storage.log.hollowing import HOLLOWING_BYTES, Hollowed
 from qflow.storage.log.keys import BLOCKS, DAMAGED, queue_key
 from qflow.storage.log.marks import raise_attempts, settle_ranges
 from qflow.storage.log.parts import PAGES_A_PART, PAGES_ANYWAY, REMOVED_IN_A_PART
-from qflow.storage.log.rows import Row, Settled, purged_row, write_row
+from qflow.storage.log.rows import Row, purged_row, write_row
 from qflow.storage.streams import eras
 from qflow.storage.topics.records import delete_index
 
@@ -175,7 +175,7 @@ class BatchWriting:
     ) -> Step:
         owner, number, row = lane.owner, lane.lane, lane.row
         if settled:
-            row = settle_ranges(txn, owner, number, row, [Settled(*part) for part in settled])
+            row = settle_ranges(txn, owner, number, row, settled)
             if row.marks:
                 lane.passes.count(settled, row.floor)
         first = following = lane.next
