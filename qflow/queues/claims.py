@@ -24,7 +24,7 @@ from qflow.storage.log.batch import Settling
 from qflow.storage.log.transaction_log import Request
 
 _SINGLE_CHARGE = OVERHEAD_BYTES + SINGLE_BYTES
-MOST_STANDING = 4096
+MOST_STANDING = 2048
 """Requests of 0.4 KB that stand before the writer at most while acks that nobody waits for go on; tasks do not wait."""
 
 

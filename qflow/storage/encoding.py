@@ -41,6 +41,9 @@ MAX_BYTES = 64 * 1024
 """No block is larger, unless it holds a single message."""
 MAX_MESSAGES = 1024
 
+Sections = tuple[bytes, bytes | memoryview, bytes]
+"""What stands before the messages of a block, the messages, and the checksum."""
+
 # Functions bound to names here save a lookup a message each.
 _pack_crc = struct.Struct("<I").pack
 _pack_length = struct.Struct("<II").pack  # the header's CRC, and the one length
@@ -83,7 +86,20 @@ def encode_messages(
     offsets: Sequence[int] | None = None,
     times: Sequence[int] | None = None,
 ) -> bytes:
-    """Encode messages into one block.
+    """Encode messages into one block; see `encode_sections`."""
+    return _join(encode_sections(key, messages, previous=previous, time_ms=time_ms, offsets=offsets, times=times))
+
+
+def encode_sections(
+    key: BlockKey,
+    messages: Messages,
+    *,
+    previous: int = NO_PREVIOUS,
+    time_ms: int = 0,
+    offsets: Sequence[int] | None = None,
+    times: Sequence[int] | None = None,
+) -> Sections:
+    """Encode messages into one block, in sections that follow each other; the body of a single one is not copied.
 
     Args:
         key: where it will live; `key.first` is the sequence offsets count from.
@@ -103,7 +119,7 @@ def encode_messages(
         body, size = records[0], sizes[0]
         bare = HEADER.pack(MAGIC, 0, table, lane, owner, 1, first, 1, size, previous, time_ms)
         head = bare + _pack_length(crc32(bare), size)
-        return _join((head, body, xxh3_64_digest(body, crc32(head))))
+        return head, body, xxh3_64_digest(body, crc32(head))
     columns = 0
     parts: list[bytes] = [column(sizes)]
     if not plain:
@@ -126,13 +142,17 @@ def encode_messages(
         numbers = dict(zip(dict.fromkeys(topics), count(), strict=False))
         parts += (column(map(numbers.__getitem__, topics)), _names_section(numbers))
     bare = HEADER.pack(MAGIC, columns, table, lane, owner, len(records), first, span, sum(sizes), previous, time_ms)
-    return _block(bare, parts, _join(records))
+    return _sections(bare, parts, records[0] if len(records) == 1 else _join(records))
 
 
 def _block(bare: bytes, parts: Iterable[bytes | memoryview], payload: bytes | memoryview) -> bytes:
-    """Return a block: the header without its CRC, the columns, the messages, and what they are checked by."""
+    return _join(_sections(bare, parts, payload))
+
+
+def _sections(bare: bytes, parts: Iterable[bytes | memoryview], payload: bytes | memoryview) -> Sections:
+    """Return a block: the header without its CRC and the columns, the messages, and what they are checked by."""
     head = _join((bare, _pack_crc(crc32(bare)), *parts))
-    return _join((head, payload, xxh3_64_digest(payload, crc32(head))))
+    return head, payload, xxh3_64_digest(payload, crc32(head))
 
 
 def _kinds(records: Iterable[Record]) -> bytes:

@@ -19,12 +19,14 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, lock_holders, storage_error
+from qflow.storage.joining import Join, join
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
 from qflow.storage.log.parts import PAGES_ANYWAY
@@ -52,8 +54,6 @@ MapFull = lmdb.MapFullError
 LmdbError = lmdb.Error
 BROKEN = lmdb.Error, SystemError, IndexError
 """What a transaction may raise besides errors of ours; see `log_error`."""
-
-
 DAMAGE = (
     lmdb.InvalidError,
     lmdb.VersionMismatchError,
@@ -194,6 +194,7 @@ class Environment:
         self._last: LastCommit | None
         self.problems: list[str]
         """What was found wrong with it when it was opened, in words."""
+        self.join: Join = partial(join, files, path)
         self._allocated = 0
         self.messages = 0
         """How many there are to be settled; for whoever commits to tell."""
@@ -283,8 +284,7 @@ class Environment:
 
     def last_transaction(self) -> int:
         """Return the number of the last committed transaction."""
-        number: int = self._env.info()["last_txnid"]
-        return number
+        return int(self._env.info()["last_txnid"])
 
     def make_room(self, value_bytes: int, values: int, *, settles_only: bool, step_bytes: int = STEP_BYTES) -> None:
         """Make sure that a transaction writing so much finds the disk it needs.
@@ -364,8 +364,7 @@ class Environment:
 
         Cost: some system calls for each process that reads.
         """
-        dead: int = self._env.reader_check()
-        return dead
+        return int(self._env.reader_check())
 
     def copy_to(self, directory: str | None) -> None:
         """Write what is committed at this moment into an empty directory, without free pages; nothing is synced.

@@ -10,6 +10,7 @@ from qflow.message import Record, is_logged
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey, Reference
 from qflow.storage.encoding import Messages
+from qflow.storage.joining import Join
 from qflow.storage.log.keys import key_of
 from qflow.storage.log.rows import Row
 
@@ -21,11 +22,24 @@ RESERVED_SEQUENCES = 2**16
 """How far `next` runs ahead of numbers that are handed out without being logged."""
 
 
-def append_messages(txn: Any, key: BlockKey, row: Row, messages: Messages, now_ms: int, lanes: int = 1) -> Row:
+def full_tail_bytes(lanes: int) -> int:
+    """Return what tail blocks grow to where a commit writes to so many: each is written as a whole, and synced."""
+    return TAIL_BYTES if lanes == 1 else max(SMALL_TAIL_BYTES, TAIL_BYTES // lanes)
+
+
+def append_messages(
+    txn: Any,
+    key: BlockKey,
+    row: Row,
+    messages: Messages,
+    now_ms: int,
+    full_bytes: int = TAIL_BYTES,
+    join: Join = b"".join,
+) -> Row:
     """Write messages with sequences from that of `key` on; those not logged only leave a gap.
 
-    Where a commit writes to many `lanes`, their tail blocks grow to less: each is written as a whole, and synced. A
-    stream's messages, which have topics, are all logged.
+    The tail block grows up to `full_bytes`; where those are 0, it is not looked at. A stream's messages, which have
+    topics, are all logged.
     """
     records, sizes, plain, topics = messages
     offsets: Sequence[int] = range(len(records))
@@ -38,18 +52,19 @@ def append_messages(txn: Any, key: BlockKey, row: Row, messages: Messages, now_m
         messages = Messages(records, sizes, plain, topics)
     total = sum(sizes)
     tail = row.tail
-    full_bytes = TAIL_BYTES if lanes == 1 else max(SMALL_TAIL_BYTES, TAIL_BYTES // lanes)
     grows = tail != NO_PREVIOUS and total < full_bytes
     if not (grows and _grow_tail(txn, key, row, messages, offsets, now_ms, full_bytes)):
         if key.first + offsets[0] <= tail < NO_PREVIOUS:
             raise _taken(key, key.first + offsets[0], f"the last block begins at {tail}")
-        tail = _put_blocks(txn, key, messages, offsets, tail, now_ms)
+        tail = _put_blocks(txn, key, messages, offsets, tail, now_ms, join)
     # Not `_replace`, which takes 1 µs more for each put; nor `Row(…)`, which takes 0.2 more.
     count, size = row.messages + len(records), row.bytes + total
     return tuple.__new__(Row, (row.next, row.floor, count, size, tail, row.marks, row.doubtful, row.referring))
 
 
-def _put_blocks(txn: Any, key: BlockKey, messages: Messages, offsets: Sequence[int], tail: int, now_ms: int) -> int:
+def _put_blocks(
+    txn: Any, key: BlockKey, messages: Messages, offsets: Sequence[int], tail: int, now_ms: int, join: Join
+) -> int:
     """Write messages in blocks of their own behind the last one; return where the last of these begins."""
     records, sizes, plain, topics = messages
     table, owner, lane, first = key
@@ -58,10 +73,8 @@ def _put_blocks(txn: Any, key: BlockKey, messages: Messages, offsets: Sequence[i
         place = BlockKey(table, owner, lane, first + offsets[piece.start])
         relative = None if dense else [offset - offsets[piece.start] for offset in offsets[piece]]
         part = Messages(records[piece], sizes[piece], plain, None if topics is None else topics[piece])
-        txn.put(
-            key_of(*place),
-            encoding.encode_messages(place, part, previous=tail, time_ms=now_ms, offsets=relative),
-        )
+        sections = encoding.encode_sections(place, part, previous=tail, time_ms=now_ms, offsets=relative)
+        txn.put(key_of(*place), join(sections))
         tail = place.first
     return tail
 
@@ -86,10 +99,17 @@ def _split_with_topics(sizes: Sequence[int], topics: Sequence[str]) -> list[slic
 
 
 def append_stand_ins(
-    txn: Any, key: BlockKey, row: Row, records: list[Record], now_ms: int, topics: Sequence[str] | None = None
+    txn: Any,
+    key: BlockKey,
+    row: Row,
+    records: list[Record],
+    now_ms: int,
+    topics: Sequence[str] | None = None,
+    join: Join = b"".join,
 ) -> Row:
     """`append_messages` of records some of which are references; the row counts what those stand for."""
-    row = append_messages(txn, key, row, Messages(records, list(map(len, records)), False, topics), now_ms)
+    messages = Messages(records, list(map(len, records)), False, topics)
+    row = append_messages(txn, key, row, messages, now_ms, join=join)
     longer = [record.size - len(record) for record in records if type(record) is Reference]
     return row._replace(bytes=row.bytes + sum(longer), referring=key.first + len(records) if longer else row.referring)
 

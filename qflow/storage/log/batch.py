@@ -79,8 +79,8 @@ class Lane:
     """
 
     __slots__ = (
-        "begins", "border", "broken", "is_logged", "lane", "leaves_gaps", "next", "owner", "passes", "publisher",
-        "remove_at", "removing", "row", "time_ms",
+        "begins", "border", "broken", "full_tail", "is_logged", "lane", "leaves_gaps", "next", "owner", "passes",
+        "publisher", "remove_at", "removing", "row", "time_ms",
     )  # fmt: skip
 
     def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
@@ -100,6 +100,8 @@ class Lane:
         """Of a stream's last message: the time of the next is not earlier, whatever the clock says."""
         self.border = -1
         """Where the last purge ended: settled ranges on its two sides are counted apart."""
+        self.full_tail = -1
+        """Where a tail block begins that was written last and is too large to grow: a look at it would copy it."""
         self.remove_at = 0
         """The floor at which settled blocks can be removed."""
         self.removing = row.floor > lane << LANE_SHIFT  # a crash may have left some
@@ -298,7 +300,8 @@ class Settling(Request):
         self.parts = parts
 
     def weight(self) -> int:
-        return RANGE_WEIGHT * sum(len(ranges) for _, ranges in self.parts)
+        parts = self.parts
+        return RANGE_WEIGHT * (len(parts[0][1]) if len(parts) == 1 else sum(len(ranges) for _, ranges in parts))
 
     def join(self, batch: Batch) -> None:
         for lane, ranges in self.parts:

@@ -16,7 +16,13 @@ from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages
 from qflow.storage.environment import DAMAGE, CannotGrow, Environment, LmdbError
 from qflow.storage.log import hollowing, removal
-from qflow.storage.log.append import RESERVED_SEQUENCES, TAIL_BYTES, append_messages, append_stand_ins
+from qflow.storage.log.append import (
+    RESERVED_SEQUENCES,
+    TAIL_BYTES,
+    append_messages,
+    append_stand_ins,
+    full_tail_bytes,
+)
 from qflow.storage.log.batch import Batch, Lane, Put, Step
 from qflow.storage.log.bodies import RELEASED_AT_ONCE, RELEASING_BYTES, Releases, Sharing
 from qflow.storage.log.broken_lanes import LaneBroken, lane_errors
@@ -24,7 +30,7 @@ from qflow.storage.log.hollowing import HOLLOWING_BYTES, Hollowed
 from qflow.storage.log.keys import BLOCKS, DAMAGED, queue_key
 from qflow.storage.log.marks import raise_attempts, settle_ranges
 from qflow.storage.log.parts import PAGES_A_PART, PAGES_ANYWAY, REMOVED_IN_A_PART
-from qflow.storage.log.rows import Row, Settled, purged_row, write_row
+from qflow.storage.log.rows import Row, purged_row, write_row
 from qflow.storage.streams import eras
 from qflow.storage.topics.records import delete_index
 
@@ -136,7 +142,7 @@ class BatchWriting:
         sharing = None
         if batch.shared:
             self._shares = True
-            sharing = Sharing(txn, batch.shared, now_ms)
+            sharing = Sharing(txn, batch.shared, now_ms, self._env.join)
         lanes: dict[Lane, Any] = {**settled, **batch.puts}
         if batch.purges:
             lanes |= dict.fromkeys(batch.purges)
@@ -169,7 +175,7 @@ class BatchWriting:
     ) -> Step:
         owner, number, row = lane.owner, lane.lane, lane.row
         if settled:
-            row = settle_ranges(txn, owner, number, row, [Settled(*part) for part in settled])
+            row = settle_ranges(txn, owner, number, row, settled)
             if row.marks:
                 lane.passes.count(settled, row.floor)
         first = following = lane.next
@@ -192,9 +198,12 @@ class BatchWriting:
                 size += put.size
             key = BlockKey(BLOCKS, owner, number, first)
             if sharing is None:
-                row = append_messages(txn, key, row, messages, now_ms, len(batch.puts))
+                full_bytes = 0 if row.tail == lane.full_tail else full_tail_bytes(len(batch.puts))
+                row = append_messages(txn, key, row, messages, now_ms, full_bytes, self._env.join)
+                if messages.sizes[-1] >= TAIL_BYTES:
+                    lane.full_tail = row.tail
             else:
-                row = append_stand_ins(txn, key, row, sharing.stand_ins(records), now_ms, topics)
+                row = append_stand_ins(txn, key, row, sharing.stand_ins(records), now_ms, topics, self._env.join)
             if first == lane.begins and topics is not None:
                 eras.note(txn, owner, number, first, self._era, row.floor)
         ahead = RESERVED_SEQUENCES if lane.leaves_gaps else 0

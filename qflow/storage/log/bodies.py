@@ -19,9 +19,11 @@ from contextlib import suppress
 from typing import Any
 
 from qflow.errors import CorruptionError
-from qflow.message import Record, is_logged
+from qflow.message import Record, is_logged, is_plain
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import BlockKey, Reference
+from qflow.storage.encoding import Messages
+from qflow.storage.joining import Join
 from qflow.storage.log import table
 from qflow.storage.log.sealing import seal, unseal
 
@@ -81,7 +83,7 @@ def shared_among(puts: Iterable[tuple[list[Record], list[int]]]) -> tuple[dict[i
 class Sharing:
     """The bodies that one transaction stores, and how often it refers to each."""
 
-    def __init__(self, txn: Any, records: Mapping[int, Record], now_ms: int) -> None:
+    def __init__(self, txn: Any, records: Mapping[int, Record], now_ms: int, join: Join = b"".join) -> None:
         """Store records, given by their identity."""
         self._txn = txn
         self._references: dict[int, Reference] = {}
@@ -89,8 +91,9 @@ class Sharing:
         number = _last_number(txn)
         for identity, record in records.items():
             number += 2
-            value = encoding.encode(BlockKey(BODIES, NOBODY, 0, number), [record], time_ms=now_ms)
-            txn.put(key_of_body(number), value)
+            messages = Messages([record], [len(record)], is_plain([record]))
+            key = BlockKey(BODIES, NOBODY, 0, number)
+            txn.put(key_of_body(number), join(encoding.encode_sections(key, messages, time_ms=now_ms)))
             self._references[identity] = Reference(number, len(record))
         txn.put(_LAST_GIVEN, _sealed(_LAST_GIVEN, number))
 

@@ -75,7 +75,7 @@ def hollow_lane(
             continue
         if marks[0][0] <= first and marks[0][1] >= following and before is not None:
             if before not in known:
-                known = {before: _end_of(txn, owner, lane, before)}
+                known = {before: first if before + 1 == first else _end_of(txn, owner, lane, before)}
             end = known[before]
             if end >= row.floor and (end >= first or after_mark(txn, owner, lane, row, end) >= first):
                 key = key_of(BLOCKS, owner, lane, first)
@@ -119,7 +119,7 @@ def _neighbours(txn: Any, owner: int, lane: int, position: int) -> tuple[int | N
 
 
 def _end_of(txn: Any, owner: int, lane: int, first: int) -> int:
-    """Return where a block ends; -1 if that cannot be read."""
+    """Return where a block ends; -1 if that cannot be read. Makes a copy of it."""
     value = txn.get(key_of(BLOCKS, owner, lane, first))
     try:
         return blocks.read_header(value[: blocks.HEADER_BYTES], where="a block").end

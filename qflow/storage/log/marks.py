@@ -102,7 +102,7 @@ def count_marks(txn: Any, owner: int, lane: int, floor: int) -> int:
 # Settling -----------------------------------------------------------------------------------------------------------
 
 
-def settle_ranges(txn: Any, owner: int, lane: int, row: Row, settled: Iterable[Settled]) -> Row:
+def settle_ranges(txn: Any, owner: int, lane: int, row: Row, settled: Iterable[Settled | list[int]]) -> Row:
     """Raise the floor over what was settled and mark what lies above it.
 
     What comes a second time, in these ranges or because it was settled before, counts once. The counts given are of
@@ -114,7 +114,7 @@ def settle_ranges(txn: Any, owner: int, lane: int, row: Row, settled: Iterable[S
         first, end, count, size = one
         if end <= floor and first < end:
             continue  # it is here a second time; or a purge was committed before this, and has counted it
-        if first < end:  # else it only corrects the counts
+        if first < end and not (first > floor and marking.add_new(first, end)):  # without any it corrects the counts
             known = marking.settled(max(first, floor), end)
             if count and (known or first < floor):
                 count, size = _count(txn, owner, lane, max(first, floor), end, known)
@@ -153,6 +153,10 @@ class _Marking:
             wide = ((low, high) for low, high, _ in _ranges(self._txn, self._place, first, end))
             return list(_joined(merge(wide, found)))
         return found
+
+    def add_new(self, first: int, end: int) -> bool:
+        """`add`, if nothing of it is settled, and that is easily seen; else False. Nearly always True."""
+        return not self._has_ranges and self._windows.add_new(first, end)
 
     def add(self, first: int, end: int) -> None:
         """Mark [first, end), above the floor."""

@@ -147,6 +147,20 @@ class Windows:
             self._maps[window] = self._map(window) | ones(stop - first) << (first - window)
             first = stop
 
+    def add_new(self, first: int, end: int) -> bool:
+        """`add` what is a part of one window, if nothing of it is settled; else False. Cost: 0.5 µs."""
+        window = first - first % WINDOW
+        if end - first >= WINDOW or end - window > WINDOW:
+            return False
+        before = self._maps.get(window)
+        if before is None:
+            before = self._load(window)
+        wanted = (1 << end - first) - 1 << first - window
+        if before & wanted:
+            return False
+        self._maps[window] = before | wanted
+        return True
+
     def settled(self, first: int, end: int) -> list[tuple[int, int]]:
         """Return the runs of what is settled in [first, end), in order. Cost: 0.5 µs where there are none."""
         found: list[tuple[int, int]] = []
