@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from qflow.config import SPILL_STORES, parse_size, spool_path
+from qflow.config import SPILL_STORES, check_name, parse_size, spool_path
 from qflow.errors import InvalidArgument
 
 DEFAULT_CAPACITY = "64MiB"
@@ -22,6 +22,10 @@ def parse_capacity(_context: click.Context, parameter: click.Parameter, value: s
         return parse_size(int(value) if value.lstrip("-").isdecimal() else value, parameter.name or "size")
     except InvalidArgument as error:
         raise click.BadParameter(str(error)) from error
+
+
+def _parse_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    return check_name(value)
 
 
 def _parse_delimiter(_context: click.Context, _parameter: click.Parameter, value: str) -> bytes:
@@ -46,7 +50,7 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-class _SpoolPath(click.Path):
+class SpoolPath(click.Path):
     """The directory of a spool, and no URL."""
 
     def __init__(self, *, exists: bool = False) -> None:
@@ -61,13 +65,13 @@ class _SpoolPath(click.Path):
         return super().convert(value, parameter, context)
 
 
-new_or_old_spool = click.argument("spool", type=_SpoolPath())
+new_or_old_spool = click.argument("spool", type=SpoolPath())
 """A spool, which is made if it is missing."""
 
-existing_spool = click.argument("spool", type=_SpoolPath(exists=True))
+existing_spool = click.argument("spool", type=SpoolPath(exists=True))
 """A spool that must exist."""
 
-queue_name = click.argument("queue_name", metavar="QUEUE")
+queue_name = click.argument("queue_name", metavar="QUEUE", callback=_parse_name)
 
 capacity = click.option(
     "--capacity",

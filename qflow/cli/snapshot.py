@@ -11,7 +11,7 @@ from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
 
-_new_directory = click.Path(file_okay=False, path_type=Path)
+_new_directory = options.SpoolPath()
 
 
 @click.group(short_help="Copy a spool, also while it is used; bring a copy back.")
@@ -32,7 +32,7 @@ def create(spool: Path, destination: Path, as_json: bool) -> int:
 
 
 @snapshot.command(short_help="Make a spool of a snapshot.")
-@click.argument("source", metavar="SNAPSHOT", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("source", metavar="SNAPSHOT", type=options.SpoolPath(exists=True))
 @click.argument("spool", type=_new_directory)
 @options.as_json
 def load(source: Path, spool: Path, as_json: bool) -> int:

@@ -149,7 +149,7 @@ def check_there(path: str | os.PathLike[str]) -> None:
     if not os.path.isdir(spool):
         raise NotFound(f"there is no spool at {spool}: no such directory")
     if not any(os.path.lexists(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one is renamed over the other
-        raise NotFound(f"{spool} is not a spool: it holds no log")
+        raise NotFound(f"{spool} is not a spool: it holds no log. Give the directory that `qflow.open` was given")
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def _log(path: str) -> Iterator[tuple[Environment, Recovery]]:
     check_there(path)
     env = open_to_read(path, Files())
     if env is None:
-        raise NotFound(f"{path} is not a spool: it holds no log")
+        raise NotFound(f"{path} is not a spool: it holds no log. Give the directory that `qflow.open` was given")
     try:
         found = recovery.read_log(env)
         yield env, found

@@ -78,6 +78,16 @@ def test_a_directory_of_others_is_not_taken_over(cli: CommandLine, command: tupl
     assert os.listdir(cli.directory / "there") == ["thesis.txt"]
 
 
+@pytest.mark.parametrize("name", ["", "x" * 1025], ids=["empty", "long"])
+@pytest.mark.parametrize("verb", ["put", "pipe"])
+def test_a_bad_name_of_a_queue_makes_no_spool(verb: str, name: str, cli: CommandLine) -> None:
+    """It is refused before anything is opened."""
+    done = cli.run(verb, cli.spool, name, stdin=b"x\n")
+    assert done.returncode == 2
+    assert "a queue name takes 1 to 1024 bytes" in done.stderr.decode()
+    assert not cli.spool.exists()
+
+
 @pytest.mark.parametrize("url", ["s3://bucket/spool", "http://host/spool", "gs://bucket", "file:///tmp/spool"])
 def test_a_url_is_no_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Neither here nor in Python: the system would make a directory of that name."""
@@ -92,6 +102,7 @@ def test_a_url_is_no_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url:
         ["get", url, "q"],
         ["snapshot", "create", "spool", url],
         ["snapshot", "load", "spool", url],
+        ["snapshot", "load", url, "new"],
     ):
         done = shell.invoke(app, command, input="x\n")
         assert (done.exit_code, "a spool is a local directory, not a URL: " in " ".join(done.output.split())) == (
