@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from qflow.delivery import ONE_ATTEMPT, Segment
 from qflow.memory.chunk import Chunk, index_charge
 from qflow.memory.gate import Gate
-from qflow.memory.group import Group
+from qflow.memory.group import Group, marks_of
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
@@ -283,7 +283,7 @@ class Lanes:
 
     def _log_hidden_attempts(self, number: int, groups: list[Group]) -> None:
         """Have it in the log how often spilled messages were delivered: memory does not know it any more."""
-        ranges = [(first, first + len(records), marks // ONE_ATTEMPT) for _, first, marks, *records in groups]
+        ranges = [(first, first + len(records), marks_of(tag) // ONE_ATTEMPT) for _, first, tag, *records in groups]
         counted = [part for part in ranges if part[2]]
         log = self.context.usable_log
         if log is not None and counted:
