@@ -4,19 +4,20 @@ A chunk is *moving* from when it is claimed at the far end of its schedule until
 in memory and can be taken back. Then it is *spilled*: it knows where its messages lie, in which order and what they
 weigh, but not when each is due; only when the next one is due at the earliest.
 
-In the spill store each record is wrapped: its due time (8 bytes), marks (4) and kind (1) stand before it. This form
-never outlives the process.
+In the spill store each record is wrapped: its due time (8 bytes) and tag (5) stand before it. This form never outlives
+the process.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import filterfalse
 from operator import add
 from typing import Any, NamedTuple
 
-from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, Group
-from qflow.message import OVERHEAD_BYTES, Message, Record, is_logged, is_plain
+from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, MESSAGES, Group
+from qflow.message import OVERHEAD_BYTES, is_logged_message
 
 CHUNK_BYTES = 1024
 """Charged for each spilled chunk on top of its sequences: 790 where its slots are one range, 110 for each one more."""
@@ -25,8 +26,8 @@ SEQUENCE_BYTES = 8
 CHUNK_MESSAGES = 65_536
 """Chunks are not joined to more: what is left of a chunk's sequences is copied with each piece restored."""
 WRAPPING_BYTES = 13
-_KIND = WRAPPING_BYTES - 1
-_MESSAGE = b"\x01"
+_TAG_BITS = 40
+_TAG_MASK = (1 << _TAG_BITS) - 1
 
 
 def index_charge(count: int) -> int:
@@ -115,10 +116,11 @@ class Chunk:
     def packed(self) -> list[bytes]:
         """Return the wrapped records of a moving chunk, in order. Needs no lock. Cost: 0.2 to 0.6 µs a message."""
         heads: list[bytes] = []
-        records: list[Record] = []
+        records: list[bytes] = []
         sequences: list[int] = []
-        for due_ms, first, marks, *members in self.groups:
-            head = (due_ms << 40 | marks << 8).to_bytes(WRAPPING_BYTES, "big")
+        unlogged: list[bytes] = []
+        for due_ms, first, tag, *members in self.groups:
+            head = (due_ms << _TAG_BITS | tag).to_bytes(WRAPPING_BYTES, "big")
             if len(members) == 1:
                 heads.append(head)
                 sequences.append(first)
@@ -126,12 +128,8 @@ class Chunk:
                 heads += [head] * len(members)
                 sequences += range(first, first + len(members))
             records += members
-        unlogged: list[Record] = []
-        if not is_plain(records):
-            for place, record in enumerate(records):
-                if type(record) is not bytes:
-                    heads[place] = heads[place][:_KIND] + _MESSAGE
-            unlogged = [record for record in records if not is_logged(record)]
+            if tag & MESSAGES:
+                unlogged += filterfalse(is_logged_message, members)
         wrapped = list(map(add, heads, records))
         sizes = list(map(len, wrapped))
         self.largest, self.smallest = max(sizes), min(sizes)
@@ -147,7 +145,7 @@ class Chunk:
         """
         groups: list[Group] = []
         lost: list[int] = []
-        records: list[Record] = []
+        records: list[bytes] = []
         head = b""
         number = first = following = -1
         message_bytes = unlogged = unlogged_bytes = 0
@@ -156,27 +154,25 @@ class Chunk:
                 lost.append(sequence)
                 continue
             record = piece[WRAPPING_BYTES:]
-            if piece[_KIND]:
-                record = Message.unpack(record)
-                if not is_logged(record):
-                    unlogged += 1
-                    unlogged_bytes += len(record)
-            if sequence == following and piece[:_KIND] == head and len(records) < GROUP_MESSAGES:
+            if sequence == following and piece[:WRAPPING_BYTES] == head and len(records) < GROUP_MESSAGES:
                 records.append(record)
             else:
                 if records:
-                    groups.append((number >> 32, first, number & 0xFFFFFFFF, *records))
-                head = piece[:_KIND]
+                    groups.append((number >> _TAG_BITS, first, number & _TAG_MASK, *records))
+                head = piece[:WRAPPING_BYTES]
                 number = int.from_bytes(head, "big")
                 first = sequence
                 records = [record]
+            if number & MESSAGES and not is_logged_message(record):
+                unlogged += 1
+                unlogged_bytes += len(record)
             following = sequence + 1
             message_bytes += len(record)
         if records:
-            groups.append((number >> 32, first, number & 0xFFFFFFFF, *records))
+            groups.append((number >> _TAG_BITS, first, number & _TAG_MASK, *records))
         count = len(pieces)
         read = count - len(lost)
-        due_ms = self._due_after(pieces, number >> 32)
+        due_ms = self._due_after(pieces, number >> _TAG_BITS)
         return Unpacked(count, groups, lost, message_bytes, read - unlogged, message_bytes - unlogged_bytes, due_ms)
 
     def _due_after(self, pieces: Sequence[bytes | None], last_due_ms: int) -> int:

@@ -1,23 +1,26 @@
-"""A group: messages of a schedule with consecutive sequences, one due time and equal marks.
+"""A group: messages of a schedule with consecutive sequences, one due time and one tag.
 
 One flat tuple, because it compares by due time and sequence without help, nothing can change it, and a tuple of
-numbers and bytes is not followed by the garbage collector. The marks are as in `delivery.py`.
+numbers and bytes is not followed by the garbage collector. So its records are bytes, of which the tag says whether each
+is a `Message`; the rest of the tag are their marks, as in `delivery.py`.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, groupby
 from typing import Final, TypeAlias
 
 from qflow.delivery import Segment
-from qflow.message import Record
+from qflow.message import Record, is_plain, pack_all, unpack_all
 
-Group: TypeAlias = tuple[int, int, int, *tuple[Record, ...]]
-"""(due time in milliseconds since the epoch, first sequence, marks, *records)."""
+Group: TypeAlias = tuple[int, int, int, *tuple[bytes, ...]]
+"""(due time in milliseconds since the epoch, first sequence, tag, *records)."""
 Key: TypeAlias = tuple[int, ...]
 """What groups are compared with: (due time, sequence), or the beginning of it."""
 AHEAD: Final = 3
 """Where a group's records begin."""
+MESSAGES: Final = 1
+"""The low bit of a tag: its records are messages. The rest are their marks."""
 GROUP_MESSAGES = 256
 """A group has no more: what is cut off one is copied."""
 GROUP_BYTES = 168
@@ -30,14 +33,40 @@ A record's own place in the tuple is in `OVERHEAD_BYTES`, as its place in a run 
 _new = tuple.__new__  # half the time of calling a named tuple
 
 
+def tag_of(marks: int, *, messages: bool) -> int:
+    """Return the tag of records that are messages, or plain."""
+    return marks << 1 | messages
+
+
+def marks_of(tag: int) -> int:
+    """Return the marks in a tag."""
+    return tag >> 1
+
+
 def groups_of(due_ms: int, first: int, records: list[Record], marks: int) -> list[Group]:
-    """Return groups for records with sequences from `first` on."""
-    if len(records) <= GROUP_MESSAGES:
-        return [(due_ms, first, marks, *records)] if records else []
+    """Return groups for records with sequences from `first` on; those of one kind go together."""
+    if is_plain(records):
+        return _groups_of_kind(due_ms, first, records, tag_of(marks, messages=False))
+    groups: list[Group] = []
+    for is_bytes, kind in groupby(records, _is_bytes):
+        members = list(kind)
+        packed = members if is_bytes else pack_all(members)
+        groups += _groups_of_kind(due_ms, first, packed, tag_of(marks, messages=not is_bytes))
+        first += len(members)
+    return groups
+
+
+def _groups_of_kind(due_ms: int, first: int, packed: list[bytes], tag: int) -> list[Group]:
+    if len(packed) <= GROUP_MESSAGES:
+        return [(due_ms, first, tag, *packed)] if packed else []
     return [
-        (due_ms, first + start, marks, *records[start : start + GROUP_MESSAGES])
-        for start in range(0, len(records), GROUP_MESSAGES)
+        (due_ms, first + start, tag, *packed[start : start + GROUP_MESSAGES])
+        for start in range(0, len(packed), GROUP_MESSAGES)
     ]
+
+
+def _is_bytes(record: Record) -> bool:
+    return type(record) is bytes
 
 
 def groups_charge(count: int) -> int:
@@ -56,18 +85,18 @@ def weight(groups: list[Group]) -> tuple[int, int]:
 
 def cut(group: Group, behind: int) -> tuple[Group, Group]:
     """Cut a group in two, the second with `behind` messages."""
-    due_ms, first, marks, *records = group
+    due_ms, first, tag, *records = group
     kept = len(records) - behind
-    return (due_ms, first, marks, *records[:kept]), (due_ms, first + kept, marks, *records[kept:])
+    return (due_ms, first, tag, *records[:kept]), (due_ms, first + kept, tag, *records[kept:])
 
 
 def joined(left: Group, right: Group) -> Group | None:
     """Return the group that these two were cut from; None if they are not of one."""
-    due_ms, first, marks, *records = left
-    if (due_ms, first + len(records), marks) != right[:AHEAD]:
+    due_ms, first, tag, *records = left
+    if (due_ms, first + len(records), tag) != right[:AHEAD]:
         return None
     records += right[AHEAD:]
-    return (due_ms, first, marks, *records)
+    return (due_ms, first, tag, *records)
 
 
 def segments_of(groups: list[Group]) -> tuple[list[Segment], int]:
@@ -76,7 +105,9 @@ def segments_of(groups: list[Group]) -> tuple[list[Segment], int]:
     everything: list[Record] = []
     run: list[Record] = []
     following = marks_before = -1
-    for _, first, marks, *records in groups:
+    for _, first, tag, *packed in groups:
+        records: list[Record] = unpack_all(packed) if tag & MESSAGES else packed
+        marks = tag >> 1
         if first == following and marks == marks_before:
             run += records
         else:

@@ -19,6 +19,11 @@ Wake = Callable[[], object]
 WORK = -1.0
 """A step would go on with work on the disk, in a thread that may do that."""
 FOREVER = math.inf
+PAUSE_S = 0.0005
+"""Whoever works in many steps waits so long between two of them, with nothing held: the lock goes to who waits for it.
+
+(A lock that is let go of and taken again at once nobody else gets.)
+"""
 
 
 class Alarm:

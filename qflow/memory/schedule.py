@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
 from qflow.memory.chunk import CHUNK_BYTES, SEQUENCE_BYTES, Chunk, Unpacked
-from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, cut, joined, weight
+from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, cut, joined, marks_of, weight
 from qflow.memory.shelves import Shelf, Shelves
 from qflow.message import OVERHEAD_BYTES
 
@@ -350,9 +350,9 @@ class Schedule(Shelves):
         """Yield (first sequence, end, marks) of what is in memory and was delivered before."""
         if self.incoming:
             self._settle()
-        for _, first, marks, *records in self._resident():
-            if marks:
-                yield first, first + len(records), marks
+        for _, first, tag, *records in self._resident():
+            if marks_of(tag):
+                yield first, first + len(records), marks_of(tag)
 
     @property
     def spilled(self) -> list[Chunk]:

@@ -15,7 +15,18 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 
 from qflow.delivery import Segment
-from qflow.memory.group import AHEAD, GROUP_BYTES, GROUP_MESSAGES, Group, Key, cut, groups_of, segments_of, weight
+from qflow.memory.group import (
+    AHEAD,
+    GROUP_BYTES,
+    GROUP_MESSAGES,
+    Group,
+    Key,
+    cut,
+    groups_of,
+    segments_of,
+    tag_of,
+    weight,
+)
 from qflow.message import Record
 
 SHELF = 256
@@ -54,9 +65,11 @@ class Shelves:
         Cost: 0.6 to 1 µs for one message; for more 2 µs, and 0.05 µs each.
         """
         if len(records) == 1 and not self.incoming:  # the common case, in less than half the time
-            group = (due_ms, first, marks, records[0])
+            record = records[0]
+            plain = type(record) is bytes
+            group = (due_ms, first, tag_of(marks, messages=not plain), record if plain else record[:])
             shelf = self._shelves[bisect(self._lows, group) - 1]
-            size = len(records[0])
+            size = len(record)
             if not shelf.in_order and len(shelf) < 2 * SHELF:
                 # No call from here on, so that an interrupt finds all of it done or nothing.
                 shelf += (group,)

@@ -14,7 +14,7 @@ from functools import partial
 from qflow import config
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.errors import QueueEmpty, again
-from qflow.memory.line import FOREVER, WORK, Wake, Watcher
+from qflow.memory.line import FOREVER, PAUSE_S, WORK, Wake, Watcher
 from qflow.memory.run_list import RunList
 from qflow.memory.waiting import attend, collecting, shelter, straight
 from qflow.message import DELAYED, SINGLE_BYTES, Record, is_plain, lane_of
@@ -28,6 +28,8 @@ from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.storage.log.transaction_log import Request
 
+TURNS = 2
+"""A get that does not wait has this many turns to let expired messages go that lie before others."""
 LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
 
@@ -40,6 +42,8 @@ class Lack(enum.Enum):
     ROOM = "room in memory"
     WORK = "work on the disk"
     """Which it was told not to do."""
+    TURN = "another turn"
+    """It has let go of as many expired messages as go at once: it lets go of the lock before the next ones."""
 
 
 class Gets:
@@ -200,8 +204,8 @@ class Getting:
     """A get on its way. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_deadline", "_done", "_given_up", "_most", "_queue", "_single", "_starved", "_turn", "_watcher", "batch",
-        "delivery", "stopped",
+        "_deadline", "_done", "_given_up", "_most", "_queue", "_single", "_starved", "_turn", "_turns",
+        "_watcher", "batch", "delivery", "stopped",
     )  # fmt: skip
 
     def __init__(self, queue: Gets, most: int, deadline: float | None, *, single: bool = False) -> None:
@@ -216,6 +220,7 @@ class Getting:
         self._done = False
         self._given_up = False
         self._turn: int | None = None  # its place among those that wait
+        self._turns = 0  # that it had because there were so many expired messages
         self._starved = False
         self._watcher: Watcher | None = None
 
@@ -396,13 +401,17 @@ class Getting:
         if expired and not kept:  # so may those behind them: many at once
             if not may_work:
                 return Lack.WORK
-            queue.expiry.expire()
+            if queue.expiry.expire():
+                return Lack.TURN
         return Lack.NOTHING
 
     def _patience_s(self, lack: Lack) -> float | None:
         """Return how long to wait for a message or for room, at most; None when the deadline has passed."""
+        if lack is Lack.TURN and self._turns < TURNS:
+            self._turns += 1
+            return PAUSE_S
         # Room may come from another queue, which does not know of this one.
-        wait = RETRY_S if lack is Lack.ROOM else FOREVER
+        wait = {Lack.ROOM: RETRY_S, Lack.TURN: PAUSE_S}.get(lack, FOREVER)
         moment = self._queue.next_moment_s()
         if moment is not None:
             wait = min(wait, moment)

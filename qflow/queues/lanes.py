@@ -10,15 +10,27 @@ All of it under the queue's lock.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from qflow.delivery import ONE_ATTEMPT, Segment
 from qflow.memory.chunk import Chunk, index_charge
 from qflow.memory.gate import Gate
-from qflow.memory.group import Group
+from qflow.memory.group import Group, marks_of
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
-from qflow.message import DELAYED, LANE_SHIFT, OVERHEAD_BYTES, Message, Record, by_due, is_logged, is_plain, lane_of
+from qflow.message import (
+    DELAYED,
+    LANE_SHIFT,
+    OVERHEAD_BYTES,
+    Message,
+    Record,
+    by_due,
+    expiries,
+    is_logged,
+    is_plain,
+    lane_of,
+)
 from qflow.queues.context import Context
 from qflow.storage.log.batch import Publisher
 from qflow.storage.log.rows import Row, Settled, new_row, purged_row
@@ -283,7 +295,7 @@ class Lanes:
 
     def _log_hidden_attempts(self, number: int, groups: list[Group]) -> None:
         """Have it in the log how often spilled messages were delivered: memory does not know it any more."""
-        ranges = [(first, first + len(records), marks // ONE_ATTEMPT) for _, first, marks, *records in groups]
+        ranges = [(first, first + len(records), marks_of(tag) // ONE_ATTEMPT) for _, first, tag, *records in groups]
         counted = [part for part in ranges if part[2]]
         log = self.context.usable_log
         if log is not None and counted:
@@ -314,12 +326,7 @@ def by_expiry(segment: Segment, now_ms: int) -> Iterator[tuple[Segment, bool]]:
     """Cut a segment where messages that have expired and others meet; yield each part and whether it has."""
     first, records, marks = segment
     start = 0
-    before: bool | None = None
-    for index, record in enumerate(records):
-        late = type(record) is Message and 0 < record.expires_ms <= now_ms
-        if before is not None and late is not before:
-            yield Segment(first + start, records[start:index], marks), before
-            start = index
-        before = late
-    if before is not None:
-        yield Segment(first + start, records[start:], marks), before
+    for is_late, stretch in groupby([0 < moment <= now_ms for moment in expiries(records)]):
+        stop = start + len(list(stretch))
+        yield Segment(first + start, records[start:stop], marks), is_late
+        start = stop

@@ -202,7 +202,8 @@ class Queue(Generic[Placed]):
         """Acquire the first available message, waiting for one.
 
         Args:
-            timeout_s: how long to wait; None = as long as it takes, 0 = not at all.
+            timeout_s: how long to wait; None = as long as it takes, 0 = not at all: it then looks past thousands of
+                expired messages, not past a million.
 
         Raises:
             QueueEmpty: none came up in time.

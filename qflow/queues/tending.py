@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, sleep
 
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import BrokerClosed, QflowError
+from qflow.memory.line import PAUSE_S
 from qflow.memory.run import Place
 from qflow.memory.waiting import sheltered
 from qflow.message import DELAYED
@@ -18,8 +19,8 @@ from qflow.queues.lanes import TIMED
 from qflow.queues.overflow import Depth, excess
 from qflow.queues.parts import Parts
 
-RETURNING_S = 0.05
-"""How long what is held for too long is taken back at once, a bounded number each time."""
+AT_ONCE_S = 0.05
+"""How long what expired leaves, or what is held for too long is taken back, at once: a bounded number each time."""
 
 
 @sheltered
@@ -76,8 +77,8 @@ def tick(queue: Parts) -> bool:
     Returns whether there is more of that than one call does.
     """
     context, lanes, leases = queue.context, queue.lanes, queue.leases
-    more = False
-    late = _take_back_late(queue)
+    late = _in_steps(queue, _take_back_late)
+    more = _in_steps(queue, _expire)
     with context.lock:
         if context.ended is not None:
             return False
@@ -86,8 +87,6 @@ def tick(queue: Parts) -> bool:
         queue.admission.look_at_mark()
         queue.admission.admit_line()
         queue.held.forget_extensions()
-        if TIMED in lanes.closed or context.settings.ttl_s is not None:
-            more = queue.expiry.expire() or queue.expiry.expire_behind()
         queue.spiller.note_what_came_back()
         moment = lanes.next_due_ms()
         if queue.gate.getters and moment is not None and moment <= context.now_ms():
@@ -97,17 +96,29 @@ def tick(queue: Parts) -> bool:
     return more or late
 
 
-def _take_back_late(queue: Parts) -> bool:
-    """Take back what is held for too long; return whether there is more. Without the lock now and then, for puts."""
-    ends = perf_counter() + RETURNING_S
-    late = True
-    while late and perf_counter() < ends:
+def _in_steps(queue: Parts, step: Callable[[Parts], bool]) -> bool:
+    """Take steps for a while; return whether there is more to do. The lock is let go of after each, for others."""
+    ends = perf_counter() + AT_ONCE_S
+    while True:
         with queue.context.lock:
-            if queue.context.ended is not None:
+            if queue.context.ended is not None or not step(queue):
                 return False
-            queue.leases.release_late()
-            late = queue.leases.are_late()
-    return late
+        if perf_counter() >= ends:
+            return True
+        sleep(PAUSE_S)
+
+
+def _take_back_late(queue: Parts) -> bool:
+    """Take some of what is held for too long back; return whether there is more. Under the lock."""
+    queue.leases.release_late()
+    return queue.leases.are_late()
+
+
+def _expire(queue: Parts) -> bool:
+    """Let some of what has expired go; return whether there may be more. Under the lock."""
+    if TIMED not in queue.lanes.closed and queue.context.settings.ttl_s is None:
+        return False
+    return queue.expiry.expire() or queue.expiry.expire_behind()
 
 
 def has_something_to_do(queue: Parts) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from bisect import insort
@@ -253,6 +254,24 @@ def test_records_come_back_byte_for_byte_and_of_their_type(schedule: Schedule, s
     assert all(map(same, found, [records[1], *mixed, records[2]]))
     assert {sequence: marks for sequence, _, marks in flat(segments) if sequence >= 50} == {50: 2**32 - 1, 60: 1}
     assert not store.records
+
+
+@pytest.mark.parametrize("batch", [1, 300])
+def test_the_collector_does_not_follow_messages_of_a_schedule(schedule: Schedule, store: Store, batch: int) -> None:
+    """Put, or restored; a few lists it does."""
+    gc.collect()
+    before = len(gc.get_objects())
+    for first in range(0, 6_000, batch):
+        messages: list[Record] = [Message(b"%d" % first, due_ms=first + 1) for _ in range(batch)]
+        schedule.add(first + 1, first, messages, 0)
+    del messages
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
+    spill_all(schedule, store, 10**6)
+    assert restore(schedule, store, LATE, 4_000)
+    gc.collect()
+    assert schedule.tally().resident_messages > 1_000
+    assert len(gc.get_objects()) - before < 100
 
 
 def test_the_far_end_is_spilled_and_the_near_end_stays(schedule: Schedule, store: Store) -> None:

@@ -19,6 +19,7 @@ import qflow
 import qflow.aio
 from faults.seams import in_thread
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
+from qflow.queues import expiry, gets, tending
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -62,6 +63,65 @@ def test_a_get_passes_many_expired_messages_at_once(
     assert queue.get(0).body == b"tail"
     assert len(steps) <= 30  # what is read from disk comes a part at a time
     assert queue.stats().expired_total == 1000
+
+
+def test_a_get_lets_others_have_the_lock_while_it_passes_expired_messages(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """It lets go of a bounded number in each step; one that does not wait takes a few, and finds nothing."""
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 100)
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put_many([b"late"] * 2_000, ttl_s=1)
+    queue.put(b"tail")
+    clock.advance(2)
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(timeout_s=0)
+    expired = queue.stats().expired_total
+    assert 0 < expired <= (gets.TURNS + 1) * 101
+    getting = queue.parts.gets.begin(1, LONG_S, single=True)
+    while getting.step(None, may_work=True) is not None:
+        before, expired = expired, queue.stats().expired_total
+        assert before < expired <= before + 101
+    assert getting.delivery is not None
+    assert getting.delivery.body == b"tail"
+    assert queue.stats().expired_total == 2_000
+
+
+def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 100)
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many([b"late"] * 1_000, ttl_s=1)
+    queue.put(b"tail")
+    clock.advance(2)
+
+    async def scenario() -> bytes:
+        return (await qflow.aio.AsyncBroker(broker).queue("q").get(timeout_s=LONG_S)).body
+
+    assert asyncio.run(scenario()) == b"tail"
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_maintenance_lets_expired_messages_go_in_steps(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool, head: bool
+) -> None:
+    """As many as it has time for, a bounded number each time it has the lock."""
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 100)
+    monkeypatch.setattr(tending, "perf_counter", lambda: 0.0)
+    queue = open_at().declare_queue("q", durable=durable)
+    if head:
+        queue.put(b"head")
+    queue.put_many([b"late"] * 1_000, ttl_s=1)
+    clock.advance(2)
+    totals: list[int] = []
+    monkeypatch.setattr(tending, "sleep", lambda _: totals.append(queue.stats().expired_total))
+    inside.tick(queue)
+    totals.append(queue.stats().expired_total)
+    assert totals[-1] == 1_000
+    assert all(after - before <= 100 for before, after in itertools.pairwise([0, *totals]))
+    assert len(queue) == head
 
 
 @pytest.mark.parametrize("stretch", [1, 10, 300])
