@@ -359,6 +359,7 @@ class Broker:
     def check(self) -> list[str]:
         """Compare ledger, runs, files, rows and blocks with each other; return one text for each disagreement.
 
+        Puts, gets and acks go on meanwhile: it looks in steps, and looks again at what may only have been on its way.
         Cost: O(resident messages + spilled files + blocks). Meant for tests and trouble.
         """
         return self.engine.upkeep.check()

@@ -239,6 +239,15 @@ class Deliveries(Sequence[Delivery]):
         self.settled_bytes -= len(delivery.record)
         delivery.settler = self
 
+    def now(self) -> Deliveries:
+        """Return a copy that stays as the batch is now. Under the lock of its queue. Cost: O(segments + settled)."""
+        copy = Deliveries(self.settler, self.segments.copy())
+        copy.total = self.total
+        copy.settled = None if self.settled is None else self.settled.copy()
+        copy.settled_bytes = self.settled_bytes
+        copy._measured = self._measured
+        return copy
+
     def left(self) -> list[Segment]:
         """Return what is not settled yet, as segments."""
         settled = self.settled

@@ -90,6 +90,21 @@ def cut(group: Group, behind: int) -> tuple[Group, Group]:
     return (due_ms, first, tag, *records[:kept]), (due_ms, first + kept, tag, *records[kept:])
 
 
+def count_back(group: Group, wanted_bytes: int, each: int) -> tuple[int, int]:
+    """Return the number and the bytes of the messages at the end of a group that free so much; at least one.
+
+    Args:
+        each: what a message frees beside its bytes.
+    """
+    count = size = 0
+    for record in reversed(group[AHEAD:]):
+        size += len(record)
+        count += 1
+        if size + count * each >= wanted_bytes:
+            break
+    return count, size
+
+
 def joined(left: Group, right: Group) -> Group | None:
     """Return the group that these two were cut from; None if they are not of one."""
     due_ms, first, tag, *records = left

@@ -20,6 +20,7 @@ chunks of 1 MiB, restored and taken: 0.6 µs in batches of 1,000 (0.4 of it with
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect, bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
@@ -28,9 +29,9 @@ from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
 from qflow.memory.chunk import CHUNK_BYTES, SEQUENCE_BYTES, Chunk, Unpacked
-from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, cut, joined, marks_of, weight
+from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, count_back, cut, joined, marks_of, weight
 from qflow.memory.shelves import Shelf, Shelves
-from qflow.message import OVERHEAD_BYTES
+from qflow.message import OVERHEAD_BYTES, lowest_by_lane
 
 _FREED_BYTES = OVERHEAD_BYTES - SEQUENCE_BYTES
 _bound = attrgetter("bound")
@@ -119,7 +120,7 @@ class Schedule(Shelves):
                 members = len(group) - AHEAD
                 length = len(group[AHEAD]) if members == 1 else sum(map(len, group[AHEAD:]))  # type: ignore[misc]
                 if members > 1 and length + members * _FREED_BYTES > missing:
-                    behind, length = _count_back(group, missing)
+                    behind, length = count_back(group, missing, _FREED_BYTES)
                     if behind < members:
                         left, group = cut(group, behind)
                         kept.append(left)
@@ -134,6 +135,7 @@ class Schedule(Shelves):
         # No call from here on.
         if stay > at:
             shelf[index:] = kept
+            shelf.seen = None
         del shelves[stay:]
         del self._lows[stay:]
         self._position += count
@@ -359,13 +361,19 @@ class Schedule(Shelves):
         """The spilled chunks."""
         return self._spilled.copy()
 
+    def lowest(self) -> dict[int, int]:
+        """Return the lowest sequence in memory, by lane, once `look` finds nothing to look at. Cost: O(shelves)."""
+        moving = [group[1] for chunk in self._moving() for group in chunk.groups]
+        return lowest_by_lane(moving + [low for seen in self._seen() for low in seen.lowest.values()])
+
     def problems(self) -> list[str]:
         """Recount, and check the rules; return what is wrong, in words. Cost: O(messages)."""
-        if self.incoming:
-            self._settle()
-        return list(self._problems())
+        self.begin_check()
+        self.look(sys.maxsize)
+        return list(self.problems_seen())
 
-    def _problems(self) -> Iterator[str]:
+    def problems_seen(self) -> Iterator[str]:
+        """Do the same once `look` finds nothing to look at. Cost: O(shelves + spilled chunks)."""
         yield from self._shelf_problems()
         for one, two in pairwise(self._spilled):
             if one.bound >= two.bound:
@@ -377,7 +385,9 @@ class Schedule(Shelves):
                 yield f"{chunk!r} has {chunk.logged} logged messages, {chunk.logged_bytes} bytes"
             if chunk.claim is not None and self._claims.get(chunk.claim) is not chunk:
                 yield f"{chunk!r} bears a claim that does not stand"
-        count, size = weight(list(self._resident()))
+        count, size = weight([group for chunk in self._moving() for group in chunk.groups])
+        count += sum(seen.messages for seen in self._seen())
+        size += sum(seen.message_bytes for seen in self._seen())
         overhead = GROUP_BYTES * sum(map(len, self._shelves)) + sum(chunk.groups_bytes for chunk in self._moving())
         overhead += sum(CHUNK_BYTES + SEQUENCE_BYTES * chunk.count for chunk in self._spilled)
         for what, counted, recount in (
@@ -406,6 +416,7 @@ class Schedule(Shelves):
         # No call from here on.
         if whole is not None:
             shelf[index] = whole
+            shelf.seen = None
         self.incoming += groups
         del self._claims[moving.claim]
         moving.claim = None
@@ -437,14 +448,3 @@ class Schedule(Shelves):
         yield from self._shelved()
         for chunk in self._moving():
             yield from chunk.groups
-
-
-def _count_back(group: Group, wanted_bytes: int) -> tuple[int, int]:
-    """Return the number and the bytes of the messages at the end of a group that free so much; at least one."""
-    count = size = 0
-    for record in reversed(group[AHEAD:]):
-        size += len(record)
-        count += 1
-        if size + count * _FREED_BYTES >= wanted_bytes:
-            break
-    return count, size

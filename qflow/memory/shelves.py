@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect, bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
+from typing import NamedTuple
 
 from qflow.delivery import Segment
 from qflow.memory.group import (
@@ -27,19 +28,35 @@ from qflow.memory.group import (
     tag_of,
     weight,
 )
-from qflow.message import Record
+from qflow.message import Record, lowest_by_lane
 
 SHELF = 256
 """A shelf has at most twice as many groups."""
+GROUP_WORTH = 16
+"""Messages that it takes as long to look at as at the group they are in."""
+
+
+class Seen(NamedTuple):
+    """What a check has found on a shelf."""
+
+    problems: list[str]
+    messages: int
+    message_bytes: int
+    lowest: dict[int, int]
+    """The lowest sequence of each lane."""
+    first: Group
+    last: Group
 
 
 class Shelf(list[Group]):
     """Groups, in order or not."""
 
-    __slots__ = ("in_order",)
+    __slots__ = ("in_order", "seen")
 
     def __init__(self, groups: Iterable[Group] = ()) -> None:
         super().__init__(groups)
+        self.seen: Seen | None = None
+        """What a check has found; None after a change."""
         self.in_order = False
         """It was put in order because that was needed, and what is added is added in its place if that is one."""
 
@@ -73,6 +90,7 @@ class Shelves:
             if not shelf.in_order and len(shelf) < 2 * SHELF:
                 # No call from here on, so that an interrupt finds all of it done or nothing.
                 shelf += (group,)
+                shelf.seen = None
                 self._messages += 1
                 self._bytes += size
                 self._overhead += GROUP_BYTES
@@ -126,6 +144,7 @@ class Shelves:
         segments += handed
         if part:
             shelf[:part] = rest
+            shelf.seen = None
         del shelves[:whole]
         self._lows[: whole + 1] = ((),)
         self._messages -= count
@@ -154,6 +173,7 @@ class Shelves:
             # No call from here on.
             shelf[index:index] = groups
             shelf.in_order = in_order
+            shelf.seen = None
             del incoming[start:]
             self._messages += count
             self._bytes += size
@@ -190,17 +210,62 @@ class Shelves:
             self._put_in_order(shelf)
             yield from shelf
 
+    # Checks ----------------------------------------------------------------------------------------------------------
+
+    def begin_check(self) -> None:
+        """Forget what an earlier check has found."""
+        for shelf in self._shelves:
+            shelf.seen = None
+
+    def look(self, most: int) -> int:
+        """Look at shelves that nobody has looked at since they changed, at about so many messages; return how many.
+
+        A group counts as `GROUP_WORTH` messages more.
+        """
+        if self.incoming:
+            self._settle()
+        looked = 0
+        for low, shelf, end in zip(self._lows, self._shelves, [*self._lows[1:], None], strict=True):
+            if looked >= most:
+                break
+            if shelf and shelf.seen is None:
+                shelf.seen = _look(shelf, low, end)
+                looked += shelf.seen.messages + GROUP_WORTH * len(shelf)
+        return looked
+
+    def _seen(self) -> list[Seen]:
+        """Return what was found on all shelves, once `look` finds nothing to look at."""
+        return [shelf.seen for shelf in self._shelves if shelf.seen is not None]
+
     def _shelf_problems(self) -> Iterator[str]:
-        """Check the rules; say in words what is wrong."""
+        """Check the rules, once `look` finds nothing to look at; say in words what is wrong. Cost: O(shelves)."""
         if not all(self._shelves) and len(self._shelves) > 1:
             yield "a shelf is empty"
-        for low, shelf, end in zip(self._lows, self._shelves, [*self._lows[1:], None], strict=True):
-            if any(group < low or (end is not None and group >= end) for group in shelf):
-                yield f"the shelf from {low} to {end} holds what belongs on another"
-            if any(len(group) - AHEAD > GROUP_MESSAGES for group in shelf):
-                yield f"the shelf from {low} has a group that is too big"
-            if shelf.in_order and sorted(shelf) != shelf:
-                yield f"the shelf from {low} is not in order"
-        for one, two in pairwise(self._shelved()):
-            if one[0] == two[0] and one[1] + len(one) - AHEAD > two[1]:
-                yield f"the group of {one[:2]} overlaps that of {two[:2]}"
+        seen = self._seen()
+        for one in seen:
+            yield from one.problems
+        for before, after in pairwise(seen):
+            yield from _overlap(before.last, after.first)
+
+
+def _look(shelf: Shelf, low: Key, end: Key | None) -> Seen:
+    """Check the rules of a shelf for what belongs between these keys, and count what is on it."""
+    ordered = sorted(shelf)
+    problems: list[str] = []
+    if ordered[0] < low or (end is not None and ordered[-1] >= end):
+        problems.append(f"the shelf from {low} to {end} holds what belongs on another")
+    if max(map(len, shelf)) - AHEAD > GROUP_MESSAGES:
+        problems.append(f"the shelf from {low} has a group that is too big")
+    if shelf.in_order and ordered != shelf:
+        problems.append(f"the shelf from {low} is not in order")
+    for one, two in pairwise(ordered):
+        problems += _overlap(one, two)
+    messages, size = weight(ordered)
+    return Seen(problems, messages, size, lowest_by_lane([group[1] for group in ordered]), ordered[0], ordered[-1])
+
+
+def _overlap(one: Group, two: Group) -> list[str]:
+    """Tell if a group has messages that the next one has, too."""
+    if one[0] == two[0] and one[1] + len(one) - AHEAD > two[1]:
+        return [f"the group of {one[:2]} overlaps that of {two[:2]}"]
+    return []

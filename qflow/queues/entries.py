@@ -100,6 +100,7 @@ class Entries:
             run = runs.cut_out(run, sequence)
             run.claim = claim
             records = list(run.records)
+            spiller.under_way.add(claim)
         slots = None
         try:
             slots = spiller.area.write(sequence, records)
@@ -108,8 +109,11 @@ class Entries:
                 installed = spiller.install(lane_of(sequence), run, claim, slots)
                 if not installed and run.claim is None and run.records:
                     runs.join(run)
-            if slots is not None and not installed:
-                spiller.area.free(slots)
+            try:
+                if slots is not None and not installed:
+                    spiller.area.free(slots)
+            finally:
+                spiller.under_way.discard(claim)
         return self._state(sequence)
 
     @sheltered

@@ -1,16 +1,14 @@
-"""Looking at a queue: figures, checks, how often messages were delivered. Nothing is changed."""
+"""Looking at a queue: figures, how often messages were delivered. Nothing is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 from qflow.delivery import ONE_ATTEMPT
 from qflow.memory.run import Place
 from qflow.memory.schedule import Tally
 from qflow.memory.waiting import sheltered
-from qflow.message import DELAYED, OVERHEAD_BYTES, charge, is_logged, lane_of
+from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues.exits import Fate, weigh
 from qflow.queues.parts import Parts
 from qflow.stats import QueueStats
@@ -94,90 +92,6 @@ def _totals(queue: Parts) -> dict[str, Any]:
         "lost_ranges": tuple(restorer.lost_ranges),
         "spill_repaired_total": restorer.repaired,
     }
-
-
-# Checks ----------------------------------------------------------------------------------------------------------
-
-
-@sheltered
-def problems(queue: Parts) -> list[str]:
-    """Check every invariant; return what is wrong, in words."""
-    with queue.context.lock:
-        found = [*_memory_problems(queue), *_count_problems(queue)]
-        log = queue.context.log
-        on_their_way = queue.admission.pending or queue.held.leaving
-        if log is not None and not on_their_way and not log.busy and not log.failed:
-            found += _row_problems(queue)
-        return [f"queue {queue.context.name!r}: {problem}" for problem in found]
-
-
-def _memory_problems(queue: Parts) -> Iterator[str]:
-    """Check the rules of room and of the lists."""
-    gate, lists, schedules = queue.gate, queue.lanes.lists.values(), queue.lanes.schedules.values()
-    account = gate.account
-    resident = sum(charge(list(run.records)) for runs in lists for run in runs)
-    resident += sum(schedule.charged for schedule in schedules)
-    expected = resident + gate.incoming + gate.restoring + queue.held.charged()
-    if gate.used != expected:
-        yield f"{gate.used} bytes are charged, a recount gives {expected}"
-    if gate.used < 0 or gate.over > gate.slack:
-        yield (
-            f"{gate.used} bytes are charged, more than the {account.borrowed} borrowed and a slack of "
-            f"{gate.put_slack} + {gate.get_slack}"
-        )
-    if account.borrowed > max(account.capacity, gate.used):
-        yield f"{account.borrowed} bytes are borrowed of a capacity of {account.capacity}, {gate.used} are charged"
-    for runs in lists:
-        yield from runs.problems()
-    for schedule in schedules:
-        yield from schedule.problems()
-
-
-def _count_problems(queue: Parts) -> Iterator[str]:
-    """Count messages and what lies in the spill store, and compare."""
-    gate, lanes, held, admission = queue.gate, queue.lanes, queue.held, queue.admission
-    if min(admission.pending, admission.pending_messages, gate.incoming, gate.restoring) < 0:
-        yield "something on its way was given back twice"
-    counted = lanes.count_bytes(held.singles_bytes)
-    if queue.context.settings.limit_bytes is not None and lanes.message_bytes != counted:
-        yield f"{lanes.message_bytes} bytes are counted for the limit, a recount gives {counted}"
-    runs = list(chain.from_iterable(lanes.lists.values()))
-    delayed = sum(1 for schedule in lanes.schedules.values() for _ in schedule.entries())
-    waiting = sum(run.waiting for run in runs) + delayed + weigh(held.segments())[0]
-    if waiting != lanes.messages():
-        yield f"{lanes.messages()} messages by the counters, {waiting} by the list"
-    for batch in held.batches:
-        left = [record for _, records, _ in batch.left() for record in records]
-        if batch.left_size() != (len(left), sum(map(len, left))):
-            yield f"{batch!r} counts {batch.left_size()} unsettled messages and bytes, a recount differs"
-    spilled = sorted(slot for run in runs if run.place is Place.SPILLED for slot in run.slots)
-    spilled += [slot for schedule in lanes.schedules.values() for chunk in schedule.spilled for slot in chunk.slots]
-    spilled += [slot for slots in queue.spiller.trash for slot in slots]
-    yield from queue.spiller.area.problems(spilled)
-
-
-def _row_problems(queue: Parts) -> Iterator[str]:
-    """Compare rows and messages, while nothing is on its way."""
-    lanes = queue.lanes
-    held: list[tuple[int, list[Any]]] = [(first, records) for first, records, _ in queue.held.segments()]
-    for schedule in lanes.schedules.values():
-        held += [(sequence, []) for sequence, *_ in schedule.entries()]
-    in_rows = in_memory = 0
-    for number, lane in lanes.logged.items():
-        row, runs = lane.row, lanes.lists[number]
-        in_rows += row.messages
-        in_memory += sum(run.waiting for run in runs if run.place is not Place.RESIDENT)
-        in_memory += sum(is_logged(record) for run in runs for record in run.records)
-        lowest = min((run.first for run in runs if run.waiting), default=runs.next)
-        lowest = min([lowest, *(first for first, _ in held if lane_of(first) == number)])
-        if row.floor > lowest or row.next < runs.next:
-            yield (
-                f"the row of lane {number} has floor {row.floor} and next {row.next}, memory {lowest} and {runs.next}"
-            )
-    in_memory += sum(is_logged(record) for _, records in held for record in records)
-    in_memory += sum(not records for _, records in held)
-    if not any(lane.leaves_gaps for lane in lanes.logged.values()) and in_memory != in_rows:
-        yield f"the rows say {in_rows} messages, memory {in_memory}"
 
 
 # Deliveries so far -----------------------------------------------------------------------------------------------

@@ -27,10 +27,10 @@ from qflow.errors import (
 from qflow.events import Teller
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
+from qflow.queues.checking import problems
 from qflow.queues.context import Context, Shared
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_no_cycle
-from qflow.queues.looking import problems
 from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, disown
 from qflow.queues.tending import alter, check_open, let_go, refuse_calls, settle_down

@@ -150,8 +150,7 @@ class Restorer:
         self._gate.get_slack = max(0, self._gate.over - self._gate.put_slack)
         self._admission.rebalance()
         if slots:
-            with Unlocked(self._context):
-                self._spiller.area.free(slots)
+            self._spiller.free(slots)
 
     def _read_head(self, run: Run, budget: int, alone: bool) -> Moved:
         """Read the front of a claimed run, as much as `budget` bytes hold; without the lock."""

@@ -35,6 +35,8 @@ class Spiller:
         """Why the disk did not take what was spilled last."""
         self.trash: list[Slots] = []
         """Of messages that were purged; freed by maintenance."""
+        self.under_way: set[object] = set()
+        """Writes and frees that have begun, of slots that no list has meanwhile."""
         self._has_spilled = False  # something was, and since then not everything has been found in memory
         self._was_over = False  # the bounds, when maintenance looked
 
@@ -54,6 +56,7 @@ class Spiller:
                 self.error = None  # nothing waits for the disk any more
                 return False
             self.spilling = True
+            self.under_way.add(claim)
             first, records = moving.first, list(moving.records) if isinstance(moving, Run) else []
         slots = None
         error: StorageError | None = None
@@ -73,8 +76,11 @@ class Spiller:
                 if installed and not self._has_spilled:
                     self._has_spilled = True
                     self._context.tell(EventKind.SPILL_STARTED)
-            if slots is not None and not installed:
-                self.area.free(slots)
+            try:
+                if slots is not None and not installed:
+                    self.area.free(slots)
+            finally:
+                self.under_way.discard(claim)
         return installed
 
     def install(self, number: int, moving: Run | Chunk, claim: object, slots: Any) -> bool:
@@ -167,8 +173,18 @@ class Spiller:
             slots, rest = self.trash.pop().take(most)
             if rest:
                 self.trash.append(rest)
-        self.area.free(slots)
+            self.free(slots)
         return True
+
+    def free(self, slots: Slots) -> None:
+        """Free slots that no list has any more. Called with the lock held; lets go of it."""
+        freeing = object()
+        self.under_way.add(freeing)
+        try:
+            with Unlocked(self._context):
+                self.area.free(slots)
+        finally:
+            self.under_way.discard(freeing)
 
 
 def position(number: int, place: int) -> int:

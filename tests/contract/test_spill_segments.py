@@ -19,7 +19,7 @@ from qflow.storage.blocks import BlockKey
 from qflow.storage.files import Files
 from qflow.storage.spill import segments as spill_segments
 from qflow.storage.spill.segments import SegmentsArea, SpillSegments
-from qflow.storage.spill.store import Slots, directory_name
+from qflow.storage.spill.store import Ranges, Slots, directory_name
 from qflow.storage.spill.wiper import wipe_spill
 
 SEGMENT = 4096
@@ -77,7 +77,7 @@ def test_a_segment_is_free_when_its_last_message_goes_in_whatever_order(area, or
         left.discard(place)
         full = {message // PER_SEGMENT for message in left} | {3}  # the last one is still appended to
         assert area.counters().kept == 4 - len(full)
-        assert area.problems([slot for place in left for slot in slots[place]]) == []
+        assert area.problems(Ranges.of([slot for place in left for slot in slots[place]])) == []
     area.write(100, bodies(12, 1000))
     counters = area.counters()
     assert (counters.created, counters.overwritten, counters.unlinked) == (4, 3, 0)
@@ -111,7 +111,7 @@ def test_no_more_segments_are_kept_than_the_bound(spool, files, monkeypatch):
     area = SpillSegments(files, spool, segment_bytes=SEGMENT).area("orders", 7, 3)
     area.free(area.write(0, bodies(30, 1000)))
     assert (area.counters().kept, area.counters().unlinked) == (3, 6)
-    assert area.problems([]) == []
+    assert area.problems(Ranges([])) == []
 
 
 # Compaction ----------------------------------------------------------------------------------------------------------
@@ -141,10 +141,10 @@ def test_what_is_left_in_sparse_segments_moves_together(area, directory):
     bound = 2 * sum(map(len, records)) + 5 * SEGMENT  # in bytes written; three of four fit in these segments
     assert in_use * SEGMENT * 3 / 4 <= bound < 30 * SEGMENT * 3 / 4
     assert all_good(area, slots, records, step)
-    assert area.problems([slot for piece in slots for slot in piece]) == []
+    assert area.problems(Ranges.of([slot for piece in slots for slot in piece])) == []
     for slot in slots:
         area.free(slot)
-    assert area.problems([]) == []
+    assert area.problems(Ranges([])) == []
 
 
 def test_a_queue_read_in_order_is_never_compacted(area):
@@ -167,7 +167,7 @@ def test_what_was_moved_can_be_moved_again(area):
                 area.free(slots.pop(place))
         for place, slot in slots.items():
             assert good(area, place, slot, [records[place]])
-        assert area.problems([slot for piece in slots.values() for slot in piece]) == []
+        assert area.problems(Ranges.of([slot for piece in slots.values() for slot in piece])) == []
     assert area.counters().created > 240 // (SEGMENT // 120), "nothing was ever moved"
 
 
@@ -184,7 +184,7 @@ def test_a_compaction_that_fails_changes_nothing(area, files, operation, number)
     files.heal()
     left = slots[::PER_SEGMENT]
     assert all_good(area, left, records[::PER_SEGMENT], PER_SEGMENT)
-    assert area.problems([slot for piece in left for slot in piece]) == []
+    assert area.problems(Ranges.of([slot for piece in left for slot in piece])) == []
     assert area.counters().created == 30
     assert len(numbers(Path(area._directory.prefix))) == 30
 
@@ -208,7 +208,7 @@ def test_messages_freed_while_they_are_moved_are_freed_at_their_new_place(area, 
             area.free(slot)
     assert turns
     left = [slots[place] for place in range(6, 90, 3)]
-    assert area.problems([slot for piece in left for slot in piece]) == []
+    assert area.problems(Ranges.of([slot for piece in left for slot in piece])) == []
     for place, slot in zip(range(6, 90, 3), left, strict=True):
         assert good(area, place, slot, [records[place]])
 
@@ -256,7 +256,7 @@ def test_the_index_does_not_remember_every_compaction(area):
             area.free(left.pop(0))
     assert area.counters().created > 30
     assert len(area._pool.index._keys) < 40
-    assert area.problems([slot for piece in left for slot in piece]) == []
+    assert area.problems(Ranges.of([slot for piece in left for slot in piece])) == []
 
 
 def test_a_whole_block_of_another_shape_is_damage(area, directory):
@@ -526,7 +526,7 @@ def test_a_directory_removed_underneath_is_made_again(area, directory, spool, wh
     assert good(area, 10, slots, records)
     assert area.read(0, lost, MUCH, 1000)[0] == [None] * 4
     area.free(lost)
-    assert area.problems(list(slots)) == []
+    assert area.problems(Ranges.of(slots)) == []
 
 
 def test_a_kernel_that_cannot_bring_pages_in_still_tells_a_file_cut_short(spool, files, monkeypatch, directory):

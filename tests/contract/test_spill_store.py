@@ -26,7 +26,7 @@ from qflow.storage.files import Files
 from qflow.storage.spill import files as spill_files
 from qflow.storage.spill.files import FilesArea, SpillFiles
 from qflow.storage.spill.segments import SpillSegments
-from qflow.storage.spill.store import Slots, SpillStore, directory_name
+from qflow.storage.spill.store import Ranges, Slots, SpillStore, directory_name
 from qflow.storage.spill.wiper import Wiper, wipe_spill
 
 STORES: dict[str, Callable[[Files, str], SpillStore]] = {
@@ -149,7 +149,7 @@ def test_what_was_written_is_read(area):
     assert good(area, 2**40, slots, records)
     assert good(area, 2**40, slots, records), "reading frees nothing"
     assert area.counters().read > 0
-    assert area.problems(list(slots)) == []
+    assert area.problems(Ranges.of(slots)) == []
 
 
 @pytest.mark.parametrize("size", [2**16 - 100, 2**16 - 61, 2**16 - 60, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**20])
@@ -161,7 +161,7 @@ def test_large_messages_come_back_too(area, size):
     area.free(slots)
     slots = area.write(9, records[::-1])
     assert good(area, 9, slots, records[::-1])
-    assert area.problems(list(slots)) == []
+    assert area.problems(Ranges.of(slots)) == []
 
 
 def test_places_are_used_again(area):
@@ -172,7 +172,7 @@ def test_places_are_used_again(area):
         records = bodies(20, size, seed=first)
         slots = area.write(first * 20, records)
         assert good(area, first * 20, slots, records)
-        assert area.problems(list(slots)) == []
+        assert area.problems(Ranges.of(slots)) == []
         area.free(slots)
         created.append(area.counters().created)
     counters = area.counters()
@@ -192,7 +192,7 @@ def test_parts_of_a_run_can_be_read_and_freed(area):
     assert good(area, 100, head, records[:10])
     assert good(area, 120, tail, records[20:])
     assert good(area, 500, again, records[:10])
-    assert area.problems([*head, *tail, *again]) == []
+    assert area.problems(Ranges.of([*head, *tail, *again])) == []
 
 
 def test_reading_stops_at_the_bytes_asked_for(area):
@@ -221,12 +221,12 @@ def test_areas_do_not_see_each_other(store):
 def test_a_check_tells_of_files_that_are_missing_or_nobodys(area, spool):
     """What was removed under messages, and what no message has, are named by their paths."""
     slots = area.write(0, bodies(3, 3000))
-    assert area.problems(list(slots)) == []
+    assert area.problems(Ranges.of(slots)) == []
     first, *_ = sorted(path for path in all_files(spool) if path.startswith("spill"))
     stray = os.path.join(spool, os.path.dirname(first), "abcdef")
     with open(stray, "w"):
         os.unlink(os.path.join(spool, first))
-    assert area.problems(list(slots)) == [
+    assert area.problems(Ranges.of(slots)) == [
         f"{os.path.join(spool, first)} is missing",
         f"1 spill files belong to no message, such as {stray}",
     ]
@@ -279,12 +279,12 @@ def check_failed_write(make, files, spool, number: int, operation: str, kept: in
     assert type(caught.value) is (DiskFull if number in (errno.ENOSPC, errno.EDQUOT) else StorageError)
 
     files.heal()
-    assert area.problems(list(old)) == []
+    assert area.problems(Ranges.of(old)) == []
     assert good(area, 0, old, bodies(5, 3000))
     assert area.counters().kept >= before - 1
     new = area.write(100, records)
     assert good(area, 100, new, records)
-    assert area.problems([*old, *new]) == []
+    assert area.problems(Ranges.of([*old, *new])) == []
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
@@ -316,7 +316,7 @@ def test_an_interrupted_write_leaves_nothing(area, files):
     files.fail("pwrite", KeyboardInterrupt(), after=5)
     with pytest.raises(KeyboardInterrupt):
         area.write(0, bodies(10, 3000))
-    assert area.problems([]) == []
+    assert area.problems(Ranges([])) == []
     assert area.counters().kept == kept
     files.heal()
     slots = area.write(0, bodies(10, 3000))
@@ -428,7 +428,7 @@ def test_a_removed_area_is_empty_and_refuses(area, store, spool, files):
     with pytest.raises(StorageError):
         area.write(3, bodies(1))
     assert area.read(0, slots, MUCH, 100)[0] == [None] * 3
-    assert area.problems([]) == []
+    assert area.problems(Ranges([])) == []
     again = store.area("orders", 7, 4)
     assert good(again, 0, again.write(0, [b"new"]), [b"new"])
     drain(files, spool)
@@ -487,7 +487,7 @@ def test_threads_share_an_area(area):
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert area.problems([slot for slots in held for slot in slots]) == []
+    assert area.problems(Ranges.of([slot for slots in held for slot in slots])) == []
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -555,7 +555,7 @@ class AnyHistory(RuleBasedStateMachine):
     def every_message_is_there(self):
         for first, slots, records in self.runs:
             assert good(self.area, first, slots, records)
-        assert self.area.problems([slot for _, slots, _ in self.runs for slot in slots]) == []
+        assert self.area.problems(Ranges.of([slot for _, slots, _ in self.runs for slot in slots])) == []
         assert self.area.counters().kept <= 6 + 8  # a failed write may give back what it took
 
     def teardown(self):
@@ -683,7 +683,7 @@ def test_what_stands_in_a_kept_files_place_is_not_written_to(file_area, path_of,
     assert good(file_area, 10, slots, records)
     assert (1 in list(slots)) == (plant == "missing")
     assert precious.read_text() == "precious"
-    assert file_area.problems(list(slots)) == []
+    assert file_area.problems(Ranges.of(slots)) == []
     if reader >= 0:
         assert os.read(reader, 10) == b"", "something was written into the pipe"
         os.close(reader)
@@ -735,7 +735,7 @@ def test_a_directory_removed_underneath_is_made_again(file_area, path_of, spool,
     slots = file_area.write(10, records)
     assert good(file_area, 10, slots, records)
     assert file_area.read(0, lost, MUCH, 100)[0] == [None, None]
-    assert file_area.problems(list(slots)) == []
+    assert file_area.problems(Ranges.of(slots)) == []
     assert stat.S_IMODE(os.stat(os.path.dirname(path_of(0))).st_mode) == 0o700
 
 
@@ -764,7 +764,7 @@ def test_no_more_files_are_kept_than_the_bound(files, spool):
     area.free(slots)
     assert (area.counters().kept, area.counters().unlinked) == (5, 3)
     assert len(all_files(spool)) == 5
-    assert area.problems([]) == []
+    assert area.problems(Ranges([])) == []
     slots = area.write(10, bodies(8))
     head, rest = slots.take(3)
     area.free(head)

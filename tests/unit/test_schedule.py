@@ -1049,6 +1049,8 @@ class ScheduleMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         schedule = self.schedule
+        schedule.look(ALL)  # only at what has changed since the last check
+        assert list(schedule.problems_seen()) == []
         assert schedule.problems() == []
         spilled = {sequence for _, sequence in self.line} - self.resident
         tally = schedule.tally()

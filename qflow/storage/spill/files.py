@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
 from collections.abc import Iterable
 from itertools import chain, count
 from threading import Lock
@@ -38,7 +37,7 @@ from qflow.storage.files import (
     write_all,
 )
 from qflow.storage.spill.singles import Singles
-from qflow.storage.spill.slots import Slots
+from qflow.storage.spill.slots import Ranges, Slots
 from qflow.storage.spill.store import SPILL_LANE, SPILL_TABLE, AreaDirectory, SpillCounters, directory_name
 
 MAX_KEPT = 32_768
@@ -374,16 +373,15 @@ class FilesArea:
             with self._lock:
                 self._unlink_failures += 1
 
-    def problems(self, slots: list[int]) -> list[str]:
+    def problems(self, used: Ranges) -> list[str]:
         """Compare files, slots in use and slots kept; see `SpillArea.problems`. Cost: O(files)."""
         if self._directory.removed:
             return []
-        used = Counter(slots)
         with self._lock:
-            kept = set(chain.from_iterable(self._kept))
+            kept = self._kept.copy()
             excused = self._given_up + self._unlink_failures
-        found = [f"{self._path(slot)} is in use {times} times" for slot, times in used.items() if times > 1]
-        return found + self._directory.problems(used.keys(), kept, excused)
+        found = [f"{self._path(slot)} is in use more than once" for slot in chain.from_iterable(used.twice)]
+        return found + self._directory.problems(used, Ranges(kept), excused)
 
     def counters(self) -> SpillCounters:
         """Return what was done so far."""

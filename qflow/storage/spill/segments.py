@@ -18,8 +18,7 @@ index and is never held during a file operation. A segment that is being read is
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from threading import RLock
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from qflow.storage.spill.segment_index import Move
 from qflow.storage.spill.segment_pool import SegmentPool
 from qflow.storage.spill.segment_writing import BLOCK_BYTES, WRITE_BYTES, WriteCall
 from qflow.storage.spill.singles import Singles
-from qflow.storage.spill.slots import Slots
+from qflow.storage.spill.slots import Ranges, Slots
 from qflow.storage.spill.store import SPILL_LANE, SPILL_TABLE, AreaDirectory, SpillCounters, directory_name
 
 MAX_KEPT_BYTES = 2**30
@@ -334,28 +333,33 @@ class SegmentsArea:
 
     # Looking -----------------------------------------------------------------------------------------------------
 
-    def problems(self, slots: list[int]) -> list[str]:
-        """Compare files, slots in use and slots known; see `SpillArea.problems`. Cost: O(messages)."""
+    def problems(self, used: Ranges) -> list[str]:
+        """Compare files, slots in use and slots known; see `SpillArea.problems`. Cost: O(blocks)."""
         pool = self._pool
         if self._directory.removed:
             return []
         with self._lock:
-            known = Counter(pool.index.slots())
-            used = {segment.number for segment in pool.index.segments() if segment.live}
-            spare = {segment.number for segment in pool.kept}
+            slots = list(pool.index.ranges())
+            filled = [segment.number for segment in pool.index.segments() if segment.live]
+            spare = [segment.number for segment in pool.kept]
             if pool.tail is not None and not pool.tail.live:
-                spare.add(pool.tail.number)
+                spare.append(pool.tail.number)
             wrong_sums = pool.index.problems()
             excused = pool.given_up + pool.unlink_failures
         prefix = self._directory.prefix
+        known = Ranges(slots)
         found = [
-            f"slot {slot} of {prefix} is in use {times} times" for slot, times in Counter(slots).items() if times > 1
+            f"slot {slot} of {prefix} {what}"
+            for ranges, what in (
+                (used.twice, "is in use more than once"),
+                (used.without(known), "is in use and free"),
+                (known.without(used), "belongs to no message"),
+                (known.twice, "is held more than once"),
+            )
+            for slot in chain.from_iterable(ranges)
         ]
-        found += [f"slot {slot} of {prefix} is in use and free" for slot in sorted(set(slots) - known.keys())]
-        found += [f"slot {slot} of {prefix} belongs to no message" for slot in sorted(known.keys() - set(slots))]
-        found += [f"slot {slot} of {prefix} is held {times} times" for slot, times in known.items() if times > 1]
         found += [f"{prefix}: {problem}" for problem in wrong_sums]
-        return found + self._directory.problems(used, spare, excused)
+        return found + self._directory.problems(Ranges.of(filled), Ranges.of(spare), excused)
 
     def counters(self) -> SpillCounters:
         """Return what was done so far."""

@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from operator import attrgetter
 
 _COMPACT_AT = 64
+
+
+class Ranges:
+    """Numbers, as ranges in order that do not touch each other."""
+
+    def __init__(self, ranges: Iterable[range]) -> None:
+        self.ranges: list[range] = []
+        self.twice: list[range] = []
+        """What is in more than one of those that were given."""
+        for piece in sorted(ranges, key=attrgetter("start")):
+            last = self.ranges[-1] if self.ranges else range(-1, -1)
+            if piece.start < last.stop:
+                self.twice.append(range(piece.start, min(piece.stop, last.stop)))
+            if piece.start <= last.stop:
+                self.ranges[-1:] = [range(last.start, max(last.stop, piece.stop))]
+            else:
+                self.ranges.append(piece)
+        self._starts = [piece.start for piece in self.ranges]
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Ranges:
+        """Return these numbers."""
+        return cls(range(number, number + 1) for number in numbers)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __contains__(self, number: int) -> bool:
+        place = bisect(self._starts, number) - 1
+        return place >= 0 and number < self.ranges[place].stop
+
+    def without(self, others: Ranges) -> Iterator[range]:
+        """Yield what is not in the others."""
+        for piece in self.ranges:
+            start = piece.start
+            place = max(0, bisect(others._starts, start) - 1)
+            while place < len(others.ranges) and others.ranges[place].start < piece.stop:
+                other = others.ranges[place]
+                if start < other.start:
+                    yield range(start, other.start)
+                start = max(start, other.stop)
+                place += 1
+            if start < piece.stop:
+                yield range(start, piece.stop)
 
 
 class Slots:

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Set
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple, Protocol
 
 from qflow.errors import StorageError
 from qflow.message import Record
 from qflow.storage.files import CREATE, FILE_MODE, Files
-from qflow.storage.spill.slots import Slots
+from qflow.storage.spill.slots import Ranges, Slots
 
 __all__ = [
-    "FILE", "SPILL", "SPILL_LANE", "SPILL_TABLE", "WIPING", "AreaDirectory", "Slots", "SpillArea", "SpillCounters",
-    "SpillStore", "directory_name", "set_aside",
+    "FILE", "SPILL", "SPILL_LANE", "SPILL_TABLE", "WIPING", "AreaDirectory", "Ranges", "Slots", "SpillArea",
+    "SpillCounters", "SpillStore", "directory_name", "set_aside",
 ]  # fmt: skip
 
 SPILL_TABLE = 0xFF
@@ -110,10 +110,10 @@ class SpillArea(Protocol):
         """Free everything, now that the queue is deleted; the area is of no use afterwards. Never raises OSError."""
         ...
 
-    def problems(self, slots: list[int]) -> list[str]:
+    def problems(self, used: Ranges) -> list[str]:
         """Compare the slots in use with what is on disk, both ways, and say in words what does not agree.
 
-        For checks, while nothing else is done with the area: slots on their way to or from the queue would show.
+        What is on its way to the queue, or is freed meanwhile, shows: it does not when the caller asks again later.
         """
         ...
 
@@ -197,23 +197,32 @@ class AreaDirectory:
                 self._files.make_directory(os.path.join(self._spool, WIPING))
             set_aside(self._files, self._spool, self._name)
 
-    def numbers(self) -> set[int]:
-        """Return the numbers of the files that are there."""
-        try:
-            return {int(name, 16) for name in self._files.list(self.prefix[:-1]) if FILE.fullmatch(name)}
-        except OSError:
-            return set()
+    def _numbers(self) -> Iterator[int]:
+        """Yield the numbers of the files that are there."""
+        with suppress(OSError):
+            for entry in self._files.scan(self.prefix[:-1]):
+                if FILE.fullmatch(entry.name):
+                    yield int(entry.name, 16)
 
-    def problems(self, used: Set[int], spare: Set[int], excused: int) -> list[str]:
+    def problems(self, used: Ranges, spare: Ranges, excused: int) -> list[str]:
         """Compare the files that are there with those that hold messages, and those that are kept without one.
 
         Args:
             excused: so many files nobody knows of are no problem.
+        Cost: 1 µs a file.
         """
-        there = self.numbers()
-        found = [f"{self.path(number)} is in use and free" for number in sorted(spare & used)]
-        found += [f"{self.path(number)} is missing" for number in sorted(used - there)]
-        nobodys = there - spare - used
+        both = Ranges([*used.ranges, *spare.ranges])
+        found = [f"{self.path(number)} is in use and free" for number in chain.from_iterable(both.twice)]
+        there = 0
+        nobodys: list[int] = []
+        for number in self._numbers():
+            if number in used:
+                there += 1
+            elif number not in spare:
+                nobodys.append(number)
+        if there < len(used):
+            existing = Ranges.of(self._numbers())
+            found += [f"{self.path(number)} is missing" for number in chain.from_iterable(used.without(existing))]
         if len(nobodys) > excused:
             found.append(f"{len(nobodys)} spill files belong to no message, such as {self.path(min(nobodys))}")
         return found

@@ -1,0 +1,232 @@
+"""`broker.check()`: it looks in steps, finds what is wrong, and is not misled by what goes on meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import qflow
+from faults.seams import in_thread
+from qflow.memory.shelves import Shelf
+from qflow.queues import checking
+from qflow.storage.spill.slots import Ranges
+
+Open = Callable[..., qflow.Broker]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages were counted in each part; a part has a hundred at most."""
+    parts: list[int] = []
+    charge = checking.charge
+    monkeypatch.setattr(checking, "LOOKED_AT_ONCE", 100)
+    monkeypatch.setattr(checking, "charge", lambda records: parts.append(len(records)) or charge(records))
+    return parts
+
+
+def between_steps(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have something done where a check lets go of the lock."""
+    monkeypatch.setattr(checking, "sleep", lambda _: act())
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_messages_are_counted_in_steps_and_the_lock_is_free_between_them(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, counted: list[int], durable: bool
+) -> None:
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * 1_000)
+    for number in range(250):
+        queue.put(b"%d" % number, headers={"n": number}, durable=False)
+    lock = queue.parts.context.lock
+    looks: list[tuple[bool, int]] = []
+
+    def look() -> None:
+        free = in_thread(lambda: lock.acquire(blocking=False) and not lock.release())
+        looks.append((bool(free), sum(counted)))
+
+    between_steps(monkeypatch, look)
+    assert broker.check() == []
+    assert max(counted) <= 100
+    assert sum(counted) == 1_250
+    assert len(looks) >= 12
+    assert all(free for free, _ in looks)
+    assert [number for _, number in looks] == sorted({number for _, number in looks})
+
+
+def test_delayed_messages_are_looked_at_in_steps(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, counted: list[int]
+) -> None:
+    """A shelf at a time, each once."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=False)
+    for number in range(3_000):
+        queue.put(b"x", delay_s=1_000 + number * 7 % 1_000)
+    seen: list[int] = []
+
+    def look() -> None:
+        shelves = queue.parts.lanes.schedules[16]._shelves
+        seen.append(sum(1 for shelf in shelves if shelf.seen is not None))
+
+    between_steps(monkeypatch, look)
+    assert broker.check() == []
+    assert seen == list(range(1, len(seen) + 1))
+    assert len(seen) >= 5
+
+
+@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_changes_while_it_is_checked_is_no_problem(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, counted: list[int], durable: bool, spill: str
+) -> None:
+    """Messages come, go, come back, are spilled and restored between any two steps."""
+    chance = random.Random(f"{durable} {spill}")
+    broker = open_spool(spill=spill)
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=60_000, priorities=2, limit_bytes=10**9)
+    held: list[Any] = []
+
+    def act() -> None:
+        for _ in range(chance.randrange(4)):
+            step = chance.randrange(7)
+            if step == 0:
+                queue.put_many([b"%d" % step * chance.randrange(100)] * 300, priority=chance.randrange(2))
+            elif step == 1:
+                queue.put(b"late", delay_s=chance.choice([0, 1000]), headers={"a": 1})
+            elif step == 2:
+                held.append(queue.get_many(chance.randrange(1, 200), timeout_s=0))
+            elif step == 3 and len(queue):
+                with_one = queue.get_many(1, timeout_s=0)
+                held.extend(with_one)
+            elif held:
+                one = held.pop(chance.randrange(len(held)))
+                one.nack() if step == 4 else one.ack()
+
+    for _ in range(12):
+        act()
+        queue.put_many([b"x" * 50] * 250)
+    between_steps(monkeypatch, act)
+    for _ in range(10):
+        assert broker.check() == []
+    assert queue.stats().spilled_messages > 0
+
+
+def too_much_charged(queue: qflow.Queue) -> None:
+    queue.parts.gate.used += 7
+
+
+def one_too_few(queue: qflow.Queue) -> None:
+    queue.parts.lanes.gone += 1
+
+
+def shelf_upside_down(queue: qflow.Queue) -> None:
+    shelf: Shelf = queue.parts.lanes.schedules[16]._shelves[0]
+    shelf.in_order = True
+    shelf.sort(reverse=True)
+
+
+def slots_forgotten(queue: qflow.Queue) -> None:
+    run = next(run for run in queue.parts.lanes.runs if run.slots)
+    _, run.slots = run.slots.take(2)
+
+
+def slots_used_twice(queue: qflow.Queue) -> None:
+    run = next(run for run in queue.parts.lanes.runs if run.slots)
+    queue.parts.spiller.trash.append(run.slots.take(2)[0])
+
+
+@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (too_much_charged, "bytes are charged, a recount gives"),
+        (one_too_few, "messages by the counters"),
+        (shelf_upside_down, "is not in order"),
+        (slots_forgotten, "no message"),
+        (slots_used_twice, "in use more than once"),
+    ],
+)
+def test_what_is_wrong_is_found_while_messages_come_and_go(
+    open_at: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    counted: list[int],
+    spill: str,
+    damage: Callable[[qflow.Queue], None],
+    words: str,
+) -> None:
+    broker = open_at(spill=spill)
+    queue = broker.declare_queue("q", durable=False, capacity_bytes=60_000)
+    for due in (900, 700, 800):
+        queue.put(b"late", delay_s=due)
+    queue.put_many([b"x" * 100] * 1_000)
+    assert broker.check() == []
+    damage(queue)
+
+    def act() -> None:
+        queue.put(b"x")
+        queue.get(0).ack()
+
+    between_steps(monkeypatch, act)
+    assert any(words in problem for problem in broker.check())
+    broker.close()  # before the fixture checks it
+
+
+def test_what_is_on_its_way_is_no_problem(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots of what is just being spilled are in no list yet: a check waits for the end of that, and looks again."""
+    broker = open_spool(spill="segments")
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many([b"x" * 100] * 10)
+    spiller = queue.parts.spiller
+    slots = spiller.area.write(0, [b"on its way"])
+    spiller.under_way.add(slots_forgotten)
+
+    def arrive() -> None:
+        if slots_forgotten in spiller.under_way:
+            spiller.trash.append(slots)
+            spiller.under_way.discard(slots_forgotten)
+
+    between_steps(monkeypatch, arrive)
+    assert broker.check() == []
+    assert slots_forgotten not in spiller.under_way
+
+
+def test_spilled_messages_are_compared_by_ranges(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and whatever was freed of them."""
+    broker = open_spool(spill="segments")
+    queue = broker.declare_queue("q", durable=False, capacity_bytes=20_000)
+    queue.put_many([b"x" * 10] * 30_000)
+    queue.get_many(500, timeout_s=0).ack()
+    area = queue.parts.spiller.area
+    given: list[Ranges] = []
+    compare = area.problems
+    monkeypatch.setattr(area, "problems", lambda used: given.append(used) or compare(used))
+    assert broker.check() == []
+    assert len(given) == 1
+    assert len(given[0]) > 20_000
+    assert len(given[0].ranges) < 50
+
+
+# Ranges --------------------------------------------------------------------------------------------------------------
+
+
+def some_ranges(chance: random.Random) -> Iterator[range]:
+    for _ in range(chance.randrange(8)):
+        start = chance.randrange(40)
+        yield range(start, start + chance.randrange(1, 8))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_ranges_are_sets_of_numbers(seed: int) -> None:
+    chance = random.Random(seed)
+    pieces, others = list(some_ranges(chance)), list(some_ranges(chance))
+    numbers = [number for piece in pieces for number in piece]
+    one, two = Ranges(pieces), Ranges(others)
+    assert [number for piece in one.ranges for number in piece] == sorted(set(numbers))
+    assert len(one) == len(set(numbers))
+    assert all((number in one) == (number in numbers) for number in range(60))
+    assert {number for piece in one.twice for number in piece} == {one for one in numbers if numbers.count(one) > 1}
+    left = [number for piece in one.without(two) for number in piece]
+    assert left == [number for piece in one.ranges for number in piece if number not in two]
+    assert Ranges.of(numbers).ranges == one.ranges
