@@ -84,7 +84,8 @@ def _swing(setup: Setup, spill: str) -> Row:
             return Row(name=name, problem=f"not measured: {error}")
         with broker:
             queue = broker.declare_queue("bench", durable=False)
-            while not files.counts["create"]:  # up to the capacity: the first file says that it is reached
+            created = files.counts["create"]
+            while files.counts["create"] == created:  # up to the capacity: the first file says that it is reached
                 queue.put(BODY)
             swing = len(queue) // 10
             _take(queue, swing)
