@@ -422,7 +422,6 @@ class Environment:
     def close(self) -> None:
         self._env.close()
         if self._last is not None:
-            self.keep_last()
             self._last.close()
         if self._data_fd >= 0:
             os.close(self._data_fd)

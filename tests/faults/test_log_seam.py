@@ -97,6 +97,19 @@ def test_everybody_in_a_batch_that_fails_is_told_and_the_next_goes_on(step, erro
         assert broker.check() == []
 
 
+def test_what_was_refused_is_tried_again_before_the_writer_is_idle(spool, faults, monkeypatch):
+    """An error that was over in a moment does not keep an ack waiting for what is done when there is time."""
+    monkeypatch.setattr(writer, "IDLE_S", 100 * PATIENCE_S)
+    with faulty_broker(spool, faults) as broker:
+        queue = broker.declare_queue("q")
+        queue.put(b"x")
+        faults.fail("begin", lmdb.Error("no"), times=1)
+        queue.get().ack()
+        until(lambda: not broker.engine.log.busy)
+        with broker.engine.log._env.reading() as txn:
+            assert read_row(txn, queue.parts.context.owner, 0).messages == 0
+
+
 def test_a_lone_submit_is_confirmed_with_nobody_after_it(spool):
     """Edge 26: what nobody waits for is written all the same."""
     with qflow.open(spool) as broker:

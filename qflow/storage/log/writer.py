@@ -217,6 +217,7 @@ class Writer:
             while not (self._ending and not self.requests):
                 self._wait_for_work()
                 self._work()
+            self._keep_last()
         except BaseException as error:  # a fault of ours: nobody may wait for ever, and nothing may be promised
             _logger.exception("the writer of %s ended", self._env.path)
             self.failure = self.failure or error
@@ -234,19 +235,25 @@ class Writer:
         if self._done:
             self._let_go()
         # More than a batch holds, or what came meanwhile, follows at once.
-        if (
-            not (self.requests or self._ending)
-            and (wait(timeout=IDLE_S) or self._wait_idle())
-            and not (self._urgent or self._ending)
-        ):
+        if not (self.requests or self._ending) and self._is_woken() and not (self._urgent or self._ending):
             wait(timeout=FLUSH_S)
         wait(blocking=False)
         self._told = self._urgent = False  # who hands over from here on wakes it again
 
-    def _wait_idle(self) -> bool:
-        """Wait on, with nothing to do; return whether somebody woke this thread."""
-        self._env.keep_last()
-        return self._asleep.acquire(timeout=-1 if self._again is None else RETRY_S)
+    def _is_woken(self) -> bool:
+        """Wait until somebody wakes this thread: True; or until something is due that is to be tried again."""
+        wait = self._asleep.acquire
+        if self._again is not None:
+            return wait(timeout=RETRY_S)
+        if not wait(timeout=IDLE_S):
+            self._keep_last()
+            wait()
+        return True
+
+    def _keep_last(self) -> None:
+        """Have a copy of the last commit beside the log, unless nobody knows which that is."""
+        if self.failure is None:
+            self._env.keep_last()
 
     def _let_go(self) -> None:
         """Open the gate of the last batch; wait a little for those who come out, if there are others to share with."""
