@@ -43,20 +43,16 @@ def _collect(flow: Flow, size: int) -> list[Deliveries]:
     count = 0
     while count < size:
         part = flow.take(size - count, Stop.PATIENCE_S)
+        if not part and not flow.is_empty(count):
+            # More lines wait, perhaps since this moment: if they still do not come, memory is full of this batch.
+            part = flow.take(size - count, Stop.PATIENCE_S)
+            if not part and batch:
+                break
         if part:
             batch.append(part)
             count += len(part)
         elif part is None and flow.is_empty(count):
             break
-        elif not flow.is_empty(count):
-            # More lines wait, perhaps since this moment: if they still do not come, memory is full of this batch.
-            part = flow.take(size - count, Stop.PATIENCE_S)
-            if not part:
-                if not batch:
-                    continue  # what the last run had is about to leave memory
-                break
-            batch.append(part)
-            count += len(part)
     return batch
 
 

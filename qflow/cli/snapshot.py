@@ -11,8 +11,6 @@ from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
 
-_new_directory = options.SpoolPath()
-
 
 @click.group(short_help="Copy a spool, also while it is used; bring a copy back.")
 def snapshot() -> None:
@@ -24,7 +22,7 @@ def snapshot() -> None:
 
 @snapshot.command(short_help="Copy a spool, also while another process owns it.")
 @options.existing_spool
-@click.argument("destination", metavar="DEST", type=_new_directory)
+@click.argument("destination", metavar="DEST", type=options.SpoolPath())
 @options.as_json
 def create(spool: Path, destination: Path, as_json: bool) -> int:
     """Copy SPOOL to DEST, a directory that does not exist or is empty; the owner of SPOOL goes on meanwhile."""
@@ -33,7 +31,7 @@ def create(spool: Path, destination: Path, as_json: bool) -> int:
 
 @snapshot.command(short_help="Make a spool of a snapshot.")
 @click.argument("source", metavar="SNAPSHOT", type=options.SpoolPath(exists=True))
-@click.argument("spool", type=_new_directory)
+@options.new_or_old_spool
 @options.as_json
 def load(source: Path, spool: Path, as_json: bool) -> int:
     """Copy SNAPSHOT to SPOOL, a directory that does not exist or is empty; SNAPSHOT stays as it is.

@@ -67,6 +67,7 @@ __all__ = [
     "read_stream",
     "spilled",
 ]
+_NO_LOG = " is not a spool: it holds no log. Give the directory that `qflow.open` was given"
 
 
 @attrs.frozen(kw_only=True)
@@ -149,7 +150,7 @@ def check_there(path: str | os.PathLike[str]) -> None:
     if not os.path.isdir(spool):
         raise NotFound(f"there is no spool at {spool}: no such directory")
     if not any(os.path.lexists(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one is renamed over the other
-        raise NotFound(f"{spool} is not a spool: it holds no log. Give the directory that `qflow.open` was given")
+        raise NotFound(spool + _NO_LOG)
 
 
 @contextmanager
@@ -157,7 +158,7 @@ def _log(path: str) -> Iterator[tuple[Environment, Recovery]]:
     check_there(path)
     env = open_to_read(path, Files())
     if env is None:
-        raise NotFound(f"{path} is not a spool: it holds no log. Give the directory that `qflow.open` was given")
+        raise NotFound(path + _NO_LOG)
     try:
         found = recovery.read_log(env)
         yield env, found

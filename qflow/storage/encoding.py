@@ -72,21 +72,8 @@ def encode(
     times: Sequence[int] | None = None,
     topics: Sequence[str] | None = None,
 ) -> bytes:
-    """Encode records of which nothing is known into one block; see `encode_messages`."""
+    """Encode records of which nothing is known into one block; see `encode_sections`."""
     messages = Messages(records, list(map(len, records)), is_plain(records), topics)
-    return encode_messages(key, messages, previous=previous, time_ms=time_ms, offsets=offsets, times=times)
-
-
-def encode_messages(
-    key: BlockKey,
-    messages: Messages,
-    *,
-    previous: int = NO_PREVIOUS,
-    time_ms: int = 0,
-    offsets: Sequence[int] | None = None,
-    times: Sequence[int] | None = None,
-) -> bytes:
-    """Encode messages into one block; see `encode_sections`."""
     return _join(encode_sections(key, messages, previous=previous, time_ms=time_ms, offsets=offsets, times=times))
 
 
@@ -187,7 +174,7 @@ def pieces(key: BlockKey, records: list[Record], offsets: Sequence[int] | None =
     sizes = list(map(len, records))
     size, plain = sum(sizes), is_plain(records)
     if offsets is not None or size < LARGE * count or not plain:
-        return [encode_messages(key, Messages(records, sizes, plain), offsets=offsets)]
+        return [_join(encode_sections(key, Messages(records, sizes, plain), offsets=offsets))]
     table, owner, lane, first = key
     bare = HEADER.pack(MAGIC, 0, table, lane, owner, count, first, count, size, NO_PREVIOUS, 0)
     head = _join((bare, _pack_crc(crc32(bare)), column(sizes)))

@@ -87,6 +87,15 @@ def test_a_get_lets_others_have_the_lock_while_it_passes_expired_messages(
     assert queue.stats().expired_total == 2_000
 
 
+def first_for_a_task(broker: qflow.Broker, timeout_s: float) -> bytes:
+    """Return the body of the first message that a task gets."""
+
+    async def scenario() -> bytes:
+        return (await qflow.aio.AsyncBroker(broker).queue("q").get(timeout_s)).body
+
+    return asyncio.run(scenario())
+
+
 def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,11 +105,7 @@ def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
     queue.put_many([b"late"] * 1_000, ttl_s=1)
     queue.put(b"tail")
     clock.advance(2)
-
-    async def scenario() -> bytes:
-        return (await qflow.aio.AsyncBroker(broker).queue("q").get(timeout_s=LONG_S)).body
-
-    assert asyncio.run(scenario()) == b"tail"
+    assert first_for_a_task(broker, LONG_S) == b"tail"
 
 
 @pytest.mark.parametrize("head", [True, False])
@@ -158,11 +163,7 @@ def test_a_task_passes_many_expired_messages_at_once(open_at: Open, clock: Clock
     queue.put_many([b"x"] * 1000, ttl_s=1)
     queue.put(b"tail")
     clock.advance(2)
-
-    async def scenario() -> bytes:
-        return (await qflow.aio.AsyncBroker(broker).queue("q").get(timeout_s=0)).body
-
-    assert asyncio.run(scenario()) == b"tail"
+    assert first_for_a_task(broker, 0) == b"tail"
 
 
 def test_what_expired_is_not_delivered(open_at: Open, clock: Clock, durable: bool) -> None:
