@@ -76,8 +76,8 @@ def single(setup: Setup) -> Iterator[Row]:
         problem=problem,
         details=[ours, *others],
         notes=[
-            "no bound is set: a commit of LMDB waits for two barriers, data and then the meta page; SQLite's WAL for",
-            "one; several threads share them, see the rows of threads",
+            "no bound is set: the journal waits for one barrier, as SQLite's WAL does, and each put waits for the",
+            "writer, a thread, on its way there and back; several threads share both, see the rows of threads",
         ],
     )
 

@@ -14,6 +14,7 @@ from bench import (
     promises,
     reading,
     restart,
+    scale,
     spark_writing,
     stream_memory,
     stream_retention,
@@ -23,7 +24,7 @@ from bench.errors import CannotRun
 
 THEMES = (
     *(memory, memory_shapes, overhead, restart, pressure, promises, attribution, reading, spark_writing),
-    *(stream_memory, stream_retention),
+    *(scale, stream_memory, stream_retention),
 )
 
 

@@ -1,54 +1,32 @@
 """What a step costs at three or four sizes of what lies beside it: queues, waiters, what is held, delayed or expired.
 
-A row's figure is the cost at the largest size over that at the smallest; the notes have the exponent of the growth, the
-slope of the costs over the sizes where both are logarithms: 0 is flat, 1 in proportion. Sizes are measured one after
-the other, so a shared machine shows in the ratio.
+Also acks in random order, `check()`, and the memory that a large body takes, at sizes of their own.
+
+A row is read as `growth` says.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from math import log
+from contextlib import ExitStack, contextmanager
+from os import urandom
 from pathlib import Path
+from random import Random
 from time import perf_counter, process_time, sleep
 
 import qflow
-import qflow.aio
-from bench.measure import Row, Series, Setup, Workload, ratio
+from bench import children, scale_waiters
+from bench.growth import grown, scaled
+from bench.measure import Row, Setup, Workload
+from bench.sampler import Sampler
 
 BODY = bytes(16)
+BATCH = 1000
+MIB = 2**20
 CAPACITY = "1GiB"
 DELAY_S = 3600
 TOPIC = "plant/7/power"
-Sizes = tuple[int, ...]
-Costs = Callable[[Setup, Path, int], list[float]]
-"""Given a size: seconds of one step, in each round."""
-
-
-def _scaled(setup: Setup, step: str, beside: str, sizes: Sizes, costs: Costs) -> Iterator[Row]:
-    """Measure a step at each size."""
-    series = []
-    for size in sizes:
-        with setup.scratch() as path:
-            micros = [seconds * 1e6 for seconds in costs(setup, path / "spool", size)]
-        series.append(Series(f"{step}, {size:,} {beside}", "µs", micros))
-    growth = _slope([log(size) for size in sizes], [log(one.median) for one in series])
-    yield Row(
-        name=f"{step}: with {sizes[-1]:,} {beside} over {sizes[0]:,}",
-        figure=ratio(series[-1], series[0]),
-        details=series,
-        notes=[f"grows with the power {growth:.2f} of the number"],
-    )
-
-
-def _slope(xs: list[float], ys: list[float]) -> float:
-    """Return the slope of the line of least squares."""
-    middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    over = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True))
-    return over / sum((x - middle_x) ** 2 for x in xs)
 
 
 # Queues ----------------------------------------------------------------------------------------------------------
@@ -56,8 +34,8 @@ def _slope(xs: list[float], ys: list[float]) -> float:
 
 def queues(setup: Setup) -> Iterator[Row]:
     sizes = (10, 100, 1_000, 10_000) if not setup.quick else (2, 4, 8)
-    yield from _scaled(setup, "transient put, 16 B, to one queue after the other", "queues", sizes, _put_round)
-    yield from _scaled(setup, "a second of a broker that nobody uses, on the processor", "queues", sizes, _idle)
+    yield from scaled(setup, "transient put, 16 B, to one queue after the other", "queues", sizes, _put_round)
+    yield from scaled(setup, "a second of a broker that nobody uses, on the processor", "queues", sizes, _idle)
 
 
 def _declared(stack: ExitStack, path: Path, size: int) -> list[qflow.Queue[int]]:
@@ -94,79 +72,15 @@ def _idle(setup: Setup, path: Path, size: int) -> list[float]:
         return costs
 
 
-# Waiters ---------------------------------------------------------------------------------------------------------
-
-
-def waiters(setup: Setup) -> Iterator[Row]:
-    threads = (1, 16, 64, 256) if not setup.quick else (1, 4)
-    yield from _scaled(
-        setup, "a message of threads that put at a limit of 100, to one that gets", "producers", threads, _blocked
-    )
-    tasks = (10, 1_000, 20_000) if not setup.quick else (2, 10)
-    yield from _scaled(
-        setup, "a message to one of the tasks that wait in get, 50 puts a turn", "tasks", tasks, _awaited
-    )
-
-
-def _blocked(setup: Setup, path: Path, size: int) -> list[float]:
-    broker = qflow.open(path)
-    queue = broker.declare_queue("q", durable=False, limit_messages=100)
-
-    def produce() -> None:
-        try:
-            while True:
-                queue.put(BODY)
-        except qflow.BrokerClosed:
-            pass
-
-    threads = [threading.Thread(target=produce) for _ in range(size)]
-    for thread in threads:
-        thread.start()
-    costs = []
-    times = setup.size(20_000, 200)
-    for _ in range(setup.few_rounds):
-        start = perf_counter()
-        for _ in range(times):
-            queue.get().ack()
-        costs.append((perf_counter() - start) / times)
-    broker.close()
-    for thread in threads:
-        thread.join()
-    return costs
-
-
-def _awaited(setup: Setup, path: Path, size: int) -> list[float]:
-    at_once = 50
-
-    async def measure() -> list[float]:
-        async with await qflow.aio.open(path) as broker:
-            queue = await broker.declare_queue("q", durable=False)
-            costs = []
-            for _ in range(setup.few_rounds):
-                tasks = [asyncio.create_task(queue.get()) for _ in range(size)]
-                await asyncio.sleep(0)
-                start = perf_counter()
-                for number in range(size):
-                    await queue.put(BODY)
-                    if number % at_once == 0:
-                        await asyncio.sleep(0)
-                for delivery in await asyncio.gather(*tasks):
-                    await delivery.ack()
-                costs.append((perf_counter() - start) / size)
-            return costs
-
-    return asyncio.run(measure())
-
-
 # Messages --------------------------------------------------------------------------------------------------------
 
 
 def messages(setup: Setup) -> Iterator[Row]:
     sizes = (1_000, 10_000, 100_000, 1_000_000) if not setup.quick else (10, 100)
-    yield from _scaled(setup, "get with extended leases", "of them", sizes[: max(2, len(sizes) - 1)], _leased)
-    yield from _scaled(setup, "stats() of a queue whose messages are held in batches of ten", "held", sizes, _stats)
-    yield from _scaled(setup, "the first get after an opening", "delayed messages", sizes, _reopened)
-    yield from _scaled(setup, "a get that meets expired messages behind one that stays", "of them", sizes, _expired)
+    yield from scaled(setup, "get with extended leases", "of them", sizes[: max(2, len(sizes) - 1)], _leased)
+    yield from scaled(setup, "stats() of a queue whose messages are held in batches of ten", "held", sizes, _stats)
+    yield from scaled(setup, "the first get after an opening", "delayed messages", sizes, _reopened)
+    yield from scaled(setup, "a get that meets expired messages behind one that stays", "of them", sizes, _expired)
 
 
 def _leased(setup: Setup, path: Path, size: int) -> list[float]:
@@ -232,12 +146,146 @@ def _expired(setup: Setup, path: Path, size: int) -> list[float]:
     return costs
 
 
+# Acks in random order --------------------------------------------------------------------------------------------
+
+
+def acks(setup: Setup) -> Iterator[Row]:
+    sizes = (3_000, 30_000, 100_000) if not setup.quick else (100, 400)
+    found = []
+    for size in sizes:
+        with setup.scratch() as path:
+            found.append(_scattered(setup, path / "spool", size))
+    ack, longest, file = zip(*found, strict=True)
+    beside = "durable messages, half of them acked in random order"
+    yield grown("an ack until it is synced, on the clock", beside, sizes, "µs", ack)
+    yield grown("the longest durable put into another queue meanwhile", beside, sizes, "ms", longest)
+    yield grown("the log's file over what it needs then", beside, sizes, "x", file)
+
+
+def _scattered(setup: Setup, path: Path, size: int) -> tuple[list[float], list[float], list[float]]:
+    """Return what an ack takes, the longest put beside them, and the log's file over what a compaction leaves."""
+    order = Random(size)
+    ack, longest, file = [], [], []
+    for number in range(min(3, setup.few_rounds)):
+        with qflow.open(path.with_name(f"spool-{number}"), capacity_bytes=CAPACITY) as broker:
+            queue, other = broker.declare_queues(["q", "other"])
+            _fill(queue, size)
+            held = [queue.get() for _ in range(size)]
+            scattered = order.sample(held, size // 2)
+            start = perf_counter()
+            with _putting(other) as puts:
+                for delivery in scattered:
+                    delivery.ack()
+                queue.get_many(1, 0).ack(wait=True)
+                broker.engine.log.drain()
+            ack.append((perf_counter() - start) / len(scattered) * 1e6)
+            longest.append(max(puts) * 1e3)
+            compacted = broker.compact()
+            file.append(compacted.bytes_before / compacted.bytes_after)
+    return ack, longest, file
+
+
+def _fill(queue: qflow.Queue[int], size: int) -> None:
+    for start in range(0, size, BATCH):
+        queue.put_many([BODY] * min(BATCH, size - start))
+
+
+@contextmanager
+def _putting(queue: qflow.Queue[int]) -> Iterator[list[float]]:
+    """Put one message after the other in a thread; give the list of what each takes, in seconds."""
+    taken: list[float] = []
+    ended = threading.Event()
+
+    def put() -> None:
+        while not taken or not ended.is_set():
+            start = perf_counter()
+            queue.put(BODY)
+            taken.append(perf_counter() - start)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        ended.set()
+        thread.join()
+
+
+# Memory ----------------------------------------------------------------------------------------------------------
+
+
+def checks(setup: Setup) -> Iterator[Row]:
+    sizes = (10_000, 100_000, 400_000) if not setup.quick else (100, 1_000)
+    found = [_in_child(setup, "checked", size) for size in sizes]
+    beside = "durable messages, half of them held one by one"
+    for figure, unit in (("check()", "ms"), ("the longest put while it runs", "ms"), ("memory it takes", "MiB")):
+        yield grown(figure, beside, sizes, unit, [one[figure] for one in found])
+
+
+def bodies(setup: Setup) -> Iterator[Row]:
+    sizes = (4, 16, 64) if not setup.quick else (1, 2)
+    found = [_in_child(setup, "large", size * MIB) for size in sizes]
+    for call in ("put", "get"):
+        step = f"peak RssAnon in the {call} of a durable body through 64 MiB, over the body"
+        yield grown(step, "MiB", sizes, "x", [one[call] for one in found])
+
+
+def _in_child(setup: Setup, role: str, size: int) -> dict[str, list[float]]:
+    """Return each figure in some rounds, each in a process of its own."""
+    rounds = []
+    for _ in range(min(3, setup.few_rounds)):
+        with setup.scratch() as path:
+            rounds.append(children.run(role, path / "spool", size))
+    return {figure: [one[figure] for one in rounds] for figure in rounds[0]}
+
+
+def _checked(path: str, size_text: str) -> None:
+    size = int(size_text)
+    with qflow.open(path, capacity_bytes=CAPACITY) as broker:
+        queue, other = broker.declare_queues(["q", "other"])
+        _fill(queue, size)
+        held = [queue.get() for _ in range(size // 2)]
+        before, _ = children.memory_now()
+        watched = Sampler(lambda: 0)
+        with _putting(other) as puts, watched.running():
+            start = perf_counter()
+            problems = broker.check()
+            seconds = perf_counter() - start
+        if problems:
+            raise AssertionError(problems)
+        peak = watched.curves()["peak_anonymous"]
+        children.report(
+            {
+                "check()": seconds * 1e3,
+                "the longest put while it runs": max(puts) * 1e3,
+                "memory it takes": max(peak - before, 2**12) / MIB,
+            }
+        )
+        del held
+
+
+def _large(path: str, size_text: str) -> None:
+    size = int(size_text)
+    with qflow.open(path) as broker:
+        queue = broker.declare_queue("q", max_message_bytes=size)
+        before, _ = children.memory_now()
+        body = urandom(size)
+        putting, getting = Sampler(lambda: 0), Sampler(lambda: 0)
+        with putting.running():
+            queue.put(body)
+        del body
+        with getting.running():
+            queue.get().ack(wait=True)
+        peaks = {"put": putting, "get": getting}
+        children.report({call: (one.curves()["peak_anonymous"] - before) / size for call, one in peaks.items()})
+
+
 # Publishing ------------------------------------------------------------------------------------------------------
 
 
 def publishing(setup: Setup) -> Iterator[Row]:
     sizes = (10, 100, 1_000) if not setup.quick else (2, 4)
-    yield from _scaled(setup, "publish, 16 B, for each durable queue bound to the topic", "queues", sizes, _published)
+    yield from scaled(setup, "publish, 16 B, for each durable queue bound to the topic", "queues", sizes, _published)
 
 
 def _published(setup: Setup, path: Path, size: int) -> list[float]:
@@ -256,7 +304,11 @@ def _published(setup: Setup, path: Path, size: int) -> list[float]:
 
 WORKLOADS = [
     Workload("scale-queues", "a put, and an idle second, beside 10 to 10,000 queues", queues),
-    Workload("scale-waiters", "a message beside 1 to 256 producers at a limit, or up to 20,000 waiting tasks", waiters),
+    *scale_waiters.WORKLOADS,
     Workload("scale-messages", "gets and statistics beside up to a million messages that are not for them", messages),
+    Workload("scale-acks", "acks in random order of half of up to 100,000 messages: time, file, puts beside", acks),
+    Workload("scale-check", "`check()` over 10,000 to 400,000 messages: time, memory, and puts beside it", checks),
+    Workload("scale-bodies", "memory in the put and the get of a durable body of 4 to 64 MiB", bodies),
     Workload("scale-publish", "a publish, for each of 10 to 1,000 durable queues", publishing),
 ]
+ROLES: dict[str, Callable[..., None]] = {"checked": _checked, "large": _large}

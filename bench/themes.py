@@ -12,6 +12,7 @@ from bench import (
     durable,
     family,
     hot_path,
+    journaling,
     latency,
     memory,
     memory_shapes,
@@ -38,7 +39,7 @@ from bench.measure import Workload
 
 THEMES: dict[str, list[Workload]] = {
     "hot_path": hot_path.WORKLOADS,
-    "durable": [*durable.WORKLOADS, *acks.WORKLOADS, *threads.WORKLOADS],
+    "durable": [*durable.WORKLOADS, *journaling.WORKLOADS, *acks.WORKLOADS, *threads.WORKLOADS],
     "spill": [*spill.WORKLOADS, *stores.WORKLOADS, *satellite.WORKLOADS, *oscillation.WORKLOADS],
     "memory": [
         *memory.WORKLOADS,

@@ -189,7 +189,7 @@ class Broker:
         Raises:
             InvalidArgument: the topic is not valid, or has wildcards. All that `Queue.put` raises.
             ProducerBusy: another call was publishing the same number, and its outcome was not known in time.
-        Cost: transient 0.3 µs for each queue; durable a share of one commit.
+        Cost: transient 0.3 µs for each queue; durable a share of one commit, and 6 µs for each queue.
         """
         if headers is None and key is None and producer is None:
             quick = self.engine.routing.publish_quickly(topic, body)

@@ -34,6 +34,8 @@ MAX_PARTITIONS = 64
 LONGEST_S = 100 * 366 * 86_400.0
 """No time span is longer, so that a moment in milliseconds always fits."""
 SPILL_STORES = ("files", "segments")
+JOURNALS = ("auto", "off")
+MIN_JOURNAL_BYTES, MAX_JOURNAL_BYTES = 8 * 1024, 256 * 1024**2
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024**2
 
 
@@ -380,6 +382,8 @@ class BrokerSettings:
         max_mapped_segments: how many segments, of all queues, are mapped into memory for reading; 0 reads with `pread`.
         max_transaction_bytes: the most one `put_many` or transaction may hold.
         unsafe_filesystem: open a spool on a network file system all the same.
+        journal: `"auto"` confirms small commits by a journal before the log; `"off"` commits each to the log.
+        journal_bytes: size of the journal, which is written once when it is made.
     """
 
     capacity_bytes: int = _setting(parse_size, "64MiB")
@@ -388,11 +392,17 @@ class BrokerSettings:
     max_mapped_segments: int = _setting(partial(parse_count, least=0), 0)
     max_transaction_bytes: int = _setting(parse_size, "64MiB")
     unsafe_filesystem: bool = False
+    journal: str = "auto"
+    journal_bytes: int = _setting(parse_size, "4MiB")
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(BrokerSettings):
             if getattr(self, field.name) is None:
                 raise InvalidArgument(f"{field.name} of a broker must not be None")
+        if self.journal not in JOURNALS:
+            raise InvalidArgument(f'journal must be "auto" or "off", got {self.journal!r}')
+        if not MIN_JOURNAL_BYTES <= self.journal_bytes <= MAX_JOURNAL_BYTES:
+            raise InvalidArgument(f'journal_bytes must be from "8KiB" to "256MiB", got {self.journal_bytes} bytes')
         if self.spill not in SPILL_STORES:
             raise InvalidArgument(f'spill must be "files" or "segments", got {self.spill!r}')
         if not MIN_SEGMENT_BYTES <= self.segment_bytes <= MAX_SEGMENT_BYTES:

@@ -164,7 +164,7 @@ class Deliveries(Sequence[Delivery]):
     def __init__(self, settler: BatchSettler, segments: list[Segment]) -> None:
         self.settler: BatchSettler = settler
         self.segments: list[Segment] = segments
-        self.total: int = sum(len(segment.records) for segment in segments)
+        self.total: int = sum([len(segment.records) for segment in segments]) if segments else 0
         self.settled: set[int] | None = set()
         """Positions settled one by one; None once the batch is settled as a whole."""
         self.settled_bytes: int = 0

@@ -95,6 +95,7 @@ class Figures:
         return {
             "capacity_bytes": self._ledger.capacity,
             "commits_total": self._spool.log.commits,
+            "journal_records": self._spool.log.held_back,
             "unrouted_total": self._routing.unrouted,
             "streams": {stream.name: stream.stats() for stream in self._streams.all()},
             "duplicates_total": self._streams.producers.duplicates_total,

@@ -19,7 +19,8 @@ def open_broker(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) 
     Args:
         path: a directory; made with mode 0700 if missing. It may be an existing spool or empty.
         options: `capacity_bytes="64MiB"`, `spill="files"`, `segment_bytes="8MiB"`, `max_mapped_segments=0`,
-            `max_transaction_bytes="64MiB"`, `unsafe_filesystem=False`: see `qflow.BrokerOptions`.
+            `max_transaction_bytes="64MiB"`, `unsafe_filesystem=False`, `journal="auto"`, `journal_bytes="4MiB"`: see
+            `qflow.BrokerOptions`.
 
     Raises:
         SpoolInUse: another process owns it; nothing was touched.

@@ -53,8 +53,11 @@ class BrokerOptions(TypedDict, total=False):
     max_mapped_segments: how many segments of all queues are mapped into memory for reading at once, each with a file
         descriptor; 0 (the default) maps none and reads with `pread`, which was found as fast.
     max_transaction_bytes: the most one `put_many`, publish or transaction may hold; its commit has all of it in
-        memory; "64MiB".
+        memory, but for bodies of 64 KiB and more; "64MiB".
     unsafe_filesystem: accept a network file system, whose locks and syncs may not hold; False.
+    journal: `"auto"` (the default) confirms small commits by one write to a journal, which the log takes over within a
+        second; `"off"` commits each to the log, at twice the time.
+    journal_bytes: size of the journal, "8KiB" to "256MiB", all of it on the disk; "4MiB".
     """
 
     capacity_bytes: Size
@@ -63,6 +66,8 @@ class BrokerOptions(TypedDict, total=False):
     max_mapped_segments: int
     max_transaction_bytes: Size
     unsafe_filesystem: bool
+    journal: Literal["auto", "off"]
+    journal_bytes: Size
 
 
 class QueueChanges(TypedDict, Generic[Policy], total=False):

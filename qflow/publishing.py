@@ -14,7 +14,7 @@ from qflow.message import Headers, check_key
 from qflow.queues.queue import Queue
 from qflow.queues.registry import Queues
 from qflow.queues.together import Insert, Receipt, Together
-from qflow.routing import Claimed, Lots, PublishResult, Routing, duplicate_result, result_of
+from qflow.routing import Claimed, Lots, Outgoing, PublishResult, Routing, duplicate_result, result_of
 from qflow.spool import Spool
 from qflow.streams import publishing
 from qflow.streams.producers import Claim, Producers
@@ -138,18 +138,16 @@ class Publisher:
                 done.set_result(None)
             return partial(lots.results, sent)
         while True:
-            groups = [self.inserts_of(topic, body, headers, *key) for topic, body, *key in messages]
-            inserts = [insert for group in groups for insert in group]
+            out = self.outgoing_of(messages, headers)
             leavings: list[Any] = [] if claim is None else [Claimed(claim)]
             try:
-                receipts = iter(
-                    self._together.commit(inserts, leavings, timeout=timeout, wait=done is None, future=done)
+                receipts = self._together.commit(
+                    out.inserts, leavings, puts=out.puts, timeout=timeout, wait=done is None, future=done
                 )
             except (QueueDeleted, StreamDeleted):
                 self._routing.forget()
                 continue
-            found = [[next(receipts) for _ in group] for group in groups]
-            return lambda: [result_of(group) for group in found]
+            return partial(out.results, receipts)
 
     # Parts of it, for tasks and transactions ---------------------------------------------------------------------
 
@@ -167,10 +165,15 @@ class Publisher:
         self._spool.check_open()
         return self._routing.lots(messages, headers)
 
+    def outgoing_of(self, messages: list[Any], headers: Headers | None) -> Outgoing:
+        """Return what a publish puts where, some of it into queues."""
+        self._spool.check_open()
+        return self._routing.outgoing(messages, headers)
+
     def inserts_of(
         self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None
     ) -> list[Insert]:
-        """Return what a publish puts where."""
+        """Return what a publish in a transaction puts where."""
         self._spool.check_open()
         return self._routing.inserts(topic, body, headers, check_key(key))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, overload
 
@@ -20,7 +22,7 @@ from qflow.message import (
     with_prefix,
 )
 from qflow.queues.envelope import Envelope
-from qflow.queues.fan_out import put_into_all
+from qflow.queues.fan_out import FanOut, put_into_all
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue
 from qflow.queues.together import Insert, Receipt
@@ -33,6 +35,7 @@ from qflow.streams.topic_filter import CACHED_CHARACTERS, FilterTrie, check_filt
 
 ROUTES_KEPT = 4096
 """Topics whose route is remembered; with one more, remembering starts anew."""
+_TTL_S = attrgetter("context.settings.ttl_s")
 
 
 class _Places(NamedTuple):
@@ -85,6 +88,8 @@ class Route(NamedTuple):
     """In the order of their numbers."""
     streams: tuple[StreamLog, ...]
     prefix: bytes
+    fans_out: bool
+    """The queues are several, and durable."""
 
 
 class Routing:
@@ -147,7 +152,8 @@ class Routing:
         if known is not None:
             return known
         queues = tuple(sorted((queue.parts.puts for queue in self._trie.match(check_topic(topic))), key=_number))
-        route = Route(queues, self.streams.match(topic), topic_prefix(topic))
+        fans_out = len(queues) > 1 and all(queue.context.log is not None for queue in queues)
+        route = Route(queues, self.streams.match(topic), topic_prefix(topic), fans_out)
         if len(topic) <= CACHED_CHARACTERS:
             if len(routes) >= ROUTES_KEPT:
                 routes.clear()
@@ -168,16 +174,39 @@ class Routing:
 
     def publish_quickly(self, topic: str, body: Any) -> PublishResult | None:
         """Publish to queues that are not durable and take it at once; else None. Cost: 0.4 µs a queue."""
-        queues, streams, prefix = self.route(topic)
+        queues, streams, prefix, _ = self.route(topic)
         if not queues or streams or type(body) is not bytes:
             return None
         record = with_prefix(prefix, body)
         sequences = put_into_all(queues, record)
         return None if sequences is None else PublishResult({}, sequences)
 
+    def outgoing(self, messages: list[Any], headers: Headers | None) -> Outgoing:
+        """Return what a publish of (topic, body) or (topic, body, key) puts where."""
+        given = [(topic, body_bytes(body), check_key(key)) for topic, body, key in map(_parts, messages)]
+        route = self.route(given[0][0])
+        queues = route.queues
+        together = route.fans_out and all(self.route(topic).queues == queues for topic, _, _ in given)
+        if together and list(map(_TTL_S, queues)).count(None) == len(queues):
+            return self._fanned_out(given, headers, queues)
+        return Outgoing(None, [self.inserts(topic, body, headers, key) for topic, body, key in given])
+
+    def _fanned_out(self, given: list[Any], headers: Headers | None, queues: tuple[Puts, ...]) -> Outgoing:
+        """Return what a publish puts where, all of it into the same queues, in which nothing expires by itself."""
+        all_records: list[Record] = []
+        groups: list[list[Insert]] = []
+        for topic, body, key in given:
+            envelope = Envelope(0, self.route(topic).prefix)
+            if headers is not None or key is not None:
+                envelope = queues[0].envelope(headers, None, 0, None, None, None, (topic, key))
+            records = {envelope: [envelope.record(body)]}
+            all_records += records[envelope]
+            groups.append(self._into_streams(topic, body, headers, key, records))
+        return Outgoing(FanOut(queues, all_records), groups)
+
     def inserts(self, topic: str, body: Any, headers: Headers | None, key: bytes | None = None) -> list[Insert]:
         """Return what a publish puts where. Queues and streams that want the same bytes share them."""
-        queues, streams, prefix = self.route(topic)
+        queues, streams, prefix, _ = self.route(topic)
         body = body_bytes(body)
         if not queues and not streams:
             self.count_unrouted()
@@ -191,8 +220,21 @@ class Routing:
             if envelope not in records:
                 records[envelope] = [envelope.record(body)]
             inserts.append(Insert(queue, envelope.number, records[envelope]))
-        for stream in streams:
-            envelope = bare
+        return inserts + self._into_streams(topic, body, headers, key, records)
+
+    def _into_streams(
+        self,
+        topic: str,
+        body: bytes,
+        headers: Headers | None,
+        key: bytes | None,
+        records: dict[Envelope, list[Record]],
+    ) -> list[Insert]:
+        """Return what a publish puts into streams; `records` are those there are."""
+        route = self.route(topic)
+        inserts: list[Insert] = []
+        for stream in route.streams:
+            envelope = Envelope(0, route.prefix)
             if headers is not None or key is not None:
                 envelope = Envelope(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
             if envelope not in records:
@@ -212,9 +254,7 @@ class Routing:
         unrouted = 0
         prefixes: dict[bytes | None, bytes] = {}
         for message in messages:
-            if not isinstance(message, tuple | list) or not 2 <= len(message) <= 3:
-                raise InvalidArgument(f"publish_many takes (topic, body) or (topic, body, key), not {message!r}")
-            topic, body, key = message if len(message) == 3 else (*message, None)
+            topic, body, key = _parts(message)
             key = check_key(key)
             route = self.route(topic)
             if route.queues:
@@ -231,6 +271,28 @@ class Routing:
         """Count messages that nobody wants."""
         with self._lock:
             self.unrouted += messages
+
+
+class Outgoing:
+    """What a publish puts where, and what became of it."""
+
+    def __init__(self, fan: FanOut | None, groups: list[list[Insert]]) -> None:
+        """`groups`: of each message, what does not fan out."""
+        self.puts = [] if fan is None else [fan]
+        self._groups = groups
+
+    @property
+    def inserts(self) -> list[Insert]:
+        return [insert for group in self._groups for insert in group]
+
+    def results(self, receipts: Sequence[Receipt]) -> list[PublishResult]:
+        """Return where each message went, given the receipts of all inserts, once it is confirmed."""
+        left = iter(receipts)
+        fan = self.puts[0] if self.puts else None
+        return [
+            result_of(list(islice(left, len(group))), {} if fan is None else fan.sequences(index))
+            for index, group in enumerate(self._groups)
+        ]
 
 
 class Lots:
@@ -352,14 +414,21 @@ class PublishResults(Sequence[PublishResult]):
         return repr(list(self))
 
 
+def _parts(message: Any) -> tuple[Any, Any, Any]:
+    """Return topic, body and key of a message as it is given to a publish."""
+    if not isinstance(message, tuple | list) or not 2 <= len(message) <= 3:
+        raise InvalidArgument(f"publish_many takes (topic, body) or (topic, body, key), not {message!r}")
+    return (*message, None) if len(message) == 2 else (*message,)
+
+
 def _number(queue: Puts) -> int:
     return queue.owner
 
 
-def result_of(receipts: list[Receipt]) -> PublishResult:
-    """Return what a publish returns, given where its messages went."""
+def result_of(receipts: list[Receipt], sequences: dict[str, int | None] | None = None) -> PublishResult:
+    """Return what a publish returns, given where its messages went; `sequences`: those that are known."""
     offsets: dict[str, int] = {}
-    sequences: dict[str, int | None] = {}
+    sequences = {} if sequences is None else sequences
     partitions: dict[str, int] = {}
     for receipt in receipts:
         owner: Any = receipt.insert.queue

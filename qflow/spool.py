@@ -4,6 +4,7 @@ What lies in it:
 
     lock         the owner's lock
     log/         the transaction log: the truth; `log.new/`, `log.old/`: see `snapshots`
+    journal      small commits that are not in the log yet
     spill/       messages that do not fit in memory: a cache, renamed aside when the spool is opened
     wiping/      spill files of before, unlinked little by little
     cursors/     how far groups of readers outside have come; see `storage.groups`
@@ -11,7 +12,7 @@ What lies in it:
     stats.json   what the owner is doing, renewed each second
 
 Opening, in order, each step repeatable after a crash: lock (before anything is touched), log (created whole or not at
-all), rows read, `dirty` synced, spill set aside.
+all), journal carried over, rows read, `dirty` synced, spill set aside.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from qflow.stats import CompactionReport, Problems, RecoveryReport, SnapshotRepo
 from qflow.storage.environment import CannotGrow, Environment, log_errors
 from qflow.storage.files import Files, storage_error
 from qflow.storage.log import recovery, snapshots
+from qflow.storage.log.carrying import carry_over
 from qflow.storage.log.directory import check_log_directory
 from qflow.storage.log.ending import Piece, write_ending
 from qflow.storage.log.records import Records
@@ -113,12 +115,12 @@ class Spool:
             self._create_log()
             env = open_environment(self._log_path, self.files)
             undo.callback(env.close)
-            self.found = self._read(env)
+            self.found = self._read(env, undo)
             self._set_aside()
             self.uuid = self.found.uuid
             self._next_owner = self.found.next_owner
             self.note(self.found.problems)
-            self.log = TransactionLog(env, clock)
+            self.log = TransactionLog(env, clock, self._confirming)
             undo.callback(self.log.close)
             self.records = Records(self.log)
             self.store = self._spill_store()
@@ -141,12 +143,19 @@ class Spool:
         except OSError as error:
             raise storage_error(error, "create the log", self._log_path) from error
 
-    def _read(self, env: Environment) -> Recovery:
+    def _read(self, env: Environment, undo: ExitStack) -> Recovery:
         """Return what the log says, once it is marked as open."""
         env.catch_up()
         with env.reading() as txn:
+            uuid, clean = recovery.read_identity(txn, env.path)
+        journal_bytes = self.settings.journal_bytes if self.settings.journal == "auto" else 0
+        carried = carry_over(env, self.files, uuid, clean=clean, journal_bytes=journal_bytes)
+        self._confirming, self._replayed = carried.confirming, carried.records
+        undo.callback(self._confirming.close, failed=True)
+        with env.reading() as txn:
             seen = txn.id()
         found = recovery.read_log(env)
+        found.problems.extend(carried.problems)
         if not found.clean:
             found.problems.extend(recovery.check_last_commits(env, found))
         try:
@@ -198,6 +207,7 @@ class Spool:
             bytes=sum(row.bytes for record in records for row in (record.rows or {}).values()),
             quarantined_blocks=0,
             problems=(),
+            journal_records=self._replayed,
             seconds=time.perf_counter() - self._started,
         )
         del self.found

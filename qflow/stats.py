@@ -145,6 +145,9 @@ class BrokerStats:
     spilled_bytes: int
     messages: int
     commits_total: int
+    """Batches that were confirmed, by the journal or by a commit of the log."""
+    journal_records: int
+    """Batches that the journal has confirmed and the log does not hold yet."""
     unrouted_total: int
     """Published messages that no queue was bound for, and no stream takes."""
     queues: dict[str, QueueStats]
@@ -168,6 +171,8 @@ class RecoveryReport:
     problems: tuple[str, ...]
     """What was damaged, in words: the first 1,000 things, and a line that says how many more."""
     seconds: float
+    journal_records: int = 0
+    """Batches that were confirmed by the journal, and carried over from it into the log."""
 
 
 class Problems(list[str]):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import shutil
 import threading
+from pathlib import Path
 
 import qflow
 from qflow.queues import tending
 from qflow.stats import Problems
+from qflow.storage.log.journal import JOURNAL
 from qflow.streams.cursor import Cursor
 from qflow.streams.subscription import member_of
 from qflow.upkeep import Upkeep
@@ -21,6 +24,16 @@ def upkeep(broker: qflow.Broker) -> Upkeep:
 def maintenance(broker: qflow.Broker) -> threading.Thread:
     """Return the thread of maintenance."""
     return upkeep(broker)._thread
+
+
+def copy_as_killed(broker: qflow.Broker, path: Path) -> Path:
+    """Make a spool of what lies on the disk: what a kill would leave of the log, and of its journal."""
+    (path / "log").mkdir(parents=True, exist_ok=True)
+    journal = Path(broker.path) / JOURNAL
+    if journal.exists():
+        shutil.copy(journal, path / JOURNAL)
+    broker.engine.log._env.copy_to(str(path / "log"))
+    return path
 
 
 def still(broker: qflow.Broker) -> None:

@@ -104,6 +104,8 @@ def test_the_byte_layout_is_known_to_few() -> None:
         "qflow.storage.blocks",
         "qflow.storage.encoding",
         "qflow.storage.last_commit",
+        "qflow.storage.log.changes",
+        "qflow.storage.log.journal",
         "qflow.storage.log.keys",
         "qflow.storage.log.marks",
         "qflow.storage.topics.postings",

@@ -113,13 +113,21 @@ class ConsumerTasks:
             self._consumed.forget_consumer(self)
 
     async def _next(self) -> Delivery | None:
-        """Take the next message of the batch that all tasks share; None if it is gone."""
+        """Take the next message of the batch that all tasks share; None if it is gone.
+
+        A task that comes from a callback takes it at once. One that waits is woken when the one before has taken a
+        message, so no more are than there are messages, whatever their number; the first of them gets the next batch.
+        """
+        batch = self._batch
+        if batch is not None and self._index < batch.total:
+            return self._take(batch)
         async with self._turn:
-            if self._batch is None or self._index >= len(self._batch):
+            batch = self._batch
+            if batch is None or self._index >= batch.total:
                 self._batch = None
                 await asyncio.sleep(0)  # a callback that never waits must not starve other tasks
                 try:
-                    self._batch = await self._queue.collect(self._prefetch, None)
+                    self._batch = batch = await self._queue.collect(self._prefetch, None)
                 except (BrokerClosed, QueueDeleted):
                     raise
                 except Exception as error:
@@ -128,12 +136,15 @@ class ConsumerTasks:
                     return None
                 self._troubles.end()
                 self._index = 0
-            index, self._index = self._index, self._index + 1
-            try:
-                return self._consumed.leave_batch(self._batch, index)
-            except AlreadySettled:
-                self._batch = None  # it was held for too long: all of it went back
-                return None
+            return self._take(batch)
+
+    def _take(self, batch: Deliveries) -> Delivery | None:
+        index, self._index = self._index, self._index + 1
+        try:
+            return self._consumed.leave_batch(batch, index)
+        except AlreadySettled:
+            self._batch = None  # it was held for too long: all of it went back
+            return None
 
     async def _handle(self, delivery: Delivery) -> None:
         try:

@@ -159,12 +159,14 @@ class Waiter:
             self._timer = self._home.loop.call_later(max(0.0, seconds), self._resolve)
 
     def _resolve(self) -> None:
-        if self.future is not None and not self.future.done():
-            self.future.set_result(None)
+        future = self.future
+        if future is not None and not future.done():
+            future.set_result(None)
 
-    async def wait(self) -> None:
-        """Return when woken; raise `error` if it is set. Called before the loop can run a wake-up."""
+    async def wait(self, seconds: float = FOREVER) -> None:
+        """Return when woken, or after so long; raise `error` if it is set. Called before the loop can run a wake-up."""
         self.future = self._home.loop.create_future()
+        self.arm(seconds)
         try:
             await self.future
         finally:
@@ -269,13 +271,15 @@ async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], o
     try:
         while True:
             waiter = Waiter(home)
-            wait_s = in_place(partial(step, waiter.wake, may_work=False))
-            if wait_s is None:
-                return
-            if wait_s == WORK:
-                worker.begin(partial(_work, home, step, waiter))
-            else:
-                waiter.arm(wait_s)
+            while (wait_s := in_place(partial(step, waiter.wake, may_work=False))) != WORK:
+                if wait_s is None:
+                    return
+                if wait_s == FOREVER:
+                    waiter.future = home.loop.create_future()
+                    await waiter.future  # as `wait` would, without a coroutine: thousands may be here
+                else:
+                    await waiter.wait(wait_s)
+            worker.begin(partial(_work, home, step, waiter))
             await waiter.wait()
     except BaseException:
         in_place(give_up)

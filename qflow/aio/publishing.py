@@ -118,15 +118,14 @@ class AsyncPublishing:
                 await home.confirmed(sent.request)
             return lots.results(sent)
         while True:
-            groups = [publisher.inserts_of(topic, body, headers, *key) for topic, body, *key in messages]
-            steps = [step for group in groups for step in group]
+            out = publisher.outgoing_of(messages, headers)
             leavings: list[Any] = [] if claim is None else [Claimed(claim)]
             try:
-                places = iter(await self._together.commit(steps, leavings))
+                receipts = await self._together.commit(out.inserts, leavings, puts=out.puts)
             except (QueueDeleted, StreamDeleted):
                 await asyncio.sleep(0)
                 continue
-            return [publisher.result_of([next(places) for _ in group]) for group in groups]
+            return out.results(receipts)
 
     async def _reserve(self, home: Home, sending: Sending) -> None:
         room = sending.room

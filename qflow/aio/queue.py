@@ -97,7 +97,7 @@ class AsyncQueue(Generic[Placed]):
                 if sequence is not None:
                     return sequence
             put = puts.draft([body], True, 0)
-            if puts.enter_at_once(put):
+            if not puts.admission.line and puts.enter_at_once(put):
                 if put.lane.is_logged:
                     await self._homes.here().confirmed(put)
                 return put.first
@@ -210,15 +210,19 @@ class AsyncQueue(Generic[Placed]):
 
         Cancelled, it takes nothing: a message it may have acquired goes back to its place, not counted as delivered.
         Waiting tasks are served first come, first served, and before waiting threads.
-        Cost: 0.8 µs in memory, without suspending; 15 µs to wait for a task that puts.
+        Cost: 0.8 µs in memory, without suspending; 8 µs to wait for a task that puts, however many wait.
         """
         delivery = self._gets.get_at_once()
         if delivery is not None:
             return AsyncDelivery(delivery, self._work)
-        delivery = await self._work.get_one(timeout_s)
-        if delivery is None:
+        home = self._homes.here()
+        getting = self._gets.begin(1, timeout_s, single=True)
+        await attend(home, self._worker, getting.step, getting.give_up)
+        if self._gets.context.settings.max_deliveries is not None:
+            await self._work.log_attempts(home, getting)
+        if getting.delivery is None:
             raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
-        return AsyncDelivery(delivery, self._work)
+        return AsyncDelivery(getting.delivery, self._work)
 
     async def get_nowait(self) -> AsyncDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""

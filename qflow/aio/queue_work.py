@@ -7,7 +7,7 @@ from functools import partial
 from qflow.aio.loops import Home, Homes, Worker, attend
 from qflow.delivery import Deliveries, Delivery
 from qflow.memory.waiting import in_place
-from qflow.queues.gets import Getting
+from qflow.queues.getting import Getting
 from qflow.queues.queue import Queue
 
 
@@ -31,19 +31,11 @@ class QueueWork:
         home = self._homes.here()
         getting = self._gets.begin(most, timeout_s)
         await attend(home, self._worker, getting.step, getting.give_up)
-        await self._log_attempts(home, getting)
+        await self.log_attempts(home, getting)
         return getting.batch
 
-    async def get_one(self, timeout_s: float | None) -> Delivery | None:
-        """Acquire one message, waiting for it; None if none came up in time."""
-        home = self._homes.here()
-        getting = self._gets.begin(1, timeout_s, single=True)
-        await attend(home, self._worker, getting.step, getting.give_up)
-        if self.queue.settings.max_deliveries is not None:
-            await self._log_attempts(home, getting)
-        return getting.delivery
-
-    async def _log_attempts(self, home: Home, getting: Getting) -> None:
+    async def log_attempts(self, home: Home, getting: Getting) -> None:
+        """Have it in the log that messages are delivered a second time, before they are; see `Gets`."""
         try:
             joined = self._gets.join_attempts(getting.batch)
             if joined is not None:

@@ -16,6 +16,7 @@ from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.options import Body, Key, Moment, PutOptions
 from qflow.queues.exits import Leaving
+from qflow.queues.fan_out import FanOut
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue
@@ -28,6 +29,7 @@ from qflow.queues.together import (
     draft_together,
     of_one_party,
     reserve_at_once,
+    reserve_fan,
 )
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
@@ -46,7 +48,12 @@ class AsyncTogether:
         self._worker = worker
 
     async def commit(
-        self, inserts: Iterable[Insert], leavings: list[Leaving], timeout: float | None = None
+        self,
+        inserts: Iterable[Insert],
+        leavings: list[Leaving],
+        timeout: float | None = None,
+        *,
+        puts: Iterable[FanOut] = (),
     ) -> list[Receipt]:
         """Put all inserts and settle what is leaving in one commit; see `Together.commit`.
 
@@ -56,9 +63,13 @@ class AsyncTogether:
         home = self._homes.here()
         together = self._together
         receipts, lanes = by_lane(inserts)
-        assembly = Assembly(leavings)
+        assembly = Assembly(leavings, puts)
         ends = None if timeout is None else home.loop.time() + timeout
         try:
+            for fan in assembly.fans:
+                while (receipt := in_place(partial(reserve_fan, fan))) is not None:
+                    left = None if ends is None else max(0.0, ends - home.loop.time())
+                    await self._prepare([receipt], left, assembly)
             start = 0
             while start < len(lanes):
                 start = in_place(partial(reserve_at_once, lanes, start, assembly))

@@ -61,7 +61,7 @@ class Flow:
         settings = attrs.evolve(
             settings, limit_messages=_half(settings.limit_messages), limit_bytes=_half(settings.limit_bytes)
         )
-        self._lines = Lines(STDIN, "stdin", delimiter, settings, stop)
+        self._lines = Lines(STDIN, "stdin", delimiter, settings, stop, self._capacity)
 
     @property
     def input_ended(self) -> bool:

@@ -11,6 +11,7 @@ import click
 from qflow.cli.stop import Stop
 from qflow.config import QueueSettings
 from qflow.errors import MessageTooLarge, StorageError
+from qflow.message import OVERHEAD_BYTES
 
 READ_BYTES = 1024 * 1024
 """The most bytes read before their lines are returned."""
@@ -28,19 +29,31 @@ class Lines:
         delimiter: ends a line.
         settings: of the queue for the lines; a line must fit into a message, a batch below the limits.
         stop: ends the iteration early, perhaps in the middle of a line, which is then left out.
+        capacity: memory of who gets them, in bytes; a batch takes a quarter of it at most, or is a single line: a
+            larger one would go through the spill store, line by line.
 
     Raises:
         MessageTooLarge: a line is too long. All lines before it were returned.
         StorageError: the descriptor cannot be read.
     """
 
-    def __init__(self, descriptor: int, name: str, delimiter: bytes, settings: QueueSettings, stop: Stop) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        name: str,
+        delimiter: bytes,
+        settings: QueueSettings,
+        stop: Stop,
+        capacity: int = 64 * 2**20,
+    ) -> None:
         self._descriptor = descriptor
         self._name = name
         self._delimiter = delimiter
         self._max_bytes = settings.max_message_bytes
-        self._batch_lines = min(BATCH_LINES, settings.limit_messages or BATCH_LINES)
-        self._batch_bytes = min(READ_BYTES, settings.limit_bytes or READ_BYTES)
+        share = capacity // 8  # one for the lines, and one for what each is charged besides
+        most_lines, most_bytes = max(1, share // OVERHEAD_BYTES), max(1, share)
+        self._batch_lines = min(BATCH_LINES, most_lines, settings.limit_messages or BATCH_LINES)
+        self._batch_bytes = min(READ_BYTES, most_bytes, settings.limit_bytes or READ_BYTES)
         self._stop = stop
         self.at_end = False
         """The input has ended."""

@@ -217,7 +217,7 @@ def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, pub
     while True:
         with owned(spool, capacity, None if batches is None or body is not None else stop) as broker:
             if batches is None:
-                lines = Lines(STDIN, "stdin", delimiter, _settings(broker), stop)
+                lines = Lines(STDIN, "stdin", delimiter, _settings(broker), stop, capacity)
                 batches = iter(lines)
             for batch in batches:
                 publisher.publish(broker, batch)

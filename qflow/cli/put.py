@@ -62,12 +62,12 @@ class Source:
         self._stop = stop
         self._progress = progress
 
-    def batches(self, settings: QueueSettings) -> Iterator[list[bytes]]:
+    def batches(self, settings: QueueSettings, capacity: int) -> Iterator[list[bytes]]:
         """Yield batches; asking for the next one confirms the one before."""
         for path in self._files:
             name = "stdin" if path == STDIN else str(path)
             with _opened(path) as descriptor:
-                lines = Lines(descriptor, name, self._delimiter, settings, self._stop)
+                lines = Lines(descriptor, name, self._delimiter, settings, self._stop, capacity)
                 size = os.fstat(descriptor).st_size or None  # not known of a pipe
                 task = None if self._progress is None else self._progress.add_task(facts.readable(name), total=size)
                 for batch in lines:
@@ -126,8 +126,9 @@ def _put(spool: Path, capacity: int, source: Source, tally: Tally, stop: Stop) -
     while True:
         with owned(spool, capacity, None if batches is None else stop) as broker:
             queue = queue_to_fill(broker, tally.queue)
-            batches = batches or source.batches(queue.settings)
-            room = min(capacity, queue.settings.capacity_bytes or capacity) // 2
+            memory = min(capacity, queue.settings.capacity_bytes or capacity)
+            batches = batches or source.batches(queue.settings, memory)
+            room = memory // 2
             for batch in batches:
                 tally.count(queue.put_many(batch, timeout_s=ROOM_S), batch)
                 room -= charge(batch)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def stats(spool: Path, as_json: bool) -> int:
     """Show the queues and streams of a spool.
 
-    The first tables come from the log and are exact. The last one shows what the owner, if there is one, wrote
-    last; it writes once a second. Exits with 1 if the log contradicts itself.
+    The first tables come from the log and its journal, and are exact. The last one shows what the owner, if there
+    is one, wrote last; it writes once a second. Exits with 1 if the log contradicts itself.
     """
     from qflow import inspect
 

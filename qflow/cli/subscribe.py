@@ -19,6 +19,7 @@ from qflow.cli.start import START_HELP, date_meant, parse_start
 from qflow.cli.stop import Stop, Stopped
 from qflow.cli.writer import Writer
 from qflow.errors import InvalidArgument
+from qflow.streams.topic_filter import may_meet
 
 if TYPE_CHECKING:
     from qflow import StreamMessage
@@ -83,6 +84,7 @@ def subscribe(
             with inspect.read_stream(
                 spool, stream, topic_filter, partition=partition, start=start, on_gap=gaps.note
             ) as reader:
+                _tell_if_apart(reader, topic_filter)
                 writer = Writer(STDOUT, delimiter, stop)
                 lines_of = _LINES[form]
                 for batch in _up_to(_batches(reader, writer, stop if follow else None, gaps), limit):
@@ -92,6 +94,14 @@ def subscribe(
         except InvalidArgument as error:
             raise InvalidArgument(f"{error}{date_meant(start)}") from error
         return Exit.DIFFERS if gaps.damaged else Exit.FINE
+
+
+def _tell_if_apart(reader: StreamReader, topic_filter: str) -> None:
+    """Say on stderr if nothing that the stream takes can match a filter: it may have older messages that do."""
+    if not any(may_meet(topic_filter, topics) for topics in reader.topics):
+        name, wanted = facts.readable(reader.name), facts.readable(topic_filter)
+        takes = " ".join(map(facts.readable, reader.topics))
+        click.echo(f"qflow: stream {name} takes {takes}, of which {wanted} matches nothing", err=True)
 
 
 class _Gaps:

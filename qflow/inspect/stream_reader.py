@@ -81,6 +81,7 @@ class StreamReader:
         try:
             record = self._stream(self._opened.found, stream)
             self.name = stream
+            self.topics: list[str] = record.settings["topics"]
             self._owner = record.owner
             self._interest = Interest(topic_filter, record.owner, _leave_to_check)
             self._positions = self._starts(record, partition, start)

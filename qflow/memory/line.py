@@ -103,7 +103,8 @@ class Line(threading.Condition):
 
     def notify(self, n: int = 1) -> None:
         """Wake `n` of those who wait, watchers first."""
-        while n > 0 and (self._fresh or self._back):
+        fresh = self._fresh
+        while n > 0 and (fresh or self._back):
             n -= 1
             self._pop()()
         if n > 0:

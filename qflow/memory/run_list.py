@@ -36,10 +36,14 @@ def _key(run: Run) -> int:
 class RunList:
     """See the module. Cost: O(1) a message at both ends, O(log runs) for all else."""
 
+    __slots__ = ("_runs", "head", "next", "number", "open", "tail")
+
     def __init__(self, first: int = 0) -> None:
         self.next = first
         """The sequence the next appended record gets, if none is skipped."""
         self.open = Run(first)
+        self.tail = self.open.records
+        """The records of that: what a put touches besides lies near it, for with many queues that is what it costs."""
         self.head = self.open
         self.number = lane_of(first)
         """Of its lane."""
@@ -54,7 +58,7 @@ class RunList:
         """
         if first != self.next or count >= OWN_RUN:
             self.renew_open(first)
-        return self.open.records
+        return self.tail
 
     def add(self, run: Run) -> None:
         """Put a run in its place, joined with neighbours where that makes one run of two."""
@@ -245,7 +249,8 @@ class RunList:
         dropped = list(self)
         self._runs.clear()
         self.next = max(self.next, end)
-        self.open = self.head = Run(self.next)
+        self.open = self.head = fresh = Run(self.next)
+        self.tail = fresh.records
         return dropped
 
     # Looking -----------------------------------------------------------------------------------------------------
@@ -276,6 +281,8 @@ class RunList:
             last, last_key = max(last, run.stop), run.key
         if self.open.place is not Place.RESIDENT or self.open.claim is not None or self.open.stop != self.next:
             problems.append(f"the open run {self.open!r} does not end at {self.next}")
+        if self.tail is not self.open.records:
+            problems.append(f"what is put goes elsewhere than into the open run {self.open!r}")
         return problems
 
     # Inside ------------------------------------------------------------------------------------------------------
@@ -289,7 +296,7 @@ class RunList:
             self._runs.add(tail)
         elif self.head is tail:
             self.head = fresh
-        self.open = fresh
+        self.open, self.tail = fresh, fresh.records
 
     def _rank(self, sequence: int) -> int:
         """Return how many runs lie before `sequence`, which is in none of them."""

@@ -25,25 +25,16 @@ from bisect import bisect, bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.delivery import Segment
 from qflow.memory.chunk import CHUNK_BYTES, SEQUENCE_BYTES, Chunk, Unpacked
 from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, count_back, cut, joined, marks_of, weight
-from qflow.memory.shelves import Shelf, Shelves
+from qflow.memory.shelves import Shelf, Shelves, Whereabouts
 from qflow.message import OVERHEAD_BYTES, lowest_by_lane
 
 _FREED_BYTES = OVERHEAD_BYTES - SEQUENCE_BYTES
 _bound = attrgetter("bound")
-
-
-class Tally(NamedTuple):
-    """How many messages are where, and their bytes."""
-
-    resident_messages: int
-    resident_bytes: int
-    spilled_messages: int
-    spilled_bytes: int
 
 
 class Schedule(Shelves):
@@ -207,6 +198,11 @@ class Schedule(Shelves):
 
     # Restoring ---------------------------------------------------------------------------------------------------
 
+    @property
+    def next_away(self) -> Chunk | None:
+        """The spilled chunk that may hold the next due message."""
+        return self._spilled[0] if self._spilled else None
+
     def claim_next(self, claim: object, now_ms: int) -> Chunk | None:
         """Claim the spilled chunk that may hold the next due message, if nothing in memory comes before it.
 
@@ -214,10 +210,8 @@ class Schedule(Shelves):
             None too if somebody else has claimed it.
         """
         assert claim not in self._claims
-        if not self._spilled:
-            return None
-        chunk = self._spilled[0]
-        if chunk.bound[0] > now_ms or chunk.claim is not None or self._resident_before(chunk.bound):
+        chunk = self.next_away
+        if chunk is None or chunk.bound[0] > now_ms or chunk.claim is not None or self._resident_before(chunk.bound):
             return None
         # No call from here on.
         chunk.claim = claim
@@ -308,11 +302,11 @@ class Schedule(Shelves):
         overhead = self.overhead_bytes
         return self._bytes + OVERHEAD_BYTES * self._messages + overhead
 
-    def tally(self) -> Tally:
+    def tally(self) -> Whereabouts:
         """Count messages and their bytes. Cost: O(1)."""
         if self.incoming:
             self._settle()
-        return Tally(self._messages, self._bytes, self._spilled_messages, self._spilled_bytes)
+        return Whereabouts(self._messages, self._bytes, self._spilled_messages, self._spilled_bytes)
 
     def next_due_ms(self) -> int | None:
         """Return when the next message is due at the earliest; None if there is none. Cost: O(claims)."""

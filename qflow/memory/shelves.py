@@ -36,6 +36,15 @@ GROUP_WORTH = 16
 """Messages that it takes as long to look at as at the group they are in."""
 
 
+class Whereabouts(NamedTuple):
+    """How many messages are where, and their bytes."""
+
+    resident_messages: int
+    resident_bytes: int
+    spilled_messages: int
+    spilled_bytes: int
+
+
 class Seen(NamedTuple):
     """What a check has found on a shelf."""
 

@@ -261,6 +261,11 @@ def is_inside() -> bool:
     return get_ident() in _shelter.inside
 
 
+def is_main() -> bool:
+    """The calling thread is the one that runs signal handlers."""
+    return get_ident() == _shelter.main
+
+
 def refuse_finalizer() -> None:
     """Refuse what a finalizer asks for that was run in the middle of a call of this thread. Cost: 0.1 µs a frame.
 
@@ -316,6 +321,7 @@ __all__ = [
     "collecting",
     "in_place",
     "is_inside",
+    "is_main",
     "refuse_finalizer",
     "shelter",
     "shelter_made",

@@ -52,6 +52,8 @@ class Shared(NamedTuple):
 class Context:
     """See the module. `settings` and `ended` change under the lock."""
 
+    __slots__ = ("clock", "ended", "lock", "log", "monotonic", "name", "owner", "settings", "shared")
+
     def __init__(
         self, name: str, owner: int, settings: QueueSettings, shared: Shared, log: TransactionLog | None
     ) -> None:

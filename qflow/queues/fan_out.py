@@ -1,13 +1,19 @@
-"""One message into several queues that all take it at once."""
+"""The same messages into several queues: without a commit where all take them at once, or in one commit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+from qflow.memory.gate import ALWAYS
+from qflow.memory.run_list import OWN_RUN
 from qflow.memory.waiting import collecting, shelter, straight
-from qflow.message import OVERHEAD_BYTES, Message
+from qflow.message import OVERHEAD_BYTES, Message, Record, is_plain
 from qflow.queues.puts import Puts
+from qflow.storage.log.calls import Calls
+from qflow.storage.log.lane import Lane
+from qflow.storage.log.spread import Spread
 
 MOST_AT_ONCE = 64
 """Queues that a message is put into at once: their locks are held together."""
@@ -32,7 +38,7 @@ def put_into_all(queues: Sequence[Puts], record: Message) -> dict[str, int | Non
         with context.lock:  # a straight line; see `waiting`
             used = gate.used + cost
             if used <= gate.ceiling and cost <= gate.largest and not (gate.getters or "a" in collecting):
-                tail = runs.open.records
+                tail = runs.tail
                 sequence = runs.next
                 gate.used = used
                 runs.next = sequence + 1
@@ -59,7 +65,114 @@ def _put_into(queues: Sequence[Puts], index: int, record: Message, sequences: di
         sequences[queue.name] = sequence = runs.next
         gate.used += cost
         runs.next = sequence + 1
-        runs.open.records.append(record)
+        runs.tail.append(record)
         if gate.getters:
             gate.arrived.notify()
         return True
+
+
+class Fanned:
+    """What becomes of messages in the queues they fan out into; for the log, the publisher of spreads.
+
+    Each step under the lock of one queue. Cost: 1 µs a queue.
+    """
+
+    def publish_all(
+        self, lanes: Sequence[Lane], firsts: Sequence[int], records: list[Record], puts: int, call: Calls
+    ) -> None:
+        """See `SpreadPublisher`. What `Puts.publish` does, in a straight line where nobody waits for it."""
+        messages, size = len(records), sum(map(len, records))
+        charged = size + OVERHEAD_BYTES * messages
+        for lane, first in zip(lanes, firsts, strict=True):
+            queue: Any = lane.publisher
+            gate = queue.gate
+            with queue.context.lock:
+                runs = queue.lanes.runs
+                if gate.passing >= 0 and not gate.getters and runs.next == first and messages < OWN_RUN:
+                    admission = queue.admission
+                    runs.tail += records
+                    runs.next = first + messages
+                    queue.lanes.message_bytes += size
+                    gate.incoming -= charged
+                    admission.pending -= puts
+                    admission.pending_messages -= messages
+                    admission.pending_bytes -= size
+                    if gate.used + charged > gate.passing:
+                        gate.borrow_ahead(charged)
+                    continue
+            call(queue.publish, first, records, size, puts)
+
+    def refused(self, spread: Spread) -> None:
+        """See `SpreadPublisher`."""
+        while (done := spread.returned) < len(spread.lanes):
+            queue: Any = spread.lanes[done].publisher
+            with queue.context.lock:
+                if spread.returned == done:
+                    spread.returned = done + 1
+                    queue.admission.take_back(len(spread.records), spread.size, spread.charged)
+
+
+_fanned = Fanned()
+
+
+class FanOut:
+    """Messages for several durable queues, on their way: room is reserved in one after the other, and they go together.
+
+    They neither expire nor are delayed. Cost: 0.5 µs a queue.
+    """
+
+    __slots__ = ("_largest", "_left", "others", "queues", "spread")
+
+    def __init__(self, queues: Sequence[Puts], records: list[Record]) -> None:
+        """Queues in the order of their numbers."""
+        sizes = list(map(len, records))
+        charged = sum(sizes) + OVERHEAD_BYTES * len(records)
+        self.spread = Spread(records, sizes, is_plain(records), charged, _fanned)
+        self.queues = queues
+        self.others: dict[Puts, Any] = {}
+        """The receipts of those that had no room at once, and went the long way; see `Together`."""
+        self._left = iter(queues)
+        self._largest = max(sizes) + OVERHEAD_BYTES
+        if len(sizes) > 1 and self.spread.size > queues[0].context.shared.max_transaction_bytes:
+            self._largest = ALWAYS  # the long way says what is wrong
+
+    def reserve(self) -> Puts | None:
+        """Reserve room in the queues that are left, up to the first that has none at once; return that one."""
+        spread, largest = self.spread, self._largest
+        messages, size, charged, lanes = len(spread.records), spread.size, spread.charged, spread.lanes
+        for queue in self._left:
+            gate, admission = queue.gate, queue.admission
+            with queue.context.lock:
+                used = gate.used + charged
+                if largest <= gate.largest:
+                    if used <= gate.passing:
+                        gate.used = used
+                        gate.incoming += charged
+                        admission.pending += 1
+                        admission.pending_messages += messages
+                        admission.pending_bytes += size
+                        lanes.append(queue.lane)
+                        continue
+                    if admission.reserve(1, messages, size, charged):
+                        lanes.append(queue.lane)
+                        continue
+            return queue
+        return None
+
+    def check_not_deleted(self) -> None:
+        """Refuse to go on if one of the queues was deleted since room in it was reserved, perhaps long ago."""
+        for queue in self.queues:
+            if queue.context.ended is not None:
+                queue.context.check_not_deleted()
+
+    def sequences(self, index: int) -> dict[str, int | None]:
+        """Return the sequence of one of the messages in each queue, by name; None where it was turned away."""
+        firsts, others = self.spread.firsts, self.others
+        if not others:
+            found = map(firsts.__getitem__, self.spread.lanes)
+            return {queue.name: first + index for queue, first in zip(self.queues, found, strict=True)}
+        sequences: dict[str, int | None] = {}
+        for queue in self.queues:
+            first = others[queue].first if queue in others else firsts[queue.lane]
+            sequences[queue.name] = None if first is None else first + index
+        return sequences

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from qflow.delivery import ONE_ATTEMPT, Segment
 from qflow.memory.chunk import Chunk, index_charge
-from qflow.memory.gate import Gate
+from qflow.memory.gate import ENDED, Gate
 from qflow.memory.group import Group, marks_of
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
@@ -32,7 +32,7 @@ from qflow.message import (
     lane_of,
 )
 from qflow.queues.context import Context
-from qflow.storage.log.batch import Publisher
+from qflow.storage.log.lane import Publisher
 from qflow.storage.log.rows import Row, Settled, new_row, purged_row
 from qflow.storage.log.transaction_log import Lane
 
@@ -46,6 +46,11 @@ COUNTED = "messages may have been delivered too often"
 
 class Lanes:
     """See the module."""
+
+    __slots__ = (
+        "_publisher", "_unlogged", "acked", "closed", "context", "front", "front_number", "gate", "gone", "lists",
+        "logged", "looked", "message_bytes", "purged_below", "ranked", "runs", "schedules", "skipped",
+    )  # fmt: skip
 
     def __init__(self, context: Context, gate: Gate) -> None:
         self.context = context
@@ -67,8 +72,10 @@ class Lanes:
         self.purged_below: dict[int, int] = {}
         self.closed: set[str] = set()
         """Why a message may not be handed out before it was looked at: it may be late, or early."""
+        self.looked = NOWHERE
+        """The lane the next message comes from, if there is nothing but that message to look at."""
         self.front = NOWHERE
-        """The lane a fast get takes from."""
+        """The same, where nothing closes it: a fast get takes from it."""
         self.front_number = 0
 
     def open_all(self, rows: dict[int, Row] | None, publisher: Publisher) -> None:
@@ -158,12 +165,12 @@ class Lanes:
 
     def must_look(self) -> bool:
         """Tell whether a message may not be handed out before it was looked at."""
-        if not self.schedules:
-            return bool(self.closed)
-        return (
-            bool(self.closed)
-            or any(schedule.messages for schedule in self.schedules.values())
-            or any(not self.lists[number].settle_head().spent for number in self.schedules if number >= DELAYED)
+        return bool(self.closed) or self._has_scheduled()
+
+    def _has_scheduled(self) -> bool:
+        """Tell whether the next message may come from a schedule."""
+        return any(schedule.messages for schedule in self.schedules.values()) or any(
+            not self.lists[number].settle_head().spent for number in self.schedules if number >= DELAYED
         )
 
     @property
@@ -175,14 +182,14 @@ class Lanes:
     def refresh(self) -> None:
         """After a change of what may pass at once: compute the gate's numbers and the front."""
         self.gate.refresh()
-        if self.gate.slack or self.must_look():
-            self.front, self.front_number = NOWHERE, 0  # getters go the long way
-        elif self.front is NOWHERE:
+        if self.gate.slack or ENDED in self.closed or self._has_scheduled():
+            self.front, self.looked, self.front_number = NOWHERE, NOWHERE, 0  # getters go the long way
+        else:
             self._choose_front()
 
     def renew_front(self) -> None:
         """After messages came or went that are not the last of the lowest priority: take from where they are."""
-        if self.front is not NOWHERE:
+        if self.looked is not NOWHERE:
             self._choose_front()
 
     def _choose_front(self) -> None:
@@ -190,8 +197,8 @@ class Lanes:
         for runs in self.ranked:
             head = runs.head
             if head.records or runs is self.runs or (head is not runs.open and runs.settle_head().waiting):
-                self.front = runs
-                self.front_number = runs.number
+                self.looked, self.front_number = runs, runs.number
+                self.front = NOWHERE if self.closed else runs
                 return
 
     def note_times(self, records: list[Record]) -> None:

@@ -91,6 +91,11 @@ class Leases:
         if late:
             self.claims.take_back(late)
 
+    @property
+    def remembers(self) -> bool:
+        """Something was held first when maintenance looked."""
+        return self._oldest[0] is not None
+
     def note_oldest(self) -> None:
         """Note what is held first, and since when at the latest."""
         first = self._held.first()

@@ -6,7 +6,7 @@ from typing import Any
 
 from qflow.delivery import ONE_ATTEMPT
 from qflow.memory.run import Place
-from qflow.memory.schedule import Tally
+from qflow.memory.shelves import Whereabouts
 from qflow.memory.waiting import sheltered
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues.exits import Fate, weigh
@@ -30,7 +30,7 @@ def stats(queue: Parts) -> QueueStats:
         totals = _totals(queue)
     acquired_bytes = sum(len(one.record) for one in singles) + sum(one.left_size()[1] for one in batches)
     acquired_bytes += weigh(leaving)[1]
-    delayed = Tally(*map(sum, zip(Tally(0, 0, 0, 0), *schedules.values(), strict=True)))
+    delayed = Whereabouts(*map(sum, zip(Whereabouts(0, 0, 0, 0), *schedules.values(), strict=True)))
     counts = {
         place: (sum(count for count, _ in each), sum(size for _, size in each)) for place, each in tallies.items()
     }

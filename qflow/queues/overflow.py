@@ -40,8 +40,14 @@ class Depth(NamedTuple):
 
 def decide(settings: QueueSettings, depth: Depth, arriving: Depth) -> Decision:
     """Decide about messages that arrive at a queue of this depth."""
-    over = excess(settings, depth, arriving)
-    return Decision.ADMIT if over.messages <= 0 and over.bytes <= 0 else AT_LIMIT[settings.on_overflow]
+    fits = may_hold(settings, depth.messages + arriving.messages, depth.bytes + arriving.bytes)
+    return Decision.ADMIT if fits else AT_LIMIT[settings.on_overflow]
+
+
+def may_hold(settings: QueueSettings, messages: int, size: int) -> bool:
+    """Tell whether so many messages, of so many bytes together, are within the limits."""
+    most_messages, most_bytes = settings.limit_messages, settings.limit_bytes
+    return (most_messages is None or messages <= most_messages) and (most_bytes is None or size <= most_bytes)
 
 
 def excess(settings: QueueSettings, depth: Depth, arriving: Depth) -> Depth:
@@ -59,18 +65,18 @@ def may_resume(settings: QueueSettings, depth: Depth) -> bool:
     return (messages is None or depth.messages <= messages * ratio) and (size is None or depth.bytes <= size * ratio)
 
 
-def check_can_ever_fit(name: str, settings: QueueSettings, arriving: Depth) -> None:
-    """Refuse what would wait for ever.
+def check_can_ever_fit(name: str, settings: QueueSettings, messages: int, size: int) -> None:
+    """Refuse messages of `size` bytes together that would wait for ever.
 
     Raises:
         InvalidArgument: even the empty queue would not admit it.
     """
-    if settings.limit_messages is not None and arriving.messages > settings.limit_messages:
+    if settings.limit_messages is not None and messages > settings.limit_messages:
         raise InvalidArgument(
-            f"{arriving.messages} messages can never fit queue {name!r} with limit_messages={settings.limit_messages}: "
+            f"{messages} messages can never fit queue {name!r} with limit_messages={settings.limit_messages}: "
             "put fewer at once"
         )
-    if settings.limit_bytes is not None and arriving.bytes > settings.limit_bytes:
+    if settings.limit_bytes is not None and size > settings.limit_bytes:
         raise InvalidArgument(
-            f"{arriving.bytes} bytes can never fit queue {name!r} with limit_bytes={settings.limit_bytes}: put less"
+            f"{size} bytes can never fit queue {name!r} with limit_bytes={settings.limit_bytes}: put less"
         )

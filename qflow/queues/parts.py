@@ -44,6 +44,7 @@ class Parts:
         self.gets = Gets(lanes, admission, held, source, self.leases, restorer, self.expiry)
         self.consumers = Consumers(self.gets, self.claims)
         lanes.open_all(rows, self.puts)
+        self.puts.lane = lanes.logged.get(0)
         self.found = lanes.messages()
         """How many there were at open."""
         with context.lock:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from qflow import config
 from qflow.config import QueueSettings
@@ -15,7 +16,7 @@ from qflow.errors import MessageTooLarge, TransactionTooLarge, again
 from qflow.memory.group import GROUP_BYTES, Group, groups_of
 from qflow.memory.line import Wake
 from qflow.memory.run_list import OWN_RUN
-from qflow.memory.waiting import attend, collecting, refuse_finalizer, shelter, sheltered, straight
+from qflow.memory.waiting import attend, collecting, is_main, refuse_finalizer, shelter, sheltered, straight
 from qflow.message import (
     DELAYED,
     OVERHEAD_BYTES,
@@ -43,6 +44,8 @@ NOTHING = Depth(0, 0)
 class Puts:
     """See the module."""
 
+    __slots__ = ("admission", "context", "exits", "gate", "lane", "lanes", "name", "owner", "spiller")
+
     reserves_together = False
     """It has limits of its own; see `Together`."""
 
@@ -54,6 +57,8 @@ class Puts:
         self.admission = admission
         self.spiller = spiller
         self.exits = exits
+        self.lane: Any = None
+        """Its first lane as the log knows it; None if it is not durable."""
 
     @property
     def settings(self) -> QueueSettings:
@@ -112,7 +117,7 @@ class Puts:
         """Return puts that have reserved nothing yet, after checking that they may pass together; see `prepare`."""
         puts = [self.draft(records, is_plain(records), number, dead=dead) for number, records in lots]
         if len(puts) > 1 and self.context.has_limit and not dead:
-            check_can_ever_fit(self.name, self.settings, depth_of(puts))
+            check_can_ever_fit(self.name, self.settings, *depth_of(puts))
         return puts
 
     def draft(
@@ -142,7 +147,7 @@ class Puts:
                     f"{most}: put them in smaller batches"
                 )
             if self.context.has_limit:
-                check_can_ever_fit(self.name, settings, Depth(len(records), size))
+                check_can_ever_fit(self.name, settings, len(records), size)
         return size + OVERHEAD_BYTES * len(records) + (_for_groups(1, len(records)) if number >= DELAYED else 0)
 
     # Reserved --------------------------------------------------------------------------------------------------------
@@ -155,9 +160,9 @@ class Puts:
         What is leaving the queue in the same commit makes room for them at its limits. Dead letters pass the limits:
         they were confirmed before, and have nowhere else to go.
         """
-        messages, size = depth_of(puts)
-        depth = Depth(messages - leaving.messages, size - leaving.bytes)
-        return Putting(self, puts, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead)
+        size = depth_of(puts)
+        depth = size if leaving is NOTHING else Depth(size.messages - leaving.messages, size.bytes - leaving.bytes)
+        return Putting(self, puts, size, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead)
 
     def prepare(
         self,
@@ -206,7 +211,7 @@ class Puts:
                 return None
             gate.places -= is_limited
             runs = self.lanes.runs
-            tail = runs.open.records
+            tail = runs.tail
             sequence = runs.next
             gate.used = used
             runs.next = sequence + 1
@@ -263,6 +268,7 @@ class Puts:
             return put
         putting = self.begin([put], timeout_s)
         putting.alone = not put.lane.is_logged
+        putting.in_turn = putting.alone and not is_main()
         try:
             attend(partial(self._try_enter, put, putting), putting.give_up)
         except TurnedAway as turned:
@@ -331,18 +337,18 @@ class Puts:
             return True
         if number >= DELAYED:
             return False
-        joins = messages < OWN_RUN
         with context.lock:  # a straight line; see `waiting`
             runs = lanes.lists[number]
             used = gate.used + charged
             if used > gate.passing or gate.getters:
                 return False
-            tail = runs.open.records
-            if not joins and tail:  # it would be a run of its own
+            tail = runs.tail
+            if tail and messages >= OWN_RUN:  # it would be a run of its own
                 return False
             first = runs.next
-            if lanes.front_number < number and lanes.front is not NOWHERE:
-                lanes.front, lanes.front_number = runs, number
+            if lanes.front_number < number and lanes.looked is not NOWHERE:
+                lanes.front = runs if lanes.front is lanes.looked else NOWHERE
+                lanes.looked, lanes.front_number = runs, number
             gate.used = used
             lanes.message_bytes += size
             runs.next = first + messages
@@ -376,14 +382,8 @@ class Puts:
         with self.context.lock:
             if put.refused:
                 return
-            gate, admission, messages = self.gate, self.admission, len(put.records)
             put.refused = True
-            admission.pending -= 1
-            admission.pending_messages -= messages
-            admission.pending_bytes -= put.size
-            gate.incoming -= put.charged
-            gate.used -= put.charged
-            admission.rebalance()
+            self.admission.take_back(len(put.records), put.size, put.charged)
 
     @property
     def exceeds(self) -> bool:
@@ -416,7 +416,7 @@ class Puts:
         elif gap or count >= OWN_RUN:
             tail = runs.tail_for(first, count)
         else:
-            tail = runs.open.records
+            tail = runs.tail
         # No call from here on, so that an interrupt finds all of it done or nothing.
         runs.next = first + count
         if gone:
@@ -427,8 +427,9 @@ class Puts:
             schedule.incoming += groups
         else:
             tail += records
-        if lanes.front_number < number < DELAYED and lanes.front is not NOWHERE:
-            lanes.front, lanes.front_number = runs, number
+        if lanes.front_number < number < DELAYED and lanes.looked is not NOWHERE:
+            lanes.front = runs if lanes.front is lanes.looked else NOWHERE
+            lanes.looked, lanes.front_number = runs, number
         lanes.skipped += gap
         lanes.message_bytes += size
         gate.incoming -= charged

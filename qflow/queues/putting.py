@@ -42,19 +42,22 @@ class Putting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_charged", "_dead", "_deadline", "_done", "_queue", "_turn", "_watcher", "alone", "depth",
-        "given_up", "passed", "puts", "wake",
+        "_charged", "_dead", "_deadline", "_done", "_queue", "_size", "_turn", "_watcher", "alone", "depth",
+        "given_up", "in_turn", "passed", "puts", "wake",
     )  # fmt: skip
 
-    def __init__(self, queue: Reserved, puts: list[Put], depth: Depth, deadline: float | None, dead: bool) -> None:
-        """Messages make the queue deeper by `depth`, when what leaves in the same commit has left.
+    def __init__(
+        self, queue: Reserved, puts: list[Put], size: Depth, depth: Depth, deadline: float | None, dead: bool
+    ) -> None:
+        """Messages of this size make the queue deeper by `depth`, when what leaves in the same commit has left.
 
         Dead letters only heed what the policy does with messages: no limit holds them back.
         """
         self._queue = queue
         self.puts = puts
+        self._size = size
         self.depth = depth
-        self._charged = sum(put.charged for put in puts)
+        self._charged = puts[0].charged if len(puts) == 1 else sum(put.charged for put in puts)
         self._deadline = deadline
         self._dead = dead
         self._done = False  # it has what it takes
@@ -62,6 +65,7 @@ class Putting:
         self._watcher: Watcher | None = None
         self._turn: int | None = None  # its place among those that wait for memory
         self.alone = False
+        self.in_turn = False
         self.passed = False
         self.wake: Wake | None = None
 
@@ -79,7 +83,8 @@ class Putting:
         gate, admission = queue.gate, queue.admission
         with queue.context.lock:
             self.wake = None
-            self._unwatch()
+            if self._watcher is not None:
+                self._unwatch(self._watcher)
             if admission.ready:
                 admission.publish_ready()
             if self._done:
@@ -96,6 +101,9 @@ class Putting:
                 admission.count_places()
                 if gate.room.watching:
                     gate.room.notify()  # what is left may be enough for the next one
+                may_give_way = self.in_turn and self._deadline is None and not gate.put_slack
+                if may_give_way and wake is not None and admission.give_way(self, wake):
+                    return FOREVER
             elif wait_s != WORK and wake is not None:
                 self.wake = wake
                 if self.passed or self not in admission.line:
@@ -109,7 +117,8 @@ class Putting:
         if not self._queue.gate.charge(self._charged):
             return False
         self._has_room()
-        self._unwatch()
+        if self._watcher is not None:
+            self._unwatch(self._watcher)
         return True
 
     def publish(self) -> None:
@@ -118,7 +127,7 @@ class Putting:
             self._queue.publish_transient(put)
 
     def _has_room(self) -> None:
-        self._queue.admission.count_in(len(self.puts), *depth_of(self.puts), self._charged)
+        self._queue.admission.count_in(len(self.puts), *self._size, self._charged)
         self._done = True
 
     def give_up(self) -> None:
@@ -128,7 +137,8 @@ class Putting:
                 return
             self.given_up = True
             self.wake = None
-            self._unwatch()
+            if self._watcher is not None:
+                self._unwatch(self._watcher)
             for put in self.puts if self._done else ():
                 if not put.joined and put.first < 0:
                     self._queue.refused(put)
@@ -136,12 +146,10 @@ class Putting:
             if self._queue.gate.room.watching:
                 self._queue.gate.room.notify()  # it may have been woken for room that is another's now
 
-    def _unwatch(self) -> None:
-        gate = self._queue.gate
-        if self._watcher is not None:
-            gate.room.unwatch(self._watcher)
-            self._watcher = None
-            self._queue.lanes.refresh()
+    def _unwatch(self, watcher: Watcher) -> None:
+        self._queue.gate.room.unwatch(watcher)
+        self._watcher = None
+        self._queue.lanes.refresh()
 
     def _try_reserve(self, may_work: bool) -> float | None:
         """Take memory if the limits are passed; None when it did, else how long to wait at most.

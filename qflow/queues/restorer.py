@@ -54,6 +54,11 @@ class Restorer:
             return self.restore_delayed(behind, self._context.now_ms())
         return self.restore_head(behind)
 
+    def is_moving(self, behind: RunList | int) -> bool:
+        """Tell whether another thread is moving what comes next, so that `bring` has to wait for it."""
+        moving = self._lanes.schedules[behind].next_away if isinstance(behind, int) else behind.settle_head()
+        return moving is not None and moving.claim is not None
+
     def find_room(self) -> bool:
         """Have memory given back, or spill. Lets go of the lock."""
         return self._spiller.find_room_for(0)

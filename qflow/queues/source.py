@@ -11,7 +11,7 @@ from qflow.message import DELAYED, OVERHEAD_BYTES
 from qflow.queues.admission import Admission
 from qflow.queues.lanes import Lanes
 
-READ_FIRST_S = 0.05
+READ_FIRST_S = 0.03
 """After an opening gets wait so long together for delayed messages to be read, lest those that are due come late."""
 
 

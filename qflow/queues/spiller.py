@@ -37,7 +37,8 @@ class Spiller:
         """Of messages that were purged; freed by maintenance."""
         self.under_way: set[object] = set()
         """Writes and frees that have begun, of slots that no list has meanwhile."""
-        self._has_spilled = False  # something was, and since then not everything has been found in memory
+        self.has_spilled = False
+        """Something was, and since then not everything has been found in memory."""
         self._was_over = False  # the bounds, when maintenance looked
 
     def spill_tail(self, wanted: int) -> bool:
@@ -73,8 +74,8 @@ class Spiller:
                 self.spilling = False
                 self._note(error)
                 installed = self.install(number, moving, claim, slots)
-                if installed and not self._has_spilled:
-                    self._has_spilled = True
+                if installed and not self.has_spilled:
+                    self.has_spilled = True
                     self._context.tell(EventKind.SPILL_STARTED)
             try:
                 if slots is not None and not installed:
@@ -99,8 +100,8 @@ class Spiller:
 
     def note_what_came_back(self) -> None:
         """Tell if nothing lies in the spill store any more. Under the lock."""
-        if self._has_spilled and not self._lanes.spilled_messages():
-            self._has_spilled = False
+        if self.has_spilled and not self._lanes.spilled_messages():
+            self.has_spilled = False
             self._context.tell(EventKind.SPILL_STOPPED)
 
     def give_way(self, wanted: int, spill: bool) -> bool:

@@ -19,6 +19,7 @@ from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Record, is_plain
 from qflow.queues.dead_letters import dead_letters
 from qflow.queues.exits import Leaving
+from qflow.queues.fan_out import FanOut
 from qflow.queues.overflow import Decision, Depth
 from qflow.queues.puts import NOTHING, Puts
 from qflow.queues.putting import TurnedAway
@@ -74,7 +75,7 @@ class Together:
         inserts: Iterable[Insert],
         leavings: Iterable[Leaving] = (),
         *,
-        puts: Iterable[Put] = (),
+        puts: Iterable[Put | FanOut] = (),
         timeout: float | None = None,
         wait: bool = True,
         future: Future[Any] | None = None,
@@ -83,7 +84,8 @@ class Together:
         """Put all inserts, and let go of what is leaving, in one commit.
 
         Args:
-            puts: others that go along, which have their room; it is given back if nothing is done.
+            puts: others that go along, which have their room; it is given back if nothing is done. Room for what fans
+                out is reserved here, before that for all else.
             timeout: seconds to wait for room, in all queues together; None = without end.
             wait: return when it holds; else the writer does it by itself, and `future` has None then.
             dead: they are dead letters: no limit holds them back.
@@ -95,8 +97,7 @@ class Together:
             All that a put raises; nothing was done then, and what was leaving stays.
         """
         receipts, lanes = by_lane(inserts)
-        assembly = Assembly(leavings)
-        assembly.puts += puts
+        assembly = Assembly(leavings, puts)
         try:
             self._prepare_all(lanes, timeout, assembly, dead)
         except BaseException:
@@ -128,6 +129,10 @@ class Together:
     def _prepare_all(self, lanes: list[Receipt], timeout: float | None, assembly: Assembly, dead: bool) -> None:
         """Reserve room for all lanes: in passes over the queues that have it now, and for the others one by one."""
         deadline = None if timeout is None else self._monotonic() + timeout
+        for fan in assembly.fans:
+            while (receipt := shelter(partial(reserve_fan, fan))) is not None:
+                left = None if deadline is None else max(0.0, deadline - self._monotonic())
+                self.prepare([receipt], left, assembly, dead)
         start = 0
         while start < len(lanes):
             if not dead:
@@ -188,16 +193,19 @@ class Together:
         Where the log has no part in it, all of it is done at once: None. What cannot join is withdrawn. `soon`: see
         `TransactionLog`.
         """
-        puts, leavings = assembly.puts, assembly.leavings
+        alone, leavings = assembly.puts, assembly.leavings
+        puts = alone + assembly.spreads()
         try:
-            for put in puts:
+            for fan in assembly.fans:
+                fan.check_not_deleted()
+            for put in alone:
                 publisher: Any = put.lane.publisher
                 if publisher.reserves_together:
                     publisher.begin_joining(assembly)
                 else:
                     publisher.check_not_deleted()
             settles = [part for leaving in leavings for part in leaving.settles()]
-            if settles or any(put.lane.is_logged for put in puts) or any(leaving.writes for leaving in leavings):
+            if settles or any(put.is_logged for put in puts) or any(leaving.writes for leaving in leavings):
                 writes: list[Any] = [write for leaving in leavings for write in leaving.writes]
                 unit = assembly.unit = Unit(puts, settles, leavings, writes)
                 unit.future = future
@@ -212,7 +220,7 @@ class Together:
             assembly.withdraw()
             raise
         finally:
-            for put in puts:
+            for put in alone:
                 publisher = put.lane.publisher
                 if publisher.reserves_together:
                     publisher.end_joining(assembly)
@@ -224,15 +232,22 @@ class Together:
 class Assembly:
     """What one commit is made of, while that is put together."""
 
-    def __init__(self, leavings: Iterable[Leaving]) -> None:
+    def __init__(self, leavings: Iterable[Leaving], puts: Iterable[Put | FanOut] = ()) -> None:
         self.puts: list[Put] = []
-        """They have their room."""
+        """Each for one lane. They have their room."""
+        self.fans: list[FanOut] = []
+        for put in puts:
+            (self.fans if isinstance(put, FanOut) else self.puts).append(put)  # type: ignore[arg-type]
         self.leavings = list(leavings)
         self.turned: list[tuple[Puts, int, bool]] = []
         """(queue, messages, they are dropped) of what limits turned away."""
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
         self._leave: dict[object, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+
+    def spreads(self) -> list[Put]:
+        """Return what fans out into queues that have room for it."""
+        return [fan.spread for fan in self.fans if fan.spread.lanes]
 
     def leaving(self, queue: Puts) -> Depth:
         """Return what leaves a queue, the first time."""
@@ -245,8 +260,8 @@ class Assembly:
     def withdraw(self) -> None:
         """Give back what was reserved, if it did not join a batch; what was leaving stays."""
         if self.unit is None or not self.unit.joined:
-            for put in self.puts:
-                put.lane.publisher.refused(put)
+            for put in [*self.puts, *self.spreads()]:
+                put.give_back()
         for leaving in self.leavings:
             leaving.give_up()
 
@@ -313,6 +328,15 @@ def reserve_at_once(lanes: list[Receipt], start: int, assembly: Assembly) -> int
         assembly.puts.append(put)
         receipt.put = put
     return len(lanes)
+
+
+def reserve_fan(fan: FanOut) -> Receipt | None:
+    """Reserve room for what fans out, in all queues that have it now; return the receipt of the first that has not."""
+    queue = fan.reserve()
+    if queue is None:
+        return None
+    receipt = fan.others[queue] = Receipt(Insert(queue, 0, fan.spread.records))
+    return receipt
 
 
 def draft_together(receipts: list[Receipt]) -> list[Put]:

@@ -43,6 +43,8 @@ _COLUMNS = (KINDS, OFFSETS, TIMES, TOPICS)
 COLUMN_ROOM = 4 * (1 + len(_COLUMNS))
 
 HEADER = struct.Struct("<4sHBBIIQIIQQ")
+BEFORE_OWNER, NUMBER, BEHIND_OWNER = struct.Struct("<4sHBB"), struct.Struct("<I"), struct.Struct("<IQIIQQ")
+"""The header in three parts: in blocks of the same messages often only the owner differs."""
 _CRC = struct.Struct("<I")
 NAMES = struct.Struct("<II")
 CHECKSUM_BYTES = 8

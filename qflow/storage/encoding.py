@@ -209,10 +209,10 @@ def grow(block: bytes, key: BlockKey, sequence: int, messages: Messages, *, sett
         or not 0 <= late_ms < 2**32
     ):
         return None
-    cut = _cut(block, columns, before, size)
-    if cut is None:
+    found = cut(block, columns, before, size)
+    if found is None:
         return None
-    lengths, kinds, times, numbers, names, payload = cut
+    lengths, kinds, times, numbers, names, payload = found
     if not plain and not kinds:
         kinds = bytes(4 * before)
     if settled:
@@ -237,7 +237,13 @@ def grow(block: bytes, key: BlockKey, sequence: int, messages: Messages, *, sett
     return _block(bare, parts, payload + records[0] if one else _join((payload, *records)))
 
 
-def _cut(block: bytes, columns: int, count: int, size: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes] | None:
+def payload_bytes(block: bytes) -> int:
+    """Return how many bytes the messages of a block have together, of which nothing is checked."""
+    size: int = HEADER.unpack_from(block)[8]
+    return size
+
+
+def cut(block: bytes, columns: int, count: int, size: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes] | None:
     """Return lengths, kinds, times, topics, names and payload of a block without offsets; None if it is damaged.
 
     What it has not is empty. Copies: to make a view takes longer than to copy 4 KiB.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -196,6 +196,8 @@ class Environment:
         """What was found wrong with it when it was opened, in words."""
         self.join: Join = partial(join, files, path)
         self._allocated = 0
+        self.seen: Callable[[Any], Any] = lambda txn: txn
+        """What a transaction that reads is given out as, see `overlay`; None: another one is needed."""
         self.messages = 0
         """How many there are to be settled; for whoever commits to tell."""
         self.confined = False
@@ -257,11 +259,14 @@ class Environment:
             CorruptionError: pages of the log are not what was written. StorageError: it could not be read.
         """
         with log_errors(self.path, "read"):
-            txn = self.begin(buffers=True) if buffers else self.begin()
-            try:
-                yield txn
-            finally:
-                txn.abort()
+            while True:
+                txn = self.begin(buffers=True) if buffers else self.begin()
+                try:
+                    if (seen := self.seen(txn)) is not None:
+                        yield seen
+                        return
+                finally:
+                    txn.abort()
 
     def catch_up(self) -> None:
         """See the last commit that is on the disk: for an owner, before anything is read.
@@ -283,7 +288,6 @@ class Environment:
             self._last.keep(self._page_bytes)
 
     def last_transaction(self) -> int:
-        """Return the number of the last committed transaction."""
         return int(self._env.info()["last_txnid"])
 
     def make_room(self, value_bytes: int, values: int, *, settles_only: bool, step_bytes: int = STEP_BYTES) -> None:
@@ -360,10 +364,7 @@ class Environment:
         return os.stat(os.path.join(self.path, DATA)).st_size
 
     def forget_dead_readers(self) -> int:
-        """Give back the pages that readers pin whose processes were killed; return how many there were.
-
-        Cost: some system calls for each process that reads.
-        """
+        """Give back pages that readers pin whose processes were killed; return how many. Some system calls each."""
         return int(self._env.reader_check())
 
     def copy_to(self, directory: str | None) -> None:

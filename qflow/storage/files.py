@@ -96,6 +96,7 @@ class Files:
     lseek: Callable[[int, int, int], int] = staticmethod(os.lseek)
     ftruncate: Callable[[int, int], None] = staticmethod(os.ftruncate)
     unlink: Callable[[str], None] = staticmethod(os.unlink)
+    sync_data: Callable[[int], None] = staticmethod(os.fdatasync)
 
     def lstat(self, path: str) -> os.stat_result:
         """Return the status of a path; a link is not followed."""
@@ -230,6 +231,17 @@ def make_directories(files: Files, path: str) -> None:
     except FileExistsError:
         return
     files.sync_directory(parent)
+
+
+def make_place(files: Files, path: str, what: str) -> None:
+    """`make_directories` for something that somebody names, `what`: where there can be no directory, say so."""
+    try:
+        make_directories(files, path)
+    except FileNotFoundError as error:
+        parent = os.path.dirname(path)
+        raise StorageError(
+            f"cannot make {what} ({path}): no directory can be made in {parent}: name one on a disk"
+        ) from error
 
 
 class SpoolLock:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from qflow.errors import CorruptionError, InvalidArgument, StorageError
+from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage.files import (
     LOCK_NAME,
     Files,
     SpoolLock,
     acquire_lock,
     check_filesystem,
-    make_directories,
+    make_place,
     storage_error,
 )
 from qflow.storage.inbox.stages import INBOX
@@ -38,7 +38,7 @@ def take_place(path: str, files: Files, *, unsafe_filesystem: bool = False) -> S
         if not os.path.isdir(path):
             if os.path.lexists(path):
                 raise InvalidArgument(f"{path} is not a directory: move it away, or open another path")
-            _make(path, files)
+            make_place(files, path, "the spool")
         names = _names(path, files)
         foreign = sorted(names - _OURS)
         if foreign and not _LOGS & names:
@@ -68,12 +68,3 @@ def _check_log(path: str, names: set[str]) -> None:
             f"{path} was a spool (it holds {left[0]!r}), and its log is gone: restore it from a snapshot, or move "
             f"{path} away. It was left as it is"
         )
-
-
-def _make(path: str, files: Files) -> None:
-    try:
-        make_directories(files, path)
-    except FileNotFoundError as error:
-        raise StorageError(
-            f"cannot make the spool ({path}): no directory can be made in {os.path.dirname(path)}: name one on a disk"
-        ) from error

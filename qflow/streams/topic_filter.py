@@ -74,6 +74,20 @@ def matches(topic_filter: str, topic: str) -> bool:
     return bool(compile_filter(topic_filter)(topic))
 
 
+def may_meet(one: str, other: str) -> bool:
+    """Tell whether there are topics that two valid filters both match."""
+    first, second = one.split("/"), other.split("/")
+    for wildcard, level in ((first[0], second[0]), (second[0], first[0])):
+        if wildcard in ("+", "#") and level.startswith("$"):
+            return False
+    for level, beside in zip(first, second, strict=False):
+        if "#" in (level, beside):
+            return True
+        if level != beside and "+" not in (level, beside):
+            return False
+    return (first[len(second) :] or second[len(first) :] or ["#"]) == ["#"]
+
+
 def compile_filter(topic_filter: str) -> Callable[[str], object]:
     """Return a function that tells whether a valid filter matches a valid topic, by a true or a false value.
 

@@ -15,7 +15,7 @@ from qflow.config import BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 
-HOT = ("open", "close", "read", "pread", "preadv", "pwrite", "pwritev", "lseek", "ftruncate", "unlink")
+HOT = ("open", "close", "read", "pread", "preadv", "pwrite", "pwritev", "lseek", "ftruncate", "unlink", "sync_data")
 COLD = (
     "lstat", "exists", "make_directory", "remove_directory", "rename", "list", "scan", "allocate", "sync_file",
     "sync_directory", "write_replacing",

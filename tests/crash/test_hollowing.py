@@ -52,9 +52,7 @@ def blocks_of(broker: Broker) -> dict[int, int]:
 
 def copy(broker: Broker, path: Path) -> Path:
     """Make a spool of the log as it is now: what a kill would leave."""
-    (path / "log").mkdir(parents=True)
-    broker.engine.log._env.copy_to(str(path / "log"))
-    return path
+    return inside.copy_as_killed(broker, path)
 
 
 def drain(queue: qflow.Queue) -> dict[int, bytes]:

@@ -19,6 +19,7 @@ from crash.seams import Steps, open_stepped, read_beside, run_in_child, was_kill
 from qflow.broker import Broker
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
+from qflow.storage.log import confirming
 from qflow.storage.log.keys import BLOCKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -152,15 +153,20 @@ def test_recovery_and_wipe_can_be_killed_anywhere(spill, tmp_path):
 
 @pytest.mark.parametrize("spill", ["files", "segments"])
 @pytest.mark.parametrize("kind", ["put", "put_many", "submit", "ack", "ack_many"])
-def test_an_operation_killed_at_any_step_is_done_or_not(kind, spill, tmp_path):
-    """Edge 20, I3: a put or ack in flight at a kill is either-or, a batch all or none, whatever the step."""
+def test_an_operation_killed_at_any_step_is_done_or_not(kind, spill, tmp_path, monkeypatch):
+    """Edge 20, I3: a put or ack in flight at a kill is either-or, a batch all or none, whatever the step.
+
+    By a commit of the log, or by the journal.
+    """
+    monkeypatch.setattr(confirming, "FIRST_BATCHES", 0)
+    journal = {"journal": "auto" if spill == "segments" else "off", "journal_bytes": "8KiB"}
     start, spool = tmp_path / "start", tmp_path / "spool"
-    with qflow.open(start) as broker:
+    with qflow.open(start, **journal) as broker:
         broker.declare_queue("q").put_many([b"0", b"1", b"2"])
     confirmed = tmp_path / "confirmed"
 
     def task(steps: Steps, path: Path) -> None:
-        broker = open_stepped(path, steps, capacity_bytes=400, spill=spill, segment_bytes="4KiB")
+        broker = open_stepped(path, steps, capacity_bytes=400, spill=spill, segment_bytes="4KiB", **journal)
         queue = broker.queue("q")
         if kind == "put":
             queue.put(b"new")

@@ -16,7 +16,7 @@ import pytest
 import inside
 import qflow
 import qflow.aio
-from doors.event_loop import leave_nothing_behind, run, turns, until
+from doors.event_loop import PATIENCE_S, leave_nothing_behind, run, turns, until
 from faults.seams import Faults, open_faulty
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
@@ -116,12 +116,15 @@ def test_an_opening_that_is_cancelled_leaves_the_spool_free(spool: Path) -> None
     """Cancelled while a thread opens it, the broker is closed again by that thread."""
 
     async def scenario() -> None:
+        others = threading.enumerate()  # of brokers of other tests, which may stay as long as those
         task = asyncio.ensure_future(qflow.aio.open(spool)._open())
         await turns(2)
+        new = [thread for thread in threading.enumerate() if thread not in others]
+        (opening,) = (thread for thread in new if thread.name.startswith("qflow-aio"))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not any(thread.name.startswith("qflow-aio") for thread in threading.enumerate()))
+        await asyncio.to_thread(opening.join, PATIENCE_S)
         qflow.open(spool).close()
 
     run(scenario())

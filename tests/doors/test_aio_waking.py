@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ import qflow.aio
 from calls import count
 from doors.event_loop import leave_nothing_behind, run, turns, until
 from qflow.aio.loops import Waiter
+from qflow.queues.gets import Getting
+from qflow.queues.putting import Putting
 
 Scenario = Callable[[qflow.aio.AsyncBroker], Awaitable[Any]]
 
@@ -133,6 +136,79 @@ def test_a_message_wakes_one_task_and_the_next_if_that_is_cancelled(spool: Path,
         assert not inside.left_behind(queue.queue)
 
     on(spool, scenario)
+
+
+@pytest.mark.parametrize("tasks", [100, 1_000])
+def test_a_wait_is_two_tries_and_a_wake_up_without_a_timer(
+    spool: Path, woken: Counter[str], tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for a message, or at a limit, tries as it comes and when it is woken; however many wait."""
+    count(monkeypatch, woken, Getting, "step", "gets")
+    count(monkeypatch, woken, Putting, "step", "puts")
+    count(monkeypatch, woken, asyncio.SelectorEventLoop, "call_later", "timers")
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False, limit_messages=10, resume_ratio=1)
+        woken.clear()
+        getters = [asyncio.create_task(queue.get()) for _ in range(tasks)]
+        await turns()
+        for getter in getters:
+            await queue.put(b"")
+            await (await getter).ack()
+        assert (woken["gets"], woken["tasks"], woken["timers"]) == (2 * tasks, tasks, 0)
+        await queue.put_many([b""] * 10)
+        woken.clear()
+        putters = [asyncio.create_task(queue.put(b"")) for _ in range(tasks)]
+        await turns()
+        for putter in putters:
+            await (await queue.get(0)).ack()
+            await putter
+        assert (woken["puts"], woken["tasks"], woken["timers"]) == (2 * tasks, tasks, 0)
+        await (await queue.get_many(10)).ack()
+
+    on(spool, scenario)
+
+
+def test_tasks_that_a_thread_wakes_are_called_together(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand wait in get; a thread puts a message for each, and the loop is called once."""
+    calls: Counter[str] = Counter()
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        getters = [asyncio.create_task(queue.get()) for _ in range(1_000)]
+        await turns()
+        count(monkeypatch, calls, asyncio.get_running_loop(), "call_soon_threadsafe", "calls")
+        thread = threading.Thread(target=queue.queue.put_many, args=([b""] * 1_000,))
+        thread.start()
+        thread.join()
+        assert calls["calls"] == 1
+        for delivery in await asyncio.gather(*getters):
+            await delivery.ack()
+
+    on(spool, scenario)
+
+
+def test_a_consumer_of_many_tasks_hands_a_batch_over_and_not_each_message(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand tasks: one whose callback does not wait takes the next message, and no other is woken for that."""
+    turn: Counter[str] = Counter()
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        await queue.put_many([b"%d" % number for number in range(1_000)])
+        taken: list[bytes] = []
+
+        async def take_one(delivery: qflow.aio.AsyncDelivery) -> None:
+            taken.append(delivery.body)
+
+        count(monkeypatch, turn, asyncio.Lock, "acquire", "taken")
+        async with queue.consume(take_one, prefetch=100, concurrency=1_000):
+            await until(lambda: len(taken) == 1_000)
+        assert taken == [b"%d" % number for number in range(1_000)]
+
+    on(spool, scenario)
+    assert turn["taken"] <= 1_000 + 2 * 10  # each comes once, and twice a batch one comes back
 
 
 async def take(queue: qflow.aio.AsyncQueue, messages: int) -> Any:

@@ -148,6 +148,14 @@ def test_where_no_directory_can_be_made() -> None:
         qflow.open("/proc/spool")
 
 
+def test_a_snapshot_where_there_can_be_no_directory_says_so(spool):
+    """As a spool there does, in the same words."""
+    with qflow.open(spool) as broker:
+        with pytest.raises(qflow.StorageError, match="a snapshot .* no directory can be made in /proc: name one on a"):
+            broker.snapshot("/proc/copy")
+        assert broker.check() == []
+
+
 @pytest.mark.parametrize("command", ["get", "redrive"])
 def test_a_queue_that_is_not_there(cli: CommandLine, command: str) -> None:
     """Those there are are named."""

@@ -13,6 +13,7 @@ from qflow.cli.lines import Lines
 from qflow.cli.stop import Stop
 from qflow.config import QueueSettings
 from qflow.errors import MessageTooLarge, StorageError
+from qflow.message import charge
 
 SETTINGS = QueueSettings()
 
@@ -64,6 +65,23 @@ def test_an_endless_line_is_not_kept() -> None:
         lines = Lines(zeros.fileno(), "zeros", b"\n", QueueSettings(max_message_bytes=5_000_000), Stop())
         with pytest.raises(MessageTooLarge, match="line 1 "):
             list(lines)
+
+
+@pytest.mark.parametrize("size", [1, 50, 5_000])
+def test_batches_fit_into_a_quarter_of_the_memory(size: int) -> None:
+    """A larger one would be spilled on its way, line by line; a line that is larger is alone."""
+    lines = [b"x" * size] * (400_000 // (size + 80))
+    with TemporaryFile() as file:
+        file.write(b"\n".join(lines))
+        file.seek(0)
+        batches = list(Lines(file.fileno(), "file", b"\n", SETTINGS, Stop(), 128 * 1024))
+    assert [line for batch in batches for line in batch] == lines
+    assert all(charge(batch) <= 32 * 1024 for batch in batches)
+    assert len(batches) < 30
+    with TemporaryFile() as file:
+        file.write(b"\n".join([b"y" * 100] * 3))
+        file.seek(0)
+        assert len(list(Lines(file.fileno(), "file", b"\n", SETTINGS, Stop(), 0))) == 3
 
 
 def test_batches_fit_below_the_limits_of_the_queue() -> None:

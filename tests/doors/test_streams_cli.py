@@ -62,6 +62,17 @@ def test_what_is_published_is_read_again(cli: CommandLine) -> None:
     assert done.stdout == b"21.5\0" + b"19\0"
 
 
+def test_a_filter_that_can_match_nothing_is_told(cli: CommandLine) -> None:
+    """One sentence, and nothing else is other than for one that matches none by chance."""
+    declare(cli)
+    cli.run("publish", cli.spool, "plant/1/heat", "21.5")
+    done = cli.run("subscribe", cli.spool, "plant", "works/#")
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr == b"qflow: stream plant takes plant/#, of which works/# matches nothing\n"
+    for wanted in ("plant/9", "+/+/cold", "#"):
+        assert cli.run("subscribe", cli.spool, "plant", wanted).stderr == b""
+
+
 def test_more_than_one_read_holds(cli: CommandLine) -> None:
     """Every message once and in order, across many blocks; --limit counts across reads."""
     declare(cli)

@@ -16,7 +16,7 @@ from qflow.config import BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 
-HOT = ("open", "close", "read", "pwrite", "lseek", "ftruncate", "unlink")
+HOT = ("open", "close", "read", "pwrite", "lseek", "ftruncate", "unlink", "sync_data")
 SAME = {"preadv": "read", "pread": "read", "bring_in": "read", "pwritev": "pwrite"}
 """Operations that fail, and count, as another one."""
 ALWAYS = 2**40
@@ -112,7 +112,8 @@ class FaultyEnvironment(Environment):
 
 
 def open_faulty(path: Any, faults: Faults, **settings: Any) -> Broker:
-    """Open a spool with faulty files and a faulty log."""
+    """Open a spool with faulty files and a faulty log, to which each batch is committed, unless settings say else."""
+    settings.setdefault("journal", "off")
     return make_broker(
         path,
         BrokerSettings(**settings),

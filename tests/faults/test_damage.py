@@ -306,8 +306,7 @@ def test_numbers_that_were_never_logged_are_not_counted_behind_a_backlog(tmp_pat
     queue = broker.declare_queue("q")
     queue.put(b"")
     queue.put(b"", durable=False)
-    (tmp_path / "after" / "log").mkdir(parents=True)
-    broker.engine.log._env.copy_to(str(tmp_path / "after" / "log"))
+    inside.copy_as_killed(broker, tmp_path / "after")
     with qflow.open(tmp_path / "after", capacity_bytes=0) as again:
         batch = again.queue("q").get_many(1, timeout_s=0)
         assert (len(batch), len(again.queue("q"))) == (1, 1)
@@ -323,9 +322,7 @@ def test_the_last_commit_of_a_log_that_was_not_closed_is_read_when_it_is_opened(
     queue.put(b"high", priority=1)
     broker.declare_stream("s", topics=["a"])
     broker.publish("a", b"x")
-    after = tmp_path / "after"
-    (after / "log").mkdir(parents=True)
-    broker.engine.log._env.copy_to(str(after / "log"))
+    after = inside.copy_as_killed(broker, tmp_path / "after")
     keys: list[bytes] = []
     edit(after, lambda txn: keys.extend(key for key, _ in txn.cursor()))
     keys = [key for key in keys if key[0] == BLOCKS and key[-8:] != b"\xff" * 8]

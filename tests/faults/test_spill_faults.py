@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.storage.spill.files import FilesArea
+from unit.clocks import until
 
 BODIES = [b"%03d" % number * 100 for number in range(60)]
 CAPACITY = 4_000
@@ -352,6 +354,49 @@ def test_settling_while_a_run_is_spilled_or_restored_leaves_no_orphan_and_no_dou
                     drained(queue)
                     assert queue.stats().resident_bytes == 0
                 assert broker.check() == []
+
+
+@pytest.mark.parametrize("delayed", [False, True], ids=["in order", "delayed"])
+def test_a_get_without_patience_waits_for_what_another_thread_reads(delayed, spool, faults, spill):
+    """The queue is not empty: `while batch := queue.get_many(n, timeout_s=0)` must not end before it is."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        for body in BODIES:
+            queue.put(body, delay_s=0.001 if delayed else 0)
+        put_s = time.time()
+        until(lambda: time.time() > put_s + 0.01)  # all are due
+        found, taken = [], []
+        reads, leave = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            if threading.current_thread().name == "reader":
+                reads.set()
+                assert leave.wait(PATIENCE_S)
+
+        def take() -> None:
+            batch = queue.get_many(1, timeout_s=0)
+            found.extend(batch.bodies)
+            taken.append(len(batch))
+            batch.ack()
+
+        def take_until_one_is_read() -> None:
+            while not reads.is_set():
+                take()
+
+        faults.before["read"] = pause
+        first = threading.Thread(target=take_until_one_is_read, name="reader", daemon=True)
+        first.start()
+        assert reads.wait(PATIENCE_S)
+        second = threading.Thread(target=take, daemon=True)
+        second.start()
+        until(lambda: queue.parts.gate.getters or not second.is_alive())
+        leave.set()
+        for thread in (first, second):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        faults.before.clear()
+        assert set(taken) == {1}
+        assert sorted(found + drained(queue)) == BODIES
 
 
 @pytest.mark.parametrize("most", [1, None], ids=["max_deliveries", "as often as it takes"])

@@ -379,7 +379,7 @@ def test_a_block_of_references_is_read_in_parts(shared: Path, monkeypatch: pytes
                 assert found.pieces[-1].end == found.position
                 position = found.position
             assert (got, max(sizes)) == (list(range(20)), count)
-            assert all(size == count for size in sizes[:-1])
+            assert len(sizes) <= -(-20 // count) + 1, sizes  # they lie in two blocks
         found = stream.history.read(0, 0, 20, 10**9, stream.history.interest("t/1"), 2)
         assert [list(piece.sequences) for piece in found.pieces] == [[1, 3]]
         assert found.position == 5

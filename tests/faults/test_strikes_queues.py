@@ -265,6 +265,29 @@ def _put_unlogged(here: Round) -> None:
     here.queue.put(here.new(1)[0], durable=False)
 
 
+def bind_two(here: Round) -> None:
+    for queue in (here.queue, here.world.other):
+        here.broker.bind(queue, "fan/#")
+
+
+def in_both(here: Round, struck: bool) -> None:
+    """Both queues have it, or neither."""
+    found = []
+    for queue in (here.queue, here.world.other):
+        here.broker.unbind(queue, "fan/#")
+        found.append(False)
+        if len(queue):
+            batch = queue.get_many(1000)
+            found[-1] = here.bodies[0] in batch.bodies
+            batch.nack()
+    assert found in ([True, True], [False, False]) if struck else found == [True, True]
+
+
+@call("publish into several queues", bind_two, in_both, kinds=("durable", "ranked"))
+def _publish(here: Round) -> None:
+    here.broker.publish("fan/out", here.new(1)[0])
+
+
 @call("put_nowait")
 def _put_nowait(here: Round) -> None:
     here.queue.put_nowait(here.new(1)[0])

@@ -15,6 +15,7 @@ from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_logged, is_plain
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import BlockKey, Reference
+from qflow.storage.contents import Content
 from qflow.storage.encoding import Messages
 from qflow.storage.spill.singles import Singles
 
@@ -342,3 +343,54 @@ def test_new_names_are_not_compared_with_each_other(monkeypatch):
     grown = encoding.grow(old, KEY, KEY.first + 1, more, settled=0, time_ms=0)
     assert blocks.decode(grown, KEY, where=WHERE).names == ["t", *topics]
     assert Name.compared < 2 * 1000
+
+
+@given(
+    keys, st.lists(some_records, min_size=1, max_size=4), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.data()
+)
+def test_blocks_of_one_content_are_those_that_grow_message_by_message(key, lots, previous, time_ms, data):
+    """Whatever is added, for whatever owner: the bytes are the same, also after it was read back."""
+    block, content = b"", None
+    sequence = key.first
+    for records in lots:
+        messages = Messages(records, list(map(len, records)), is_plain(records))
+        if content is None:
+            content = Content.of(messages, time_ms)
+            block = encoding.encode(key, records, previous=previous, time_ms=time_ms)
+        else:
+            later = time_ms + data.draw(st.integers(0, 2**32 - 1))
+            if data.draw(st.booleans()):
+                content, before = Content.of_block(block, key)
+                assert before == previous
+            content = content.grown(messages, later)
+            block = encoding.grow(block, key, sequence, messages, settled=0, time_ms=later)
+        sequence += len(records)
+        make = content.blocks(key.table, key.lane, key.first, previous)
+        assert make(key.owner) == block
+        assert content.block_bytes == len(block)
+        assert content.count == sequence - key.first
+        other = key._replace(owner=key.owner ^ 1)
+        assert (
+            blocks.decode(make(other.owner), other, where=WHERE).records
+            == [one for lot in lots for one in lot][: content.count]
+        )
+
+
+def test_content_is_read_only_from_a_block_that_can_grow_without_a_closer_look():
+    """Not from one with gaps or topics, with another key, too short, or damaged; and a closed one is not known."""
+    whole = encoding.encode(KEY, [b"a", b"b"])
+    found = Content.of_block(whole, KEY)
+    assert found is not None
+    assert Content.of_block(whole, KEY._replace(first=1)) is None
+    assert Content.of_block(whole[:-1] + bytes((whole[-1] ^ 1,)), KEY) is None
+    assert Content.of_block(whole[:20], KEY) is None
+    assert Content.of_block(encoding.encode(KEY, [b"a", b"b"], offsets=[0, 2]), KEY) is None
+    assert Content.of_block(encoding.encode(KEY, [b"a", b"b"], topics=["x", "y"]), KEY) is None
+    more = Messages([b"c"], [1], True)
+    content = found[0]
+    assert content.grown(more, -1) is None
+    assert content.grown(more, 2**33) is None
+    content.close()
+    assert not content.is_open
+    assert content.grown(more, 0) is None
+    assert content.block_bytes == len(whole)

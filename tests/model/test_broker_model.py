@@ -98,7 +98,9 @@ class BrokerMachine(SpoolMachine):
         self.settings["dead_letter"] = "dead" if buries else None
         if not buries and self.settings["on_overflow"] is qflow.Overflow.DEAD_LETTER:
             self.settings["on_overflow"] = qflow.Overflow.REJECT
-        self.broker_settings = BrokerSettings(capacity_bytes=capacity, spill=spill, segment_bytes="4KiB")
+        self.broker_settings = BrokerSettings(
+            capacity_bytes=capacity, spill=spill, segment_bytes="4KiB", journal_bytes="8KiB"
+        )
         self.open()
 
     def never_stuck(self) -> None:

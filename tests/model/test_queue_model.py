@@ -70,7 +70,7 @@ class QueueMachine(SpoolMachine):
         self.open()
 
     def open(self) -> None:
-        self.still(qflow.open(self.path, capacity_bytes=self.broker_capacity, **self.spill))
+        self.still(qflow.open(self.path, capacity_bytes=self.broker_capacity, journal_bytes="8KiB", **self.spill))
         assert not list((self.path / "spill").iterdir())  # I8
         self.queue = self.broker.declare_queue(
             "q", durable=self.durable, capacity_bytes=self.capacity, limit_messages=self.limit

@@ -174,7 +174,7 @@ class StreamMachine(SpoolMachine):
         self.subscribe("one", filters[1], "earliest", 0, False, None, False)
 
     def open(self) -> None:
-        settings = BrokerSettings(capacity_bytes=self.capacity)
+        settings = BrokerSettings(capacity_bytes=self.capacity, journal_bytes="8KiB")
         self.still(make_broker(self.path, settings, clock=self.clock.wall, monotonic=self.clock.monotonic))
         self.broker.bind(self.broker.declare_queue("q"), "q/#")
         self.declare()
@@ -812,7 +812,9 @@ class StreamMachine(SpoolMachine):
         self.all_logged()
         path = self.directory / "snapshot"
         self.broker.snapshot(path)
-        copy = make_broker(path, BrokerSettings(), clock=self.clock.wall, monotonic=self.clock.monotonic)
+        copy = make_broker(
+            path, BrokerSettings(journal_bytes="8KiB"), clock=self.clock.wall, monotonic=self.clock.monotonic
+        )
         try:
             stats = copy.stream("s").stats()
             assert (stats.first_offsets, stats.next_offsets) == (self.floors, [len(line) for line in self.lines])

@@ -13,6 +13,7 @@ import inside
 import qflow
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
+from qflow.queues.lanes import Lanes
 from unit.clocks import LONG_S, Clock
 
 Open = Callable[..., qflow.Broker]
@@ -49,22 +50,22 @@ def test_two_first_delayed_messages_open_one_lane(open_spool: Open, monkeypatch:
     """Who finds the lane missing looks again once he has the lock."""
     queue = open_spool().declare_queue("q")
     lanes: list[int] = []
-    opened = queue.parts.lanes.open_delayed
+    opened = Lanes.open_delayed
 
-    def counted(number: int) -> None:
+    def counted(own: Lanes, number: int) -> None:
         lanes.append(number)
-        opened(number)
+        opened(own, number)
 
     class Racing(dict[int, Any]):
         """Says for once that a lane is missing, and lets the other put open it."""
 
         def __contains__(self, number: object) -> bool:
             if not lanes:
-                counted(int(number))  # type: ignore[call-overload]
+                counted(queue.parts.lanes, int(number))  # type: ignore[call-overload]
                 return False
             return super().__contains__(number)
 
-    monkeypatch.setattr(queue.parts.lanes, "open_delayed", counted)
+    monkeypatch.setattr(Lanes, "open_delayed", counted)
     queue.parts.lanes.schedules = Racing(queue.parts.lanes.schedules)  # for good: it is the queue's from now on
     queue.put(b"a", delay_s=5)
     assert len(lanes) == 1

@@ -202,8 +202,7 @@ def test_counts_of_deliveries_survive_a_crash_where_they_matter(open_at: Open, s
 
 def crash(broker: qflow.Broker, copy: Path) -> None:
     """Leave what a kill would leave in another directory, and close the broker."""
-    (copy / "log").mkdir(parents=True)
-    broker.engine.log._env.copy_to(str(copy / "log"))
+    inside.copy_as_killed(broker, copy)
     broker.close()
 
 
@@ -223,9 +222,7 @@ def test_a_crash_at_any_commit_finds_a_message_in_one_place(open_spool: Open, sp
     def commit(txn: Any) -> None:
         real(txn)
         copy = tmp_path / f"copy{len(copies)}"
-        (copy / "log").mkdir(parents=True)
-        env.copy_to(str(copy / "log"))
-        copies.append(copy)
+        copies.append(inside.copy_as_killed(broker, copy))
 
     env.commit = commit  # type: ignore[method-assign]
     queue.get().nack()

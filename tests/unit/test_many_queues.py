@@ -13,6 +13,7 @@ import pytest
 import inside
 import qflow
 from qflow import Queue, upkeep
+from qflow.queues import tending
 from qflow.queues.tending import tick
 from qflow.streams.topic_filter import FilterTrie
 from unit.clocks import Clock
@@ -105,6 +106,44 @@ def rounds(broker: qflow.Broker, clock: Clock, ticked: list[str], number: int = 
         for step in (steps.tick, steps.sweep, steps.remove_settled, steps.hollow):
             step()
     return sorted(set(ticked))
+
+
+def test_time_takes_no_step_in_a_queue_that_only_holds_messages(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at without its lock, however many were put; one where time may do something is locked for that."""
+    broker = open_at(capacity_bytes="1MiB")
+    stepped: list[str] = []
+    in_steps = tending._in_steps
+
+    def note(parts: Any, step: Any) -> bool:
+        stepped.append(parts.context.name)
+        return in_steps(parts, step)
+
+    monkeypatch.setattr(tending, "_in_steps", note)
+    for n in range(MANY):
+        broker.declare_queue(f"q{n}", durable=n < 5).put(b"x")
+    names = ["held", "batch", "ttl", "later", "timed", "limit", "spilled"]
+    held, batch, _, later, timed, limit, spilled = (
+        broker.declare_queue(name, durable=False, **({"ttl_s": 5} if name == "ttl" else {})) for name in names
+    )
+    for queue in (held, batch):
+        queue.put(b"x")
+    kept = [held.get(), batch.get_many(1)]
+    broker.queue("ttl").put(b"x")
+    later.put(b"x", delay_s=9)
+    timed.put(b"x", ttl_s=9)
+    broker.alter_queue("limit", limit_messages=1, on_overflow=qflow.Overflow.REJECT)
+    limit.put(b"x")
+    with pytest.raises(qflow.QueueFull):
+        limit.put(b"x", timeout_s=0)
+    spilled.put_many([bytes(1000)] * 2000)
+    assert len(rounds(broker, clock, ticked)) == MANY + len(names)
+    assert sorted(set(stepped)) == sorted(names)
+    kept[0].ack()
+    stepped.clear()
+    rounds(broker, clock, ticked, 3)
+    assert stepped.count("held") == 2  # what was held is forgotten, and that was all
 
 
 def test_maintenance_looks_at_queues_that_have_changed(

@@ -14,6 +14,7 @@ import qflow
 from qflow import Overflow
 from qflow.config import QueueSettings
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.admission import Admission
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
 from unit.clocks import LONG_S, until
 
@@ -98,7 +99,7 @@ def test_what_an_empty_queue_would_not_admit_is_named(
 ) -> None:
     """Nobody waits, and nothing is dropped, for what cannot be."""
     with pytest.raises(qflow.InvalidArgument, match=named):
-        check_can_ever_fit("q", QueueSettings(**limits), Depth(*arriving))
+        check_can_ever_fit("q", QueueSettings(**limits), *arriving)
 
 
 @pytest.fixture(params=[True, False], ids=["durable", "transient"])
@@ -427,11 +428,11 @@ def test_64_producers_never_make_101_at_a_limit_of_100(open_spool: Open, policy:
     assert taken + 100 + len(refused) + stats.dropped_total + dead == 512
 
 
-def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open) -> None:
+def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """I15: whoever is interrupted at a limit holds nothing back afterwards."""
     queue = open_spool().declare_queue("q", limit_messages=1)
     queue.put(b"1")
-    real = queue.parts.admission.join_line
+    real = Admission.join_line
     struck = threading.Event()
 
     def join(*arguments: Any) -> None:
@@ -439,10 +440,9 @@ def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open) -> No
         struck.set()
         signal.raise_signal(signal.SIGINT)  # its handler runs in the main thread, which waits
 
-    queue.parts.admission.join_line = join  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Admission, "join_line", join)
         queue.put(b"2")
-    queue.parts.admission.join_line = real  # type: ignore[method-assign]
     assert struck.is_set()
     assert not inside.left_behind(queue)
     queue.get().ack()

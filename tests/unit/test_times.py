@@ -19,7 +19,9 @@ import qflow
 import qflow.aio
 from faults.seams import in_thread
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
-from qflow.queues import expiry, gets, tending
+from qflow.queues import expiry, tending
+from qflow.queues.gets import Gets
+from qflow.queues.getting import TURNS
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -77,7 +79,7 @@ def test_a_get_lets_others_have_the_lock_while_it_passes_expired_messages(
     with pytest.raises(qflow.QueueEmpty):
         queue.get(timeout_s=0)
     expired = queue.stats().expired_total
-    assert 0 < expired <= (gets.TURNS + 1) * 101
+    assert 0 < expired <= (TURNS + 1) * 101
     getting = queue.parts.gets.begin(1, LONG_S, single=True)
     while getting.step(None, may_work=True) is not None:
         before, expired = expired, queue.stats().expired_total
@@ -466,6 +468,38 @@ def test_a_get_looks_at_extended_leases_no_more_than_once_until_one_of_them_ends
     assert len(queue.get_many(300, timeout_s=0)) == 300
 
 
+@pytest.mark.parametrize("settings", [{"ack_timeout_s": 10}, {"ttl_s": 10}, {"max_deliveries": 3}], ids=str)
+def test_a_get_that_a_look_at_the_first_message_is_enough_for_looks_at_nothing_else(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool, settings: dict[str, Any]
+) -> None:
+    """By a thread and by a task; what has expired, came back or may have to come back is looked at more closely."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, priorities=2, **settings)
+    queue.put_many([b"%d" % number for number in range(5)])
+    queue.put(b"first", priority=1)
+    first = queue.get(0)  # from here on it is known when the first lease ends
+    assert [first.body, queue.get(0).body] == [b"first", b"0"]  # and that nothing of a higher priority is left
+    long_ways: list[object] = []
+    begin = Gets.begin
+    monkeypatch.setattr(Gets, "begin", lambda *given, **named: long_ways.append(given) or begin(*given, **named))
+    queue.put(b"second", priority=1)
+    assert queue.get(0).body == b"second"
+    assert len(long_ways) == 0
+    assert queue.get(0).body == b"1"
+    assert first_for_a_task(broker, 0) == b"2"
+    assert len(long_ways) == 1
+    first.nack()
+    clock.advance(11)
+    if "ttl_s" in settings:
+        with pytest.raises(qflow.QueueEmpty):
+            queue.get(0)
+    else:
+        again = queue.get(0)
+        assert (again.body, again.delivery_count) == (b"first", 2)
+    if "ack_timeout_s" in settings:
+        assert sorted(queue.get_many(9, timeout_s=0).bodies) == [b"0", b"1", b"2", b"3", b"4", b"second"]
+
+
 def test_all_that_is_held_for_too_long_goes_back_without_a_getter(open_at: Open, clock: Clock, durable: bool) -> None:
     """Some at once, the rest after a moment; what lies side by side goes back as one run."""
     queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
@@ -673,7 +707,7 @@ def test_after_reopening_a_get_waits_for_unread_delayed_messages_for_a_moment_on
 
     def slowly(runs: Any) -> bool:
         reads.append(runs)
-        clock.advance(0.03)
+        clock.advance(0.02)
         return restore_head(runs)
 
     monkeypatch.setattr(restorer, "restore_head", slowly)

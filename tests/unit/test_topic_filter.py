@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 
 from qflow.errors import InvalidArgument
 from qflow.streams import topic_filter as room
-from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic, matches
+from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic, matches, may_meet
 
 LEVELS = ["", "a", "b", "$x"]
 TOPICS = [topic for depth in (1, 2, 3) for levels in product(LEVELS, repeat=depth) if (topic := "/".join(levels))]
@@ -480,3 +480,10 @@ def test_readers_go_without_the_lock_of_the_writer() -> None:
         assert all(reader.result() for reader in readers)
     assert list(trie) == [("a/+", value) for value in always]
     assert all(trie.match(f"a/{number}") == tuple(always) for number in range(7))
+
+
+def test_two_filters_meet_where_some_topic_matches_both() -> None:
+    """Of all pairs of filters and all topics of three levels; the empty one, which nobody may publish, is one of them."""
+    matched = {text: {topic for topic in ["", *TOPICS] if matches(text, topic)} for text in FILTERS}
+    for one, other in product(FILTERS, repeat=2):
+        assert may_meet(one, other) == bool(matched[one] & matched[other]), (one, other)

@@ -14,6 +14,7 @@ import qflow
 from faults.seams import Faults, FaultyFiles, faulty_broker, in_thread
 from qflow import Overflow
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
+from qflow.queues.admission import Admission
 from unit.clocks import LONG_S, Clock, open_still, until
 
 Open = Callable[..., qflow.Broker]
@@ -740,13 +741,13 @@ def test_bodies_are_charged_while_a_commit_waits_for_room(
     queue = broker.declare_queue("q", durable=False, limit_messages=20)
     queue.put(b"")
     charged: list[int] = []
-    join_line = queue.parts.admission.join_line
+    join_line = Admission.join_line
 
     def joined(*arguments: Any) -> None:
         charged.append(broker.engine.desk._account.borrowed)
         join_line(*arguments)
 
-    monkeypatch.setattr(queue.parts.admission, "join_line", joined)
+    monkeypatch.setattr(Admission, "join_line", joined)
     other = broker.declare_queue("other", durable=False)
     with pytest.raises(qflow.QueueFull), broker.transaction(timeout_s=0.01) as tx:
         for _ in range(2):

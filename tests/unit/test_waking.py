@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from qflow.memory import waiting
 from qflow.memory.line import Alarm, Line
 from qflow.memory.waiting import shelter
 from qflow.message import OVERHEAD_BYTES
-from qflow.queues.admission import Admission
-from qflow.queues.gets import Getting
+from qflow.queues.admission import TURN, Admission
+from qflow.queues.getting import Getting
 from qflow.queues.putting import Putting
 from unit.clocks import LONG_S, until
 
@@ -54,14 +55,21 @@ def line_of(queue: qflow.Queue) -> Any:
 class Blocked:
     """A put that waits as a thread does, without one."""
 
-    def __init__(self, queue: qflow.Queue, body: bytes, *, alone: bool = True) -> None:
+    latest: Blocked
+    """The one that was made last."""
+
+    def __init__(
+        self, queue: qflow.Queue, body: bytes, *, alone: bool = True, waits: bool = True, timeout_s: float | None = None
+    ) -> None:
+        Blocked.latest = self
         self.queue = queue
         self.woken = 0
         puts = queue.parts.puts
         self.put = puts.draft([body], True, 0)
-        self.putting = puts.begin([self.put], None)
-        self.putting.alone = alone
-        assert self.go_on() is not None
+        self.putting = puts.begin([self.put], timeout_s)
+        self.putting.alone = self.putting.in_turn = alone
+        self.waits = self.go_on() is not None
+        assert self.waits or not waits
 
     def wake(self) -> None:
         self.woken += 1
@@ -200,6 +208,91 @@ def test_a_thread_that_is_to_wake_the_next_and_leaves_does_so(open_spool: Open) 
     assert [one.woken for one in line] == [1, 1, 1, 0]
     assert got == [b"1", b"2", b"3"]
     assert not inside.left_behind(queue)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"limit_messages": 100}, {"limit_bytes": 100}, {"limit_messages": 100, "limit_bytes": 100}]
+)
+def test_a_thread_puts_for_a_turn_and_then_waits_behind_those_that_have_their_places(
+    open_spool: Open, limits: dict[str, Any]
+) -> None:
+    """First come first served: no thread fills the queue while others wait to be woken. Its message does not wait."""
+    queue = open_spool().declare_queue("q", durable=False, resume_ratio=0, **limits)
+    queue.put_many([b"o"] * 100)
+    line = [Blocked(queue, b"%d" % number) for number in range(4)]
+    queue.get_many(100, 0).ack()
+    expected = [b"0", b"1", b"2", b"3"]
+    for number in range(3):
+        assert [one.woken for one in line] == [1] * (number + 1) + [0] * 3
+        assert line[number].go_on() is None
+        turn = put_until_it_waits(queue)
+        assert turn == TURN + 1  # the last of it, by a thread that waits now
+        line.append(Blocked.latest)
+        expected += [b"t"] * turn
+        assert len(queue) == len(expected)
+        assert Blocked(queue, b"t", waits=False, timeout_s=0).put.first == len(expected) + 100  # whoever may not wait
+        expected.append(b"t")
+    for number in range(3, 7):
+        assert [one.woken for one in line] == [1] * (number + 1) + [0] * (6 - number)
+        assert line[number].go_on() is None
+    assert [delivery.body for delivery in queue.get_many(100, 0)] == expected
+    assert not Blocked(queue, b"t", waits=False).waits
+    assert not inside.left_behind(queue)
+
+
+def test_a_thread_that_waits_for_its_turn_and_leaves_has_put(open_spool: Open) -> None:
+    """I15: what it waits for is no place; whoever is behind it is woken all the same."""
+    queue = open_spool().declare_queue("q", durable=False, limit_messages=100, resume_ratio=0)
+    queue.put_many([b""] * 100)
+    line = [Blocked(queue, b"%d" % number) for number in range(2)]
+    queue.get_many(100, 0).ack()
+    put_until_it_waits(queue)
+    left = Blocked.latest
+    put_until_it_waits(queue)
+    line += [left, Blocked.latest]
+    left.leave()
+    assert line[0].go_on() is None
+    line[1].leave()
+    assert [one.woken for one in line] == [1, 1, 0, 1]
+    assert line[3].go_on() is None
+    assert left.put.first >= 0
+    assert inside.left_behind(queue) == {}
+
+
+def test_a_handler_that_puts_at_the_limit_that_the_main_thread_waits_at_gets_through(
+    open_spool: Open, threads: list[threading.Thread]
+) -> None:
+    """I17: what it interrupts is admitted before it, and cannot go on; nobody waits for that."""
+    queue = open_spool().declare_queue("q", durable=False, limit_messages=3, resume_ratio=0)
+    queue.put_many([b"old"] * 3)
+
+    def interrupt() -> None:
+        until(lambda: len(line_of(queue)) == 1)
+        threads.append(threading.Thread(target=queue.put, args=(b"behind",)))
+        threads[-1].start()
+        until(lambda: len(line_of(queue)) == 2)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        until(lambda: len(line_of(queue)) == 3)
+        queue.get_many(3, 0).ack()
+
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, lambda *_: queue.put(b"handler"))
+    try:
+        threads.append(threading.Thread(target=interrupt))
+        threads[-1].start()
+        queue.put(b"main")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [delivery.body for delivery in queue.get_many(3, 0)] == [b"main", b"behind", b"handler"]
+
+
+def put_until_it_waits(queue: qflow.Queue) -> int:
+    """Put as one thread would, until it has to wait; return how many messages that were."""
+    puts = 1
+    while True:
+        if queue.parts.puts.put_at_once((b"t",)) is None and Blocked(queue, b"t", waits=False).waits:
+            return puts
+        puts += 1
 
 
 def test_a_higher_limit_admits_as_many_as_fit_and_a_lower_one_nobody(open_spool: Open) -> None:

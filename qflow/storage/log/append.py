@@ -8,14 +8,17 @@ from typing import Any
 from qflow.errors import CorruptionError
 from qflow.message import Record, is_logged
 from qflow.storage import blocks, encoding
-from qflow.storage.blocks import NO_PREVIOUS, BlockKey, Reference
+from qflow.storage.blocks import CHECKSUM_BYTES, NO_PREVIOUS, BlockKey, Reference, full_length
 from qflow.storage.encoding import Messages
 from qflow.storage.joining import Join
+from qflow.storage.log.changes import put_grown
 from qflow.storage.log.keys import key_of
 from qflow.storage.log.rows import Row
 
 TAIL_BYTES = 16 * 1024
 """The tail block grows under its key up to so many bytes."""
+STOOD_FOR_BYTES = 2**20
+"""References in one block stand for so many bytes at most, or for one body: of a block, all is given back together."""
 SMALL_TAIL_BYTES = 1600
 """And up to so many, however many lanes a commit writes to: about where LMDB begins to use pages of their own."""
 RESERVED_SEQUENCES = 2**16
@@ -107,11 +110,25 @@ def append_stand_ins(
     topics: Sequence[str] | None = None,
     join: Join = b"".join,
 ) -> Row:
-    """`append_messages` of records some of which are references; the row counts what those stand for."""
-    messages = Messages(records, list(map(len, records)), False, topics)
-    row = append_messages(txn, key, row, messages, now_ms, join=join)
-    longer = [record.size - len(record) for record in records if type(record) is Reference]
-    return row._replace(bytes=row.bytes + sum(longer), referring=key.first + len(records) if longer else row.referring)
+    """`append_messages` of records some of which are references; as long as what those stand for, for row and tail.
+
+    No block stands for more than `STOOD_FOR_BYTES`, or a single body: bodies are given back with their block.
+    """
+    lengths = list(map(full_length, records))
+    total = sum(lengths)
+    size = 0
+    refers = Reference in map(type, records)
+    for piece in encoding.split(lengths, STOOD_FOR_BYTES) if total >= STOOD_FOR_BYTES else (slice(0, len(records)),):
+        part = records[piece]
+        sizes = list(map(len, part))
+        size += sum(sizes)
+        messages = Messages(part, sizes, False, None if topics is None else topics[piece])
+        place = key._replace(first=key.first + piece.start) if piece.start else key
+        full_bytes = 0 if piece.start or total >= TAIL_BYTES else TAIL_BYTES
+        row = append_messages(txn, place, row, messages, now_ms, full_bytes, join)
+    if not refers:
+        return row
+    return row._replace(bytes=row.bytes + total - size, referring=key.first + len(records))
 
 
 def _grow_tail(
@@ -137,7 +154,8 @@ def _grow_tail(
         grown = _rewritten(value, place, floor, messages, [first + offset for offset in offsets], now_ms)
     if grown is None:
         return False
-    txn.put(stored, grown)
+    added = sum(messages.sizes)
+    put_grown(txn, stored, value, grown, encoding.payload_bytes(grown) - added, added + CHECKSUM_BYTES)
     return True
 
 

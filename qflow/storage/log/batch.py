@@ -20,12 +20,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qflow.errors import DiskFull
-from qflow.message import LANE_SHIFT, Record
+from qflow.message import Record
+from qflow.storage.blocks import Reference
 from qflow.storage.log import removal
 from qflow.storage.log.bodies import SHARED_BYTES, shared_among
 from qflow.storage.log.calls import Calls
 from qflow.storage.log.hollowing import Hollowed
-from qflow.storage.log.passes import NOWHERE, Passes
+from qflow.storage.log.lane import Lane
+from qflow.storage.log.parts import extend
 from qflow.storage.log.rows import Row, Settled
 
 if TYPE_CHECKING:
@@ -39,29 +41,6 @@ Work = Callable[["Environment", "AbstractContextManager[object]"], None]
 """What is done in place of a batch, given a context in which nobody reads."""
 
 
-class Publisher(Protocol):
-    """The queue behind a lane."""
-
-    def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
-        """Make confirmed messages of `size` bytes together visible."""
-
-    def publish_transient(self, put: Put) -> None:
-        """Assign sequences to a unit's put that is not logged (`put.first`), make it visible."""
-
-    def purged(self, ends: dict[int, int]) -> None:
-        """Drop everything below these ends, by the number of the lane."""
-
-    def refused(self, put: Put) -> None:
-        """Give back the room of a put that was not confirmed."""
-
-
-class TopicPublisher(Publisher, Protocol):
-    """The partition of a stream behind a lane."""
-
-    def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
-        """`publish` of a stream's messages, with their topics and the time they have in the log."""
-
-
 class Party(Protocol):
     """What is told of a unit's end, once, beside its caller: by the writer, in the order of the commits."""
 
@@ -70,50 +49,6 @@ class Party(Protocol):
 
     def refused(self, unit: Unit) -> None:
         """Nothing of it was confirmed, `unit.error` says why."""
-
-
-class Lane:
-    """A queue's lane as the log knows it. Changed by the writer only, except `next`; see `Puts` for who else.
-
-    One without a row belongs to a queue that is not logged: it is there for the puts of units.
-    """
-
-    __slots__ = (
-        "begins", "border", "broken", "full_tail", "is_logged", "lane", "leaves_gaps", "next", "owner", "passes",
-        "publisher", "remove_at", "removing", "row", "time_ms",
-    )  # fmt: skip
-
-    def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
-        self.is_logged = row is not None
-        row = row or Row()
-        self.owner = owner
-        self.lane = lane
-        self.row = row
-        self.next = row.next
-        """The next sequence to be assigned."""
-        self.begins = row.next
-        """The first sequence that this opening of the log assigns: see `eras`."""
-        self.publisher = publisher
-        self.leaves_gaps = False
-        """Messages that are not logged pass through it, so `row.next` must run ahead."""
-        self.time_ms = 0
-        """Of a stream's last message: the time of the next is not earlier, whatever the clock says."""
-        self.border = -1
-        """Where the last purge ended: settled ranges on its two sides are counted apart."""
-        self.full_tail = -1
-        """Where a tail block begins that was written last and is too large to grow: a look at it would copy it."""
-        self.remove_at = 0
-        """The floor at which settled blocks can be removed."""
-        self.removing = row.floor > lane << LANE_SHIFT  # a crash may have left some
-        """More settled blocks wait to be removed than one commit may."""
-        self.broken: BaseException | None = None
-        """Pages of its that a commit came by are damaged: nothing more can be written to it."""
-        self.passes = Passes(row.floor if row.marks else NOWHERE)  # at open nobody knows what was left
-
-    @property
-    def hollow_due(self) -> bool:
-        """Blocks above the floor should be looked at."""
-        return self.broken is None and self.passes.due
 
 
 class Request:
@@ -202,10 +137,29 @@ class Put(Request):
         self.refused = False
         """Its room was given back. By its publisher: callers who are interrupted at that do it again."""
 
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """Those that have its messages."""
+        return (self.lane,)
+
+    @property
+    def is_logged(self) -> bool:
+        return self.lane.is_logged
+
     def weight(self) -> int:
         return self.charged
 
+    def starts(self, lane: Lane, first: int) -> None:
+        """Note where it begins in a lane."""
+        self.first = first
+
+    def give_back(self) -> None:
+        """Give back its room, for it was not confirmed; twice is fine."""
+        self.lane.publisher.refused(self)
+
     def join(self, batch: Batch) -> None:
+        if self.lane in batch.spread_over:
+            batch.part()
         batch.puts.setdefault(self.lane, []).append(self)
         batch.size += self.charged
 
@@ -215,9 +169,9 @@ class Put(Request):
 
     def refuse(self, error: BaseException, call: Calls) -> None:
         self.error = error
-        call(self.lane.publisher.refused, self)
+        call(self.give_back)
 
-    def outcome(self) -> int:
+    def outcome(self) -> Any:
         return self.first
 
 
@@ -254,21 +208,24 @@ class Unit(Request):
 
     @property
     def is_logging(self) -> bool:
-        return self.size > 0 or any(put.lane.is_logged for put in self.puts)
+        return self.size > 0 or any(put.is_logged for put in self.puts)
 
     def weight(self) -> int:
-        return self.size + sum(put.charged for put in self.puts)
+        return self.size + sum(put.weight() for put in self.puts)
 
     def join(self, batch: Batch) -> None:
-        batch.size += self.weight()
+        batch.size += self.size
         for put in self.puts:
-            if put.lane.is_logged:
-                batch.puts.setdefault(put.lane, []).append(put)
-        if len(self.puts) > 1:
-            large = [put for put in self.puts if put.lane.is_logged and put.size >= SHARED_BYTES]
-            shared, saved = shared_among((put.records, put.sizes) for put in large)
+            if put.is_logged:
+                put.join(batch)
+        large = [put for put in self.puts if put.is_logged and put.size >= SHARED_BYTES]
+        holders = [(put.records, put.sizes) for put in large for _ in put.lanes]
+        if len(holders) > 1:
+            shared, saved = shared_among(holders)
             batch.shared |= shared
             batch.saved += saved
+            if shared:
+                batch.part()
         batch.units.append(self)
 
     def outcome(self) -> Any:
@@ -277,7 +234,7 @@ class Unit(Request):
     def publish(self, call: Calls) -> None:
         """Make the puts visible that are not logged, and tell the parties. By the writer, after the commit."""
         for put in self.puts:
-            if not put.lane.is_logged:
+            if not put.is_logged:
                 call(put.lane.publisher.publish_transient, put)
         for party in self.parties:
             call(party.committed, self)
@@ -311,11 +268,15 @@ class Settling(Request):
 class Order(Request):
     """Anything else: a function that adds it to a batch."""
 
-    __slots__ = ("_add", "alone")
+    __slots__ = ("_add", "after", "alone")
 
-    def __init__(self, add: Callable[[Batch], object], alone: Work | None = None) -> None:
+    def __init__(
+        self, add: Callable[[Batch], object], alone: Work | None = None, after: Iterable[Lane] | None = ()
+    ) -> None:
         super().__init__()
         self._add = add
+        self.after = after
+        """Puts into these lanes that were handed over before come before it, however long; None: all that was."""
         self.alone = alone
         """What is done instead of a transaction; such a request has a batch of its own."""
 
@@ -346,7 +307,9 @@ class Batch:
     gate: Lock
     """Held until it is done, if it holds requests. A thread that waits for it opens it for the next when it passes."""
     saved = 0
-    """How many bytes less it is that records are stored once."""
+    """How many bytes less it is that records are stored once, or ahead."""
+    references: Mapping[int, Reference] = MappingProxyType({})
+    """To records that are stored already, by the identity of those: see `ahead`."""
     hollowed: Mapping[Lane, Hollowed] = MappingProxyType({})
     """How far `hollows` came; empty if there was no room for that."""
     deleted: tuple[int, ...] = ()
@@ -354,6 +317,7 @@ class Batch:
     short = False
     """See `Request.short`."""
     is_part = turned = False
+    applies = False  # it is to be in the log itself, with all before it
     free = 0
     """Pages that were free in the file, if the disk was full."""
     size = 0
@@ -365,6 +329,10 @@ class Batch:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.puts: dict[Lane, list[Put]] = {}
+        self.spreads: list[Any] = []
+        """Puts of several lanes, the same of all of them, where nobody else puts anything; see `Spread`."""
+        self.spread_over: set[Lane] = set()
+        """Those lanes."""
         self.units: list[Unit] = []
         self.shared: dict[int, Record] = {}
         """Records that are stored once for several puts, by identity."""
@@ -379,6 +347,8 @@ class Batch:
         """Deleted queues, by number, a part of which is to be removed."""
         self.writes: list[Callable[[Any], None]] = []
         self.plan: list[Step] = []
+        self.spread_out: Any = None
+        """How its spreads leave the lanes that were written together; see `SpreadOut`."""
         self.removes = removal.REMOVED_AT_ONCE
         """Settled blocks of a lane that are removed, at most; less where it is a part of a batch, on a full disk."""
 
@@ -388,18 +358,16 @@ class Batch:
         request.batch = self
         request.join(self)
 
+    def part(self) -> None:
+        """Have each lane of its spreads put by itself: they meet others, or what is stored once."""
+        spreads, self.spreads, self.spread_over = self.spreads, [], set()
+        for spread in spreads:
+            for lane in spread.lanes:
+                self.puts.setdefault(lane, []).append(spread)
+
     def settle(self, lane: Lane, ranges: Iterable[Settled]) -> None:
         """Add settled ranges, joined with those before where they touch."""
-        parts = self.settled.setdefault(lane, [])
-        for first, end, messages, size in ranges:
-            last = parts[-1] if parts else None
-            # Corrections stay apart, and so do ranges without messages: they may overlap what was settled before.
-            if last and last[0] < last[1] == first < end and first != lane.border and (last[2] > 0) == (messages > 0):
-                last[1] = end
-                last[2] += messages
-                last[3] += size
-            else:
-                parts.append([first, end, messages, size])
+        extend(self.settled.setdefault(lane, []), ranges, lane.border)
 
     @property
     def is_empty(self) -> bool:
@@ -416,7 +384,12 @@ class Batch:
     @property
     def is_writing(self) -> bool:
         """It holds what may be refused for lack of room on the disk."""
-        return bool(self.puts) or any(unit.size for unit in self.units)
+        return bool(self.puts or self.spreads) or any(unit.size for unit in self.units)
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes it puts messages into."""
+        return len(self.puts) + len(self.spread_over)
 
     def all_settled(self) -> dict[Lane, list[list[int]]]:
         """Return what the batch settles, units included. A copy: what others settled outlives a unit's refusal."""
@@ -433,9 +406,14 @@ class Batch:
         for request in self.requests:
             if request.is_logging and request.error is None:
                 request.refuse(error, call)
-        self.puts, self.shared = {}, {}
+        self.puts, self.spreads, self.spread_over, self.shared = {}, [], set(), {}
         self.size = self.saved = 0
         self.units = [unit for unit in self.units if unit.error is None]
+
+    def let_go(self) -> None:
+        """Let go of what it held: whoever keeps a request keeps no bodies."""
+        self.requests, self.plan, self.puts, self.units, self.shared = [], [], {}, [], {}
+        self.spreads, self.spread_out = [], None
 
     def rest(self) -> Batch | None:
         """Return a batch of what is to be tried again where this one failed: who did not wait must not lose it."""

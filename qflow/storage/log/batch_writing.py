@@ -6,7 +6,6 @@ What it changes before the commit is the log's, and plans: lanes and queues lear
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -14,7 +13,7 @@ from qflow.errors import DiskFull, StorageError
 from qflow.message import Record
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages
-from qflow.storage.environment import DAMAGE, CannotGrow, Environment, LmdbError
+from qflow.storage.environment import DAMAGE, CannotGrow, Environment
 from qflow.storage.log import hollowing, removal
 from qflow.storage.log.append import (
     RESERVED_SEQUENCES,
@@ -23,14 +22,17 @@ from qflow.storage.log.append import (
     append_stand_ins,
     full_tail_bytes,
 )
-from qflow.storage.log.batch import Batch, Lane, Put, Step
-from qflow.storage.log.bodies import RELEASED_AT_ONCE, RELEASING_BYTES, Releases, Sharing
+from qflow.storage.log.batch import Batch, Put, Step
+from qflow.storage.log.bodies import FEW_RELEASED, RELEASED_AT_ONCE, RELEASING_BYTES, Releases, Sharing
 from qflow.storage.log.broken_lanes import LaneBroken, lane_errors
+from qflow.storage.log.confirming import FEW_LANES, SMALL_BYTES, Confirming
 from qflow.storage.log.hollowing import HOLLOWING_BYTES, Hollowed
 from qflow.storage.log.keys import BLOCKS, DAMAGED, queue_key
+from qflow.storage.log.lane import Lane
 from qflow.storage.log.marks import raise_attempts, settle_ranges
 from qflow.storage.log.parts import PAGES_A_PART, PAGES_ANYWAY, REMOVED_IN_A_PART
 from qflow.storage.log.rows import Row, purged_row, write_row
+from qflow.storage.log.spreading import Spreading
 from qflow.storage.streams import eras
 from qflow.storage.topics.records import delete_index
 
@@ -39,15 +41,23 @@ class BatchWriting:
     """See the module. One a log."""
 
     def __init__(
-        self, env: Environment, clock: Callable[[], float], copying: Lock, reading: Lock, shares: bool
+        self,
+        env: Environment,
+        confirming: Confirming,
+        clock: Callable[[], float],
+        copying: Lock,
+        reading: Lock,
+        shares: bool,
     ) -> None:
         """`copying` and `reading`: see `Writer`; `shares`: there may be shared bodies."""
         self._env = env
+        self._confirming = confirming
         self._copying = copying
         self._reading = reading
         self._clock = clock
         self._shares = shares
         self._releases = Releases()
+        self._spreading = Spreading()
         self._era = eras.new_era()
         self.gone: list[int] = []
         """Numbers of messages in lanes that were deleted, to be counted out."""
@@ -60,7 +70,7 @@ class BatchWriting:
             DiskFull: there is no room for it; nothing was begun.
         """
         env = self._env
-        lanes = len(batch.puts) + len(batch.settled)
+        lanes = batch.lanes + len(batch.settled)
         marks = sum(map(len, batch.settled.values())) if batch.settled else 0
         if batch.units:
             parts = [ranges for unit in batch.units for _, ranges in unit.settles]
@@ -70,9 +80,10 @@ class BatchWriting:
         if batch.attempts:
             marks += 2 * sum(map(len, batch.attempts.values()))
         size = batch.size - batch.saved
-        value_bytes = size * 2 + len(batch.puts) * TAIL_BYTES
+        value_bytes = size * 2 + batch.lanes * TAIL_BYTES
         values = lanes * 4 + marks + size // 32768 + 4 * len(batch.writes) + 20 * len(batch.damaged)
         hollows = batch.hollows
+        few: int | None = None
         releases = self._releases
         releases.left = RELEASED_AT_ONCE
         if hollows or self._shares:
@@ -83,28 +94,32 @@ class BatchWriting:
             except StorageError:  # the reserve is for others; it is tried again later
                 hollows = []
                 if self._shares and not (0 < batch.removes <= REMOVED_IN_A_PART and batch.free >= 2 * PAGES_A_PART):
-                    releases.left, batch.short = 0, True
+                    releases.left = few = self._few_releases(batch, value_bytes, values)
+                    values += few
         settles_only = not batch.is_writing
         self._make_room(batch, value_bytes, values + 4 * len(batch.deletes), settles_only=settles_only)
         batch.committing = False
         hollowed: dict[Lane, Hollowed] = {}
         batch.hollowed = hollowed
-        txn = env.begin(write=True)
+        confirming = self._confirming
+        is_small = batch.size <= SMALL_BYTES and lanes <= FEW_LANES and not batch.applies
+        txn = confirming.begin(small=is_small)
         try:
             for lane in hollows:
                 with lane_errors(lane, env.path):
                     hollowed[lane] = _hollow(txn, lane, releases)
-            batch.plan = self._write(txn, batch, releases)
+            batch.plan = self._write(txn, batch)
+            batch.short |= releases.left == few  # none was
             batch.committing = True
-            env.commit(txn)
+            confirming.confirm(txn)
         except BaseException:
-            with suppress(LmdbError):  # raised where it has ended
-                txn.abort()
+            confirming.roll_back()
             raise
         batch.committed = True
 
     def grow_map(self) -> None:
         """Grow the map, or end its confinement, when nobody reads or copies."""
+        self._confirming.roll_back()
         with self._copying, self._reading:
             self._env.grow_map()
 
@@ -112,12 +127,19 @@ class BatchWriting:
         """Make the file large enough for a transaction, or have it do with what is free in the file."""
         while self.gone:
             self._env.messages -= self.gone.pop()
+        confirming = self._confirming
+        written_bytes, written = confirming.written
         try:
-            self._env.make_room(value_bytes, values, settles_only=settles_only)
+            self._env.make_room(value_bytes + written_bytes, values + written, settles_only=settles_only)
         except CannotGrow as error:
+            if confirming.pending:  # what was confirmed has its room; what is new finds some without it, or not
+                confirming.apply()
+                self._make_room(batch, value_bytes, values, settles_only=settles_only)
+                return
             full = DiskFull(str(error))
             if not self._copying.acquire(blocking=False):  # the map must not move while it is copied
                 raise full from error
+            confirming.roll_back()
             try:
                 with self._reading:
                     batch.free = self._env.confine(value_bytes, values, settles_only=settles_only)
@@ -127,7 +149,15 @@ class BatchWriting:
             if not batch.free or (settles_only and (batch.removes > REMOVED_IN_A_PART or not fits)):
                 raise full from error
 
-    def _write(self, txn: Any, batch: Batch, releases: Releases) -> list[Step]:
+    def _few_releases(self, batch: Batch, value_bytes: int, values: int) -> int:
+        """Return how many references can be counted down where there is no room for many: else a full disk stays so."""
+        try:
+            self._make_room(batch, value_bytes, values + FEW_RELEASED, settles_only=not batch.is_writing)
+        except StorageError:
+            return 0
+        return FEW_RELEASED
+
+    def _write(self, txn: Any, batch: Batch) -> list[Step]:
         for write in batch.writes:
             write(txn)
         for unit in batch.units:
@@ -140,16 +170,24 @@ class BatchWriting:
         now_ms = int(self._clock() * 1000)
         settled = batch.all_settled()
         sharing = None
-        if batch.shared:
+        if batch.shared or batch.references:
             self._shares = True
-            sharing = Sharing(txn, batch.shared, now_ms, self._env.join)
+            sharing = Sharing(txn, batch.shared, now_ms, self._env.join, batch.references)
         lanes: dict[Lane, Any] = {**settled, **batch.puts}
         if batch.purges:
             lanes |= dict.fromkeys(batch.purges)
+        puts: dict[Lane, Sequence[Put]] = {**batch.puts}
+        if spreads := batch.spreads:
+            batch.spread_out = out = self._spreading.write(
+                txn, spreads, _joined(spreads), lanes, now_ms, self._env.path
+            )
+            puts |= dict.fromkeys(out.rest(), spreads)
+            lanes |= puts
         plan = []
         for lane in lanes:
             try:
-                plan.append(self._write_lane(txn, batch, lane, settled.get(lane), sharing, releases, now_ms))
+                step = self._write_lane(txn, batch, lane, settled.get(lane), puts.get(lane, ()), sharing, now_ms)
+                plan.append(step)
             except DAMAGE as error:
                 raise LaneBroken(lane, error, self._env.path) from error
         if sharing is not None:
@@ -160,7 +198,7 @@ class BatchWriting:
                     _write_attempts(txn, {lane: counts}, {step.lane: step.row for step in plan})
         if batch.deletes:
             with lane_errors(None, self._env.path):
-                batch.deleted = _write_deletes(txn, batch.deletes, batch.removes, releases)
+                batch.deleted = _write_deletes(txn, batch.deletes, batch.removes, self._releases)
         return plan
 
     def _write_lane(
@@ -169,8 +207,8 @@ class BatchWriting:
         batch: Batch,
         lane: Lane,
         settled: list[list[int]] | None,
+        puts: Sequence[Put],
         sharing: Sharing | None,
-        releases: Releases,
         now_ms: int,
     ) -> Step:
         owner, number, row = lane.owner, lane.lane, lane.row
@@ -183,7 +221,6 @@ class BatchWriting:
         if lane in batch.purges:
             purged_to = first
             row = purged_row(row, first)
-        puts = batch.puts.get(lane, [])
         records: list[Record] = []
         topics: Sequence[str] | None = None
         size = 0
@@ -193,12 +230,12 @@ class BatchWriting:
             if topics is not None:
                 now_ms = max(now_ms, lane.time_ms)
             for put in puts:
-                put.first = following
+                put.starts(lane, following)
                 following += len(put.records)
                 size += put.size
             key = BlockKey(BLOCKS, owner, number, first)
             if sharing is None:
-                full_bytes = 0 if row.tail == lane.full_tail else full_tail_bytes(len(batch.puts))
+                full_bytes = 0 if row.tail == lane.full_tail else full_tail_bytes(batch.lanes)
                 row = append_messages(txn, key, row, messages, now_ms, full_bytes, self._env.join)
                 if messages.sizes[-1] >= TAIL_BYTES:
                     lane.full_tail = row.tail
@@ -210,7 +247,7 @@ class BatchWriting:
         row = tuple.__new__(Row, (max(row.next, following + ahead), *row[1:]))  # as in `append`
         remove_at, removing = lane.remove_at, False
         if row.floor >= remove_at:
-            remove_at, removing = removal.remove_settled(txn, owner, number, row, batch.removes, releases)
+            remove_at, removing = removal.remove_settled(txn, owner, number, row, batch.removes, self._releases)
         write_row(txn, owner, number, row)
         return Step(
             lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing, topics, now_ms

@@ -4,11 +4,16 @@
     BODIES  0  0  0           the last number that was given
     BODIES  0  0  number      a block of one record; numbers are even
     BODIES  0  0  number + 1  how many references to it are in blocks: beside the body, on the same page
+    META    ahead             the numbers of bodies that are stored ahead of the commit that refers to them, if any are
 
 A queue's block holds a `Reference` in place of such a record. It is counted when it is written and counted down when it
 leaves the log for good, with its block or out of it, in the same transaction; at 0 the body goes. Numbers are never
 given twice, so a reference finds its body or none. Counts carry a CRC-32, bodies are blocks and have checksums of their
 own. A count that is damaged is left as it is, with its body: too much is kept, and nothing is lost.
+
+Bodies may be stored ahead, with their counts, in commits of their own: see `ahead`. The first of those notes all their
+numbers, and the commit with the references removes the note; where it still stands when a log is opened, the bodies
+that it names are removed. Who does not know the note finds bodies that count too many references, and keeps them.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from qflow.errors import CorruptionError
@@ -25,6 +31,7 @@ from qflow.storage.blocks import BlockKey, Reference
 from qflow.storage.encoding import Messages
 from qflow.storage.joining import Join
 from qflow.storage.log import table
+from qflow.storage.log.keys import meta_key
 from qflow.storage.log.sealing import seal, unseal
 
 BODIES = 7
@@ -32,6 +39,8 @@ SHARED_BYTES = 4096
 """A record of this size is stored once if several queues get it."""
 RELEASED_AT_ONCE = encoding.MAX_MESSAGES
 """References counted down in one transaction, at most: no block holds more."""
+FEW_RELEASED = 16
+"""And so many where the disk is full, out of the reserve."""
 RELEASING_BYTES = 4096 * RELEASED_AT_ONCE
 """Room for that: each count may lie on a page of its own."""
 
@@ -47,6 +56,7 @@ def key_of_body(number: int) -> bytes:
 
 
 _LAST_GIVEN = key_of_body(0)
+_AHEAD = meta_key("ahead")
 
 
 def _sealed(key: bytes, number: int) -> bytes:
@@ -83,19 +93,22 @@ def shared_among(puts: Iterable[tuple[list[Record], list[int]]]) -> tuple[dict[i
 class Sharing:
     """The bodies that one transaction stores, and how often it refers to each."""
 
-    def __init__(self, txn: Any, records: Mapping[int, Record], now_ms: int, join: Join = b"".join) -> None:
-        """Store records, given by their identity."""
+    def __init__(
+        self,
+        txn: Any,
+        records: Mapping[int, Record],
+        now_ms: int,
+        join: Join = b"".join,
+        ahead: Mapping[int, Reference] = MappingProxyType({}),
+    ) -> None:
+        """Store records, given by their identity, beside those that were stored ahead."""
         self._txn = txn
-        self._references: dict[int, Reference] = {}
+        self._references = dict(ahead)
         self._counts: Counter[int] = Counter()
-        number = _last_number(txn)
-        for identity, record in records.items():
-            number += 2
-            messages = Messages([record], [len(record)], is_plain([record]))
-            key = BlockKey(BODIES, NOBODY, 0, number)
-            txn.put(key_of_body(number), join(encoding.encode_sections(key, messages, time_ms=now_ms)))
-            self._references[identity] = Reference(number, len(record))
-        txn.put(_LAST_GIVEN, _sealed(_LAST_GIVEN, number))
+        self._counted = {reference.number for reference in ahead.values()}
+        if records:
+            for (identity, record), number in zip(records.items(), new_numbers(txn, len(records)), strict=True):
+                self._references[identity] = store(txn, number, record, now_ms, join)
 
     def stand_ins(self, records: list[Record]) -> list[Record]:
         """Return records with references in place of those that are stored."""
@@ -107,8 +120,62 @@ class Sharing:
     def finish(self) -> None:
         """Write the counts, when every reference is in its block."""
         for number, count in self._counts.items():
-            key = key_of_body(number + 1)
-            self._txn.put(key, _sealed(key, count))
+            if number not in self._counted:
+                write_count(self._txn, number, count)
+
+
+def new_numbers(txn: Any, count: int) -> range:
+    """Return numbers for so many bodies; they are given from now on."""
+    first = _last_number(txn) + 2
+    numbers = range(first, first + 2 * count, 2)
+    txn.put(_LAST_GIVEN, _sealed(_LAST_GIVEN, numbers[-1]))
+    return numbers
+
+
+def store(txn: Any, number: int, record: Record, now_ms: int, join: Join) -> Reference:
+    """Write a body, without its count."""
+    messages = Messages([record], [len(record)], is_plain([record]))
+    key = BlockKey(BODIES, NOBODY, 0, number)
+    txn.put(key_of_body(number), join(encoding.encode_sections(key, messages, time_ms=now_ms)))
+    return Reference(number, len(record))
+
+
+def write_count(txn: Any, number: int, count: int) -> None:
+    key = key_of_body(number + 1)
+    txn.put(key, _sealed(key, count))
+
+
+# Stored ahead --------------------------------------------------------------------------------------------------------
+
+
+def note_ahead(txn: Any, numbers: range) -> None:
+    """Note that these bodies are stored for a commit that is still to come."""
+    txn.put(_AHEAD, seal(numbers.start.to_bytes(8, "little") + numbers.stop.to_bytes(8, "little"), _AHEAD))
+
+
+def forget_ahead(txn: Any) -> None:
+    txn.delete(_AHEAD)
+
+
+def noted_ahead(txn: Any) -> range:
+    """Return the numbers of bodies that are stored ahead; none if there is no note, or it is damaged."""
+    value = txn.get(_AHEAD)
+    with suppress(CorruptionError):
+        if value is not None:
+            note = unseal(value, "the note of bodies stored ahead", _AHEAD)
+            return range(int.from_bytes(note[:8], "little"), int.from_bytes(note[8:], "little"), 2)
+    return range(0)
+
+
+def remove_ahead(txn: Any, numbers: range, limit: int) -> bool:
+    """Remove bodies that nothing refers to, and their counts: so many records at most; return whether more are left.
+
+    The note goes with the last of them.
+    """
+    more = table.delete_between(txn, key_of_body(numbers.start), key_of_body(numbers.stop), limit) == limit
+    if not more:
+        forget_ahead(txn)
+    return more
 
 
 def _last_number(txn: Any) -> int:
@@ -192,8 +259,11 @@ def problems(txn: Any, found: Mapping[int, int]) -> Iterator[str]:
     """Compare bodies and counts with the references that were found: how many of each number; tell what differs."""
     bodies: set[int] = set()
     counts: dict[int, int] = {}
+    ahead = noted_ahead(txn)
     for key in table.keys(txn, key_of_body(1), table.behind(_PREFIX)):
         number = table.number_of(key)
+        if ahead.start <= number < ahead.stop:
+            continue
         if number % 2 == 0:
             bodies.add(number)
             continue

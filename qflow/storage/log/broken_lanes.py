@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from qflow.storage.environment import DAMAGE, log_error
-from qflow.storage.log.batch import Batch, Lane, Unit
+from qflow.storage.log.batch import Batch, Unit
 from qflow.storage.log.calls import Calls
+from qflow.storage.log.lane import Lane
 
 
 class LaneBroken(Exception):
@@ -36,6 +37,7 @@ def refuse_lane(batch: Batch, broken: LaneBroken, call: Calls) -> None:
         batch.deletes, batch.short = [], True
         return
     lane.broken = error
+    batch.part()
     units = [unit for unit in batch.units if lane in _lanes_of(unit)]
     theirs = {id(put) for unit in units for put in unit.puts}
     for put in batch.puts.pop(lane, []):
@@ -56,4 +58,4 @@ def refuse_lane(batch: Batch, broken: LaneBroken, call: Calls) -> None:
 
 
 def _lanes_of(unit: Unit) -> set[Lane]:
-    return {put.lane for put in unit.puts} | {lane for lane, _ in unit.settles}
+    return {lane for put in unit.puts for lane in put.lanes} | {lane for lane, _ in unit.settles}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from qflow.errors import DiskFull
+from qflow.errors import DiskFull, StorageError
 from qflow.storage.environment import Environment, MapFull
-from qflow.storage.log.batch import Batch, Publisher, Step, TopicPublisher
+from qflow.storage.log.batch import Batch, Step
 from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.broken_lanes import LaneBroken, refuse_lane
 from qflow.storage.log.calls import Calls
+from qflow.storage.log.confirming import Confirming
+from qflow.storage.log.lane import Publisher, TopicPublisher
 from qflow.storage.log.parts import REMOVED_IN_A_PART, cut, joined
 from qflow.storage.log.recovery import touch
 
@@ -18,9 +20,17 @@ from qflow.storage.log.recovery import touch
 class Committing:
     """See the module. One a log, of the writer alone."""
 
-    def __init__(self, env: Environment, writing: BatchWriting, failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        confirming: Confirming,
+        writing: BatchWriting,
+        failed: Callable[[BaseException], None],
+    ) -> None:
         """`failed` is told of what leaves the log, or those behind it, in a state that nobody knows."""
         self._env = env
+        self._confirming = confirming
+        confirming.failed = failed
         self._writing = writing
         self._failed = failed
         self.commits = 0
@@ -45,6 +55,14 @@ class Committing:
             else:
                 self.commits += 1
                 return
+
+    def apply(self) -> None:
+        """Have everything in the log that was confirmed."""
+        while True:
+            try:
+                return self._confirming.apply()
+            except MapFull:
+                self._grow_map()
 
     def _goes_on(self, batch: Batch, error: DiskFull) -> bool:
         """Leave out of a batch what finds no room on the disk; return whether to write what is left."""
@@ -116,6 +134,19 @@ def _full(path: str) -> DiskFull:
     return DiskFull(f"the log {path} is full, and the disk has no room for more: free some space and try again")
 
 
+def conclude(batch: Batch, env: Environment) -> None:
+    """Publish what was committed, or refuse what was not; raise what was raised meanwhile, when all is done."""
+    calls = Calls()
+    if batch.committed:
+        publish(batch, env, calls)
+    else:
+        error = batch.error or StorageError("the batch was not written")
+        for request in batch.requests:
+            if request.error is None:
+                request.refuse(error, calls)
+    calls.raise_first()
+
+
 def publish(batch: Batch, env: Environment, call: Calls) -> None:
     """Make visible what was committed."""
     plan = batch.plan
@@ -131,6 +162,8 @@ def publish(batch: Batch, env: Environment, call: Calls) -> None:
                 lane.time_ms = time_ms
                 publisher = cast(TopicPublisher, lane.publisher)
                 call(publisher.publish_topics, first, records, topics, size, time_ms)
+    if batch.spread_out is not None:
+        batch.spread_out.publish(env, call)
     for lane, hollowed in batch.hollowed.items():
         lane.passes.note(hollowed, lane.row.tail)
     for unit in batch.units:

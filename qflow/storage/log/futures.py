@@ -6,9 +6,21 @@ import logging
 import threading
 from queue import SimpleQueue
 
-from qflow.storage.log.batch import Request
+from qflow.storage.log.batch import Batch, Request
+from qflow.storage.log.calls import Calls
 
 _logger = logging.getLogger("qflow")
+
+
+def mark_done(batch: Batch) -> int:
+    """Have each request of a batch say what became of it; return how many of their callers wait at its gate."""
+    waiting = 0
+    for request in batch.requests:
+        if request.error is None:
+            request.error = batch.error
+        request.done = True  # who looks for this afterwards waits at the gate, or has left a call, before
+        waiting += request.rung
+    return waiting
 
 
 class Teller:
@@ -20,9 +32,19 @@ class Teller:
         self._thread = threading.Thread(target=self._run, name="qflow-futures", daemon=True)
         self._thread.start()
 
-    def resolve(self, requests: list[Request]) -> None:
-        """Resolve the futures of requests that are done, soon. By the writer."""
-        self._requests.put(requests)
+    def tell(self, batch: Batch) -> None:
+        """Tell those who wait for requests of a batch otherwise; have its futures resolved, soon. By the writer."""
+        call = Calls()
+        futures: list[Request] = []
+        for request in batch.requests:
+            if request.told is not None:
+                call(request.told)
+            if request.future is not None:
+                futures.append(request)
+        if futures:
+            self._requests.put(futures)
+        if call.error is not None:
+            _logger.error("%s: somebody could not be told of a commit", self._name, exc_info=call.error)
 
     def end(self) -> None:
         """Return when all are resolved; a callback that calls this is the exception. The writer has ended."""

@@ -8,7 +8,7 @@
     ATTEMPTS owner lane  first sequence      earlier deliveries of a range: its end and their number; none overlap
     DAMAGED owner  lane  first sequence      a block that did not match its checksum, kept as it was found
     QUEUES  owner                            name, incarnation, settings (JSON)
-    META    name                             format, uuid, clean mark
+    META    name                             format, uuid, clean mark, the last record of the journal that is in here
     BODIES  0  0  number                     what several queues share: see `bodies.py`
     ERAS    owner  lane  first sequence      by which opening a stream's messages were written: see `eras.py`
 
@@ -31,13 +31,19 @@ from typing import Any
 from qflow.storage.log import table
 
 BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META, ERAS, WINDOWS = 1, 2, 3, 4, 5, 6, 15, 16
-FORMAT = 5
+FORMAT = 6
 OLDEST_FORMAT = 4
-"""In which all that was settled above the floor lies in ranges. It is read, and carried over where it is opened."""
+"""In which all that was settled above the floor lies in ranges. It is read, and carried over where it is opened.
+
+Format 5 has no journal.
+"""
 LAST_LANE = 255
 
 _KEY = struct.Struct(">BIBQ")
 _OWNER = struct.Struct(">BI")
+_LANE = struct.Struct(">BIB")
+pack_lane = _LANE.pack
+"""Returns what the keys of a lane in a table begin with; given the table, the owner, the lane."""
 
 
 def key_of(table_number: int, owner: int, lane: int, first: int) -> bytes:

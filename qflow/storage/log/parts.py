@@ -39,6 +39,19 @@ class Part(NamedTuple, Generic[L]):
     attempts: dict[L, list[Attempts]]
 
 
+def extend(settled: list[Settled], ranges: Iterable[Sequence[int]], border: int) -> None:
+    """Add settled ranges of a lane, joined with those before where they touch, but at `border`."""
+    for first, end, messages, size in ranges:
+        last = settled[-1] if settled else None
+        # Corrections stay apart, and so do ranges without messages: they may overlap what was settled before.
+        if last and last[0] < last[1] == first < end and first != border and (last[2] > 0) == (messages > 0):
+            last[1] = end
+            last[2] += messages
+            last[3] += size
+        else:
+            settled.append([first, end, messages, size])
+
+
 def cut(settled: Mapping[L, Sequence[Settled]], attempts: Mapping[L, Sequence[Attempts]], free: int) -> list[Part[L]]:
     """Cut what a batch settles into parts that each take half of the free pages at most, or hold a single range.
 

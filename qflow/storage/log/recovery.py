@@ -70,7 +70,11 @@ def first_records(uuid: UUID) -> dict[bytes, bytes]:
 
 def copy_records(uuid: UUID, origin: UUID) -> dict[bytes, bytes]:
     """Return what makes a copy a log of its own. Its state stays: it opens as the original would after a crash now."""
-    return {meta_key("uuid"): seal(uuid.bytes), meta_key("origin"): seal(origin.bytes)}
+    return {
+        meta_key("uuid"): seal(uuid.bytes),
+        meta_key("origin"): seal(origin.bytes),
+        meta_key("journal"): seal(bytes(9)),  # it has none
+    }
 
 
 def read_origin(txn: Any, path: str) -> UUID | None:
@@ -143,11 +147,8 @@ def read_log(env: Environment) -> Recovery:
             broken[owner] = text
 
 
-def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recovery:
-    """Read what the log says.
-
-    Args:
-        broken: owners whose rows are known to be unreadable, and why; see `read_log`.
+def read_identity(txn: Any, path: str) -> tuple[UUID, bool]:
+    """Return the uuid of a log, and whether it was closed.
 
     Raises:
         FormatTooNew: it was written by a newer version.
@@ -169,6 +170,20 @@ def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recove
             f"{path} has format {version}, from before the first release; this qflow reads {OLDEST_FORMAT} and later: "
             "drain it with the version that wrote it, or open another directory. It was left as it is"
         )
+    return UUID(bytes=values["uuid"]), values["state"] == CLEAN
+
+
+def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recovery:
+    """Read what the log says.
+
+    Args:
+        broken: owners whose rows are known to be unreadable, and why; see `read_log`.
+
+    Raises:
+        FormatTooNew: it was written by a newer version.
+        CorruptionError: it is not a log of ours, or its first records are damaged.
+    """
+    uuid, clean = read_identity(txn, path)
     found: dict[str, list[QueueRecord]] = {QUEUE: [], STREAM: [], CURSOR: []}
     problems: list[str] = []
     unread: set[int] = set()
@@ -191,8 +206,8 @@ def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recove
             )
             unread.add(owner)
     return Recovery(
-        UUID(bytes=values["uuid"]),
-        values["state"] == CLEAN,
+        uuid,
+        clean,
         found[QUEUE],
         found[STREAM],
         found[CURSOR],

@@ -89,13 +89,18 @@ def read_rows(txn: Any, owner: int) -> dict[int, Row]:
     return rows
 
 
+def sealed_row(row: Row) -> bytes:
+    """Return a row as it is written."""
+    return seal(_ROW.pack(*row))
+
+
 def write_row(txn: Any, owner: int, lane: int, row: Row) -> None:
-    txn.put(_key(owner, lane), seal(_ROW.pack(*row)))
+    txn.put(_key(owner, lane), sealed_row(row))
 
 
 def renew_row(txn: Any, owner: int, lane: int, row: Row) -> None:
     """Write a row where another one is there: a page that is not touched is not copied."""
-    key, value = _key(owner, lane), seal(_ROW.pack(*row))
+    key, value = _key(owner, lane), sealed_row(row)
     if txn.get(key) != value:
         txn.put(key, value)
 

@@ -30,11 +30,14 @@ from qflow.storage.files import (
     Files,
     acquire_lock,
     check_filesystem,
-    make_directories,
+    make_place,
     storage_error,
 )
-from qflow.storage.log import recovery
+from qflow.storage.log import carrying, recovery
+from qflow.storage.log.confirming import NOTHING, read_held
 from qflow.storage.log.directory import DATA, LOG, STAGED, check_log_directory, put_in_place, staging, sync_staged
+from qflow.storage.log.journal import Found
+from qflow.storage.log.overlay import Overlay
 from qflow.storage.log.recovery import Recovery
 
 _logger = logging.getLogger("qflow")
@@ -70,7 +73,7 @@ def make_snapshot(
         if existed:
             _check_empty(target, files)
         else:
-            make_directories(files, target)
+            make_place(files, target, "the directory of a snapshot")
         lock = acquire_lock(target)
     except OSError as error:
         raise storage_error(error, "make the directory of a snapshot", target) from error
@@ -117,7 +120,9 @@ def _check_empty(target: str, files: Files) -> None:
 
 def _copy(source: Environment, target: str, files: Files) -> SnapshotReport:
     staged = staging(target, files)
+    more = Overlay(source, files).unapplied()
     source.copy_to(staged)
+    problems = [] if more is None else _bring_up(staged, more, files)
     found = _read(staged, files)
     uuid = uuid4()
     put_pairs(staged, recovery.copy_records(uuid, found.uuid))
@@ -135,8 +140,21 @@ def _copy(source: Environment, target: str, files: Files) -> SnapshotReport:
         messages=sum(row.messages for row in rows),
         bytes=sum(row.bytes for row in rows),
         log_bytes=files.lstat(os.path.join(target, LOG, DATA)).st_size,
-        problems=tuple(found.problems),
+        problems=(*found.problems, *problems),
     )
+
+
+def _bring_up(log: str, more: Found, files: Files) -> list[str]:
+    """Have in a copy what the journal held beyond it; return what was wrong with that, in words."""
+    env = Environment(log, files)
+    try:
+        with env.reading() as txn:
+            if read_held(txn, log).applied != more.applied:
+                return []  # the log was committed to before it was copied: it holds that
+        carrying.apply(env, more, NOTHING, step_bytes=0)
+        return more.problems
+    finally:
+        env.close()
 
 
 def _read(log: str, files: Files) -> Recovery:
@@ -249,6 +267,7 @@ def open_to_read(spool: str, files: Files, *, readahead: bool = False) -> Enviro
             if check_log_directory(path):
                 env = Environment(path, files, read_only=True, readahead=readahead)
                 if _place(path, files) == lay:
+                    env.seen = Overlay(env, files).over
                     return env
                 env.close()  # of two moments: the lock of one log, perhaps, and the data of another
             elif lay is None and not (files.exists(log) or files.exists(old)):

@@ -15,7 +15,9 @@ from typing import Any
 from qflow.errors import BrokerClosed, BrokerFailed, Reentered
 from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log import bodies, removal
-from qflow.storage.log.batch import Lane, Order, Party, Put, Request, Settling, Unit, Work
+from qflow.storage.log.batch import Order, Party, Put, Request, Settling, Unit, Work
+from qflow.storage.log.confirming import NOTHING, Confirming
+from qflow.storage.log.lane import Lane
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.table import LAST
 from qflow.storage.log.writer import BeingCopied, Writer
@@ -26,13 +28,17 @@ __all__ = ["Lane", "Party", "Put", "Request", "TransactionLog", "Unit"]
 class TransactionLog:
     """The log of one spool. Thread-safe."""
 
-    def __init__(self, env: Environment, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, env: Environment, clock: Callable[[], float] = time.time, confirming: Confirming | None = None
+    ) -> None:
+        """`confirming`: None commits each batch."""
         self._env = env
         self._reading = threading.Lock()  # held by readers, and to grow the map, which needs no reader
         self._closed = False
-        with self.read() as txn:
-            shares = bodies.any_stored(txn)
-        self._writer = Writer(env, clock, self._reading, shares)
+        with env.reading() as txn:
+            shares, left = bodies.any_stored(txn), bodies.noted_ahead(txn)
+        confirming = confirming or Confirming(env, None, None, NOTHING)
+        self._writer = Writer(env, confirming, clock, self._reading, shares, left)
 
     # Handing over ----------------------------------------------------------------------------------------------------
 
@@ -73,7 +79,7 @@ class TransactionLog:
     def purge(self, lanes: Iterable[Lane]) -> Request:
         """Settle everything of some lanes that is committed when this is."""
         wanted = set(lanes)
-        return self._order(lambda batch: batch.purges.update(wanted))
+        return self._hand_over(Order(lambda batch: batch.purges.update(wanted), after=wanted))
 
     def write(self, write: Callable[[Any], Any], lanes: Iterable[Lane] = ()) -> Request:
         """Run a function inside a transaction; it may run twice, if the first one fails.
@@ -100,7 +106,7 @@ class TransactionLog:
 
     def delete(self, owner: int) -> Request:
         """Remove a bounded part of what a deleted queue left; see `Request.deleted`."""
-        return self._order(lambda batch: batch.deletes.append(owner))
+        return self._hand_over(Order(lambda batch: batch.deletes.append(owner), after=None))
 
     def forget(self, lanes: Iterable[Lane]) -> None:
         """Keep no room for settling what lanes hold that were deleted."""
@@ -182,7 +188,7 @@ class TransactionLog:
         """Return when everything that was handed over so far is done."""
         request: Request | None = None
         with suppress(BrokerFailed, BrokerClosed):  # nothing is on its way then
-            request = self._order(lambda batch: None)
+            request = self._hand_over(Order(lambda batch: None, after=None))
         if request is not None:
             self.wait(request)
 
@@ -194,7 +200,7 @@ class TransactionLog:
         while True:
             with self._writer.copying:
                 pass  # commits must not wait for whoever copies
-            request = self._hand_over(Order(lambda batch: None, work))
+            request = self._hand_over(Order(lambda batch: None, work, after=None))
             self.wait(request)
             if request.error is None:
                 return
@@ -216,6 +222,7 @@ class TransactionLog:
     @contextmanager
     def read(self, *, buffers: bool = False) -> Iterator[Any]:
         """A short read transaction; with `buffers`, its values are views of the map that end with it."""
+        self._apply()
         with self._reading:
             if self._closed:
                 raise BrokerClosed(f"the log {self._env.path} is closed: open the spool again")
@@ -228,10 +235,27 @@ class TransactionLog:
             except BROKEN as error:
                 raise log_error(error, self._env.path, "read") from error
 
+    def _apply(self) -> None:
+        """Return when everything is in the log that was confirmed so far.
+
+        Raises:
+            BrokerFailed, BrokerClosed: it does not get there.
+        """
+
+        def add(batch: Any) -> None:
+            batch.applies = True
+
+        while self._writer.held_back:
+            request = self._order(add)
+            self.wait(request)
+            if request.error is None:
+                return  # else it may be that of another request in its batch
+
     @contextmanager
     def copying(self) -> Iterator[Environment]:
         """The environment, to copy it while commits and reads go on: all that joined a batch by now is committed."""
         self.drain()
+        self._apply()
         with self._writer.copying:
             self._writer.check_usable()
             yield self._env
@@ -254,6 +278,11 @@ class TransactionLog:
     def commits(self) -> int:
         """Batches that were committed."""
         return self._writer.commits
+
+    @property
+    def held_back(self) -> int:
+        """Batches that are confirmed and that a reader of the log would not see."""
+        return self._writer.held_back
 
     @property
     def failed(self) -> bool:

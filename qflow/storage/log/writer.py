@@ -26,14 +26,16 @@ from contextlib import suppress
 
 from qflow.errors import BrokerClosed, BrokerFailed, InDoubt, QflowError, StorageError
 from qflow.storage.environment import BROKEN, Environment, log_error
+from qflow.storage.log.ahead import Ahead
 from qflow.storage.log.batch import Batch, Order, Request, Work
 from qflow.storage.log.batch_writing import BatchWriting
-from qflow.storage.log.calls import Calls
-from qflow.storage.log.committing import Committing, publish
-from qflow.storage.log.futures import Teller
+from qflow.storage.log.committing import Committing, conclude
+from qflow.storage.log.confirming import SOON_S, Confirming
+from qflow.storage.log.futures import Teller, mark_done
 
 _logger = logging.getLogger("qflow")
 
+Clock = Callable[[], float]
 BATCH_BYTES = 8 * 2**20
 """A batch admits no more from different callers."""
 FLUSH_S = 0.003
@@ -56,14 +58,17 @@ class BeingCopied(StorageError):
 class Writer:
     """See the module. One a log."""
 
-    def __init__(self, env: Environment, clock: Callable[[], float], reading: threading.Lock, shares: bool) -> None:
-        """`reading` is held by readers, and to grow the map, which needs no reader; `shares`: see `BatchWriting`."""
-        self._env = env
+    def __init__(
+        self, env: Environment, confirming: Confirming, clock: Clock, reading: threading.Lock, shares: bool, left: range
+    ) -> None:
+        """`reading`: held by readers, and to grow the map, which needs none; `shares`, `left`: see those who get it."""
+        self._env, self._confirming = env, confirming
         self._reading = reading
         self.copying = threading.Lock()
         """Held while the environment is copied, replaced or closed."""
-        self._writing = BatchWriting(env, clock, self.copying, reading, shares)
-        self._committing = Committing(env, self._writing, self._note_failure)
+        self._writing = BatchWriting(env, confirming, clock, self.copying, reading, shares)
+        self._committing = Committing(env, confirming, self._writing, self._note_failure)
+        self._ahead = Ahead(env.join, clock, left)
         self.requests: deque[Request] = deque()
         self._asleep = _closed()
         """Held while nobody asked for a batch; not a queue, see `Alarm`."""
@@ -173,9 +178,14 @@ class Writer:
         return self._committing.commits
 
     @property
+    def held_back(self) -> int:
+        """Batches that are confirmed and that a reader of the log would not see."""
+        return self._confirming.pending
+
+    @property
     def busy(self) -> bool:
         """Something was handed over and is not done."""
-        return bool(self.requests) or self._working or self._again is not None
+        return self._has_more or self._working or self._again is not None
 
     @property
     def is_me(self) -> bool:
@@ -213,10 +223,16 @@ class Writer:
     # The thread -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        ahead = self._ahead
         try:
-            while not (self._ending and not self.requests):
+            while not self._ending or self._has_more:
                 self._wait_for_work()
-                self._work()
+                part = ahead.next_part() if ahead.is_active else None
+                if part is not None:
+                    self._work(part)
+                if part is None or self.requests or not ahead.is_busy:
+                    self._work()
+            self._apply()
             self._keep_last()
         except BaseException as error:  # a fault of ours: nobody may wait for ever, and nothing may be promised
             _logger.exception("the writer of %s ended", self._env.path)
@@ -224,10 +240,17 @@ class Writer:
         finally:
             self._ended = True  # who hands over after this takes it back
             try:
+                self._confirming.close(failed=self.failure is not None)
                 self._refuse_rest()
             finally:
                 self._open_gates()
                 self._over.set()
+
+    @property
+    def _has_more(self) -> bool:
+        """Something is to be written that need not be waited for."""
+        ahead = self._ahead
+        return bool(self.requests) or (ahead.is_active and (ahead.is_busy or bool(ahead.behind)))
 
     def _wait_for_work(self) -> None:
         """Return when a batch is to be written."""
@@ -235,7 +258,7 @@ class Writer:
         if self._done:
             self._let_go()
         # More than a batch holds, or what came meanwhile, follows at once.
-        if not (self.requests or self._ending) and self._is_woken() and not (self._urgent or self._ending):
+        if not (self._has_more or self._ending) and self._is_woken() and not (self._urgent or self._ending):
             wait(timeout=FLUSH_S)
         wait(blocking=False)
         self._told = self._urgent = False  # who hands over from here on wakes it again
@@ -243,12 +266,21 @@ class Writer:
     def _is_woken(self) -> bool:
         """Wait until somebody wakes this thread: True; or until something is due that is to be tried again."""
         wait = self._asleep.acquire
-        if self._again is not None:
+        if self._again is not None or (self._ahead.stuck and self.failure is None):
             return wait(timeout=RETRY_S)
+        if self.held_back and wait(timeout=SOON_S):
+            return True
+        self._apply()
         if not wait(timeout=IDLE_S):
             self._keep_last()
             wait()
         return True
+
+    def _apply(self) -> None:
+        """Have in the log what the journal holds for it; if that fails, nothing more is promised."""
+        if self.failure is None:
+            with suppress(Exception):  # it was told
+                self._committing.apply()
 
     def _keep_last(self) -> None:
         """Have a copy of the last commit beside the log, unless nobody knows which that is."""
@@ -277,21 +309,32 @@ class Writer:
         for gate in done:
             gate.release()
 
-    def _work(self) -> None:
-        """Write one batch."""
+    def _work(self, part: Request | None = None) -> None:
+        """Write one batch: of what was handed over, or of a part of what is stored ahead."""
+        ahead = self._ahead
+        is_over = ahead.is_active and part is None and ahead.is_over
         batch = Batch()
-        batch.gate = self.gate
+        batch.gate = self.gate if part is None else _closed()
         self._working = True
         try:
-            try:
-                self._gather(batch)
-            finally:
-                self.gate = _closed()  # after they joined; see `TransactionLog.wait`
+            if part is not None:
+                batch.add(part)
+            else:
+                try:
+                    ahead.join(batch) if is_over else self._gather(batch)
+                except BaseException:
+                    if not batch.requests and self.requests:
+                        batch.requests.append(self.requests.popleft())  # else it would be the first again
+                    raise
+                finally:
+                    self.gate = _closed()  # after they joined; see `TransactionLog.wait`
             if self.failure is not None:
                 batch.error = self._refusal()
             elif (work := _alone(batch.requests)) is not None:
                 self._work_alone(batch, work)
             elif batch.is_empty:
+                if batch.applies:
+                    self._committing.apply()
                 batch.committed = True
             else:
                 self._committing.commit(batch)
@@ -299,11 +342,15 @@ class Writer:
             self._fail(batch, error)
         finally:
             self._finish(batch)
+            if is_over:
+                ahead.end()
 
     def _gather(self, batch: Batch) -> None:
         """Fill a batch with what was handed over: `BATCH_BYTES` at most, or one larger request, or what works alone."""
-        requests = self.requests
-        if _alone(requests) is not None:
+        requests, ahead = self.requests, self._ahead
+        if (is_busy := ahead.is_active and ahead.is_busy) != ahead.is_active:
+            requests.extendleft(ahead.let_go())
+        if _alone(requests) is not None and not is_busy:
             batch.add(requests.popleft())
             return
         if self._again is not None:
@@ -311,7 +358,12 @@ class Writer:
             self._again = None
         weight = 0
         for _ in range(len(requests)):  # no more than were there: it would go on while others are as quick
-            more = requests[0].weight()
+            first = requests[0]
+            more = first.weight()
+            if ahead.holds_back(first) if is_busy else (more > BATCH_BYTES and not weight and ahead.begin(first)):
+                requests.popleft()
+                is_busy = True
+                continue
             if (weight and weight + more > BATCH_BYTES) or _alone(requests) is not None:
                 break
             weight += more
@@ -330,10 +382,11 @@ class Writer:
             )
         elif isinstance(error, BROKEN):
             batch.error = log_error(error, self._env.path, "written")
-        if self.failure is None:
+        if self.failure is None and batch.is_settling:
             self._again = batch.rest()
 
     def _work_alone(self, batch: Batch, work: Work) -> None:
+        self._committing.apply()
         if not self.copying.acquire(blocking=False):
             batch.error = BeingCopied(f"the log {self._env.path} is being copied: try again after that")
             return
@@ -351,16 +404,8 @@ class Writer:
 
     def _finish(self, batch: Batch) -> None:
         """Publish what was committed, refuse what was not, and tell everybody whose request it held."""
-        calls = Calls()
         try:
-            if batch.committed:
-                publish(batch, self._env, calls)
-            else:
-                error = batch.error or StorageError("the batch was not written")
-                for request in batch.requests:
-                    if request.error is None:
-                        request.refuse(error, calls)
-            calls.raise_first()
+            conclude(batch, self._env)
         except BaseException as error:  # a fault of ours: what is in memory is not what is in the log
             _logger.exception("%s: what became of a batch could not be told", self._env.path)
             self.failure = self.failure or error
@@ -370,38 +415,18 @@ class Writer:
                     "opened again"
                 )
         finally:
-            self._tell(batch)
-
-    def _tell(self, batch: Batch) -> None:
-        """Let go of everybody whose request a batch held; none of them is in the way of another."""
-        others: list[Request] = []
-        for request in batch.requests:
-            if request.error is None:
-                request.error = batch.error
-            request.done = True  # first: who looks for this afterwards waits at the gate, or has left a call, before
-            if request.rung:
-                self._waiting += 1
-            if request.told is not None or request.future is not None:
-                others.append(request)
-        self._done.append(batch.gate)
-        self._working = False
-        call = Calls()
-        if others:
-            for request in others:
-                if request.told is not None:
-                    call(request.told)
-            if futures := [request for request in others if request.future is not None]:
-                self._teller.resolve(futures)
-        # Whoever keeps a request keeps no bodies.
-        batch.requests, batch.plan, batch.puts, batch.units, batch.shared = [], [], {}, [], {}
-        if call.error is not None:
-            _logger.error("%s: somebody could not be told of a commit", self._env.path, exc_info=call.error)
+            self._waiting += mark_done(batch)
+            self._done.append(batch.gate)
+            self._working = False
+            self._teller.tell(batch)
+            batch.let_go()
 
     def _refuse_rest(self) -> None:
         """Refuse what was handed over too late."""
         batch = Batch()
         batch.gate = self.gate
         batch.error = self._refusal()
+        batch.requests.extend(self._ahead.give_up())
         with suppress(IndexError):  # its caller has taken it back
             while self.requests:
                 batch.requests.append(self.requests.popleft())

@@ -1,0 +1,299 @@
+"""A get on its way that is not served at once: what it has collected, and its place in line."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Protocol
+
+from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.memory.gate import Gate
+from qflow.memory.line import FOREVER, PAUSE_S, WORK, Wake, Watcher
+from qflow.memory.run_list import RunList
+from qflow.message import DELAYED, is_plain
+from qflow.queues.admission import RETRY_S, Admission
+from qflow.queues.claims import Claims
+from qflow.queues.context import Context
+from qflow.queues.exits import Exits, Fate, weigh
+from qflow.queues.expiry import Expiry
+from qflow.queues.held import Held
+from qflow.queues.lanes import TIMED, Lanes, by_expiry
+from qflow.queues.leases import Leases
+from qflow.queues.restorer import Restorer
+from qflow.queues.source import Source
+
+TURNS = 2
+"""A get that does not wait has this many turns to let expired messages go that lie before others."""
+
+
+class Lack(enum.Enum):
+    """What a get would need to go on."""
+
+    NOTHING = "nothing"
+    MESSAGE = "a message"
+    ROOM = "room in memory"
+    MOVE = "what another thread is moving"
+    """It is there, so no time-out makes the queue an empty one: a get waits for it as for a read of its own."""
+    WORK = "work on the disk"
+    """Which it was told not to do."""
+    TURN = "another turn"
+    """It has let go of as many expired messages as go at once: it lets go of the lock before the next ones."""
+
+
+class Acquired(Protocol):
+    """The queue that a get takes from: `Gets`."""
+
+    context: Context
+    gate: Gate
+    lanes: Lanes
+    admission: Admission
+    held: Held
+    source: Source
+    leases: Leases
+    claims: Claims
+    restorer: Restorer
+    expiry: Expiry
+    exits: Exits
+
+    def get_at_once(self) -> Delivery | None: ...
+    def next_moment_s(self) -> float | None: ...
+
+
+class Getting:
+    """See the module. Nobody but its steps changes it."""
+
+    __slots__ = (
+        "_deadline", "_done", "_given_up", "_most", "_queue", "_single", "_starved", "_turn", "_turns",
+        "_watcher", "collected", "delivery", "stopped",
+    )  # fmt: skip
+
+    def __init__(self, queue: Acquired, most: int, deadline: float | None, *, single: bool = False) -> None:
+        self._queue = queue
+        self._most = most
+        self._deadline = deadline
+        self._single = single  # it is for one message, which is given out by itself
+        self.collected: Deliveries | None = None  # thousands may wait, and have none
+        self.delivery: Delivery | None = None
+        self.stopped: Callable[[], bool] | None = None
+        """Asked, before it waits, whether it is to end."""
+        self._done = False
+        self._given_up = False
+        self._turn: int | None = None  # its place among those that wait
+        self._turns = 0  # that it had because there were so many expired messages
+        self._starved = False
+        self._watcher: Watcher | None = None
+
+    @property
+    def batch(self) -> Deliveries:
+        """What it gets."""
+        if self.collected is None:
+            self.collected = Deliveries(self._queue.claims, [])
+        return self.collected
+
+    def step(self, wake: Wake | None, *, may_work: bool) -> float | None:
+        """Fill `batch`, or see to be woken.
+
+        Returns:
+            None: the batch is what it gets; empty at the time-out. Else see `line`; without `wake`, no watcher is left.
+
+        Raises:
+            BrokerClosed, QueueDeleted: it is gone; `give_up` then.
+        """
+        queue = self._queue
+        gate, batches = queue.gate, queue.held.batches
+        with queue.context.lock:
+            if self._watcher is not None:
+                self._unwatch(self._watcher)
+            if self._done or self._given_up:
+                return None
+            if self._single and self._turn is not None and (delivery := queue.get_at_once()) is not None:
+                self.delivery = delivery
+                self._done = True
+                if gate.starved:
+                    gate.arrived.notify()
+                return None
+            lack = Lack.MESSAGE
+            while not queue.lanes.is_bare or queue.admission.ready:
+                self._renew()
+                lack = self._gather(may_work)
+                if self._given_up:
+                    return None
+                if self.batch in batches:
+                    break
+            if lack is Lack.WORK:
+                return WORK
+            wait_s = None
+            batch = self.collected
+            has_some = lack is Lack.NOTHING or (batch is not None and batch.total)
+            if not has_some and not (self.stopped is not None and self.stopped()):
+                wait_s = self._patience_s(lack)
+            if wait_s is None:
+                self._done = True
+                self._finish()
+                return None
+            if batch is not None:
+                batches.pop(batch, None)  # until it tries again: many may wait
+                self.collected = None
+            if wake is not None:
+                self._starved = lack in (Lack.ROOM, Lack.MOVE)
+                self._watcher = gate.arrived.watch(wake, self._turn)
+                self._turn = self._watcher.number
+                gate.getters += 1
+                if self._starved:
+                    gate.starved += 1
+                    queue.lanes.refresh()
+            return wait_s
+
+    def give_up(self) -> None:
+        """Get no more: what it has goes back uncounted, a wake-up it had goes to another; twice is fine."""
+        queue = self._queue
+        with queue.context.lock:
+            if self._given_up:
+                return
+            self._given_up = True
+            if self._watcher is not None:
+                self._unwatch(self._watcher)
+            if self.delivery is not None:
+                queue.claims.give_up(self.delivery)
+            if self.collected is not None:
+                queue.claims.give_up(self.collected)
+            queue.gate.arrived.notify()
+
+    def _unwatch(self, watcher: Watcher) -> None:
+        gate = self._queue.gate
+        gate.arrived.unwatch(watcher)
+        self._watcher = None
+        gate.getters -= 1
+        if self._starved:
+            gate.starved -= 1
+            self._queue.lanes.refresh()
+
+    def _renew(self) -> None:
+        """Begin again if the batch was purged while its caller let go of the lock: what it held is settled."""
+        batches, batch = self._queue.held.batches, self.batch
+        if batch not in batches:
+            batch.segments.clear()
+            batch.total = 0
+            batches[batch] = None
+
+    def _finish(self) -> None:
+        """Hand out the batch, or the one message in it. Under the lock."""
+        queue, batch = self._queue, self.batch
+        since = queue.leases.since()
+        if queue.gate.starved and batch.total:
+            queue.gate.arrived.notify()  # what is left may be enough for the next one
+        if self._single and batch.total:
+            self.delivery = delivery = batch[0]
+            delivery.settler = queue.claims
+            queue.held.add_single(delivery, since)
+            queue.lanes.cover_singles()
+        if self._single or not batch.total:
+            queue.held.batches.pop(batch, None)
+        else:
+            queue.held.batches[batch] = since
+        queue.lanes.refresh()
+
+    def _gather(self, may_work: bool) -> Lack:
+        """Move available messages to the batch; return what it would take to go on, nothing if it has all it wants.
+
+        Called with the lock held; lets go of it for work on the disk, and returns `WORK` where it may not do that.
+        """
+        queue, batch, most = self._queue, self.batch, self._most
+        gate, held, admission = queue.gate, queue.held, queue.admission
+        while batch.total < most and batch in held.batches:
+            queue.context.check_open()
+            if not queue.leases.release_late(may_work):
+                return Lack.WORK
+            over = admission.cover()
+            if over and (batch.total or held.is_any()):  # what passes on slack waits to be spilled
+                if not may_work:
+                    return Lack.WORK
+                if queue.restorer.find_room() or not admission.cover():
+                    continue
+                return Lack.ROOM
+            looks = queue.lanes.must_look()
+            segments: list[Segment] = [] if looks else batch.segments
+            taken, behind = queue.source.take(1 if over else most - batch.total, segments)
+            if taken:
+                if over:
+                    gate.get_slack, gate.put_slack = over, 0
+                if looks:
+                    lack = self._weed(segments, may_work)
+                    if lack is not Lack.NOTHING:
+                        return lack
+                else:
+                    batch.total += taken
+            elif behind is None:
+                if not admission.publish_ready():
+                    return Lack.MESSAGE
+            elif self._leaves_unread(behind):
+                return Lack.MESSAGE
+            elif not may_work:
+                return Lack.WORK
+            elif queue.restorer.is_moving(behind):
+                return Lack.MOVE
+            elif not queue.restorer.bring(behind):
+                return Lack.ROOM
+        return Lack.NOTHING
+
+    def _leaves_unread(self, behind: RunList | int) -> bool:
+        """Tell whether the deadline has passed while delayed messages are read, of which some may be due."""
+        if isinstance(behind, int) or behind.number < DELAYED or self._deadline is None:
+            return False
+        return self._queue.context.monotonic() >= self._deadline and not self._queue.source.waits_for_unread()
+
+    def _weed(self, taken: list[Segment], may_work: bool) -> Lack:
+        """Have what was taken, but what is not to be delivered; ROOM if that could not leave now.
+
+        Called with the lock held; lets go of it where dead letters are carried away. That may take work on the disk:
+        where it may not be done, all is back in its place.
+        """
+        queue = self._queue
+        settings, timed = queue.context.settings, TIMED in queue.lanes.closed
+        most, now_ms = settings.max_deliveries, queue.context.now_ms()
+        kept: list[Segment] = []
+        expired: list[Segment] = []
+        spent: list[Segment] = []
+        for segment in taken:
+            if most is not None and segment.marks >> 1 >= most:
+                spent.append(segment)
+            elif timed and not is_plain(segment.records):
+                for part, is_late in by_expiry(segment, now_ms):
+                    (expired if is_late else kept).append(part)
+            else:
+                kept.append(segment)
+        if (expired or spent) and not may_work and settings.dead_letter is not None:
+            queue.source.give_back(taken)
+            return Lack.WORK
+        self.batch.segments += kept
+        self.batch.total += weigh(kept)[0]
+        if not (expired or spent):
+            return Lack.NOTHING
+        done = queue.exits.let_go_of((expired, "expired", Fate.EXPIRED), (spent, "max_deliveries", Fate.DROPPED))
+        if not done:
+            return Lack.ROOM
+        if expired and not kept:  # so may those behind them: many at once
+            if not may_work:
+                return Lack.WORK
+            if queue.expiry.expire():
+                return Lack.TURN
+        return Lack.NOTHING
+
+    def _patience_s(self, lack: Lack) -> float | None:
+        """Return how long to wait for a message or for room, at most; None when the deadline has passed."""
+        if lack is Lack.TURN and self._turns < TURNS:
+            self._turns += 1
+            return PAUSE_S
+        if lack is Lack.MOVE:
+            return RETRY_S
+        # Room may come from another queue, which does not know of this one.
+        wait = RETRY_S if lack is Lack.ROOM else PAUSE_S if lack is Lack.TURN else FOREVER
+        moment = self._queue.next_moment_s()
+        if moment is not None:
+            wait = min(wait, moment)
+        if self._deadline is not None:
+            left = self._deadline - self._queue.context.monotonic()
+            if left <= 0:
+                return None
+            wait = min(wait, left)
+        return wait

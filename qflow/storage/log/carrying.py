@@ -1,0 +1,112 @@
+"""Carrying over: what the journal holds and the log does not, when a log is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+from uuid import UUID
+
+from qflow.storage.environment import BROKEN, STEP_BYTES, CannotGrow, Environment, LmdbError, MapFull, log_error
+from qflow.storage.files import Files
+from qflow.storage.log import journal
+from qflow.storage.log.changes import play
+from qflow.storage.log.confirming import Confirming, Held, read_held, write_held
+from qflow.storage.log.journal import Found, Journal
+
+
+class CarriedOver(NamedTuple):
+    """What became of a journal."""
+
+    confirming: Confirming
+    records: int
+    """How many were carried over into the log."""
+    problems: list[str]
+
+
+def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journal_bytes: int) -> CarriedOver:
+    """Have in the log what its journal holds. By the owner, before anything is read.
+
+    Args:
+        clean: the log was closed, and nothing was in the journal then.
+        journal_bytes: the size of a new one; 0: there is to be none.
+
+    Raises:
+        CorruptionError: it is another log's journal, or of another format. It was left as it is.
+        StorageError: it cannot be read, or the log cannot be written. Nothing was changed.
+    Cost: reads the journal of a log that was not closed; a commit if there was something in it.
+    """
+    path = journal.path_of(env.path)
+    with env.reading() as txn:
+        held = read_held(txn, env.path)
+    opened = journal.open_to_write(path, files, uuid, held.applied, clean=clean)
+    create: Callable[[int], Journal] | None = None
+    if journal_bytes:
+        create = partial(Journal.create, path, journal_bytes, uuid, files)
+    with suppress(OSError):
+        files.unlink(path + journal.STAGED)  # of a creation that a crash ended
+    if opened is None:
+        problems: list[str] = []
+        if held.in_use and not clean:
+            problems.append(
+                f"{path} is missing: what was confirmed in the last second before the end, and was not in the log yet, "
+                "is lost, if there was anything"
+            )
+        return CarriedOver(Confirming(env, create, None, held), 0, problems)
+    found = opened.found
+    keeps = bool(journal_bytes) and opened.size == journal_bytes and not found.problems
+    now = Held(found.last, keeps)
+    try:
+        if now != held:
+            apply(env, found, now)
+        if keeps:
+            kept = Journal(path, opened.fd, opened.size, uuid, files, found.last + 1)
+            return CarriedOver(Confirming(env, create, kept, now), len(found.records), found.problems)
+        with suppress(OSError):
+            files.unlink(path)  # another one is made, if there is to be one
+    except BaseException:
+        files.close(opened.fd)
+        raise
+    files.close(opened.fd)
+    return CarriedOver(Confirming(env, create, None, now), len(found.records), found.problems)
+
+
+def apply(env: Environment, found: Found, held: Held, *, step_bytes: int = STEP_BYTES) -> None:
+    """Commit to a log what a journal holds, and what it says of that from then on.
+
+    Args:
+        step_bytes: see `Environment.make_room`.
+    """
+    size, values = 4 * sum(map(len, found.records)), 4 * len(found.records)
+    while True:
+        try:
+            try:
+                env.make_room(size, values, settles_only=True, step_bytes=step_bytes)
+            except CannotGrow:
+                env.confine(size, values, settles_only=True)
+            unfit = _play(env, found, held)
+        except MapFull:
+            env.grow_map()
+        except BROKEN as error:
+            raise log_error(error, env.path, "brought up to its journal") from error
+        else:
+            break
+    if unfit:
+        found.problems.append(
+            f"{unfit} blocks that the journal of {env.path} adds to are not there, or are others: what they held is "
+            "lost"
+        )
+
+
+def _play(env: Environment, found: Found, held: Held) -> int:
+    txn = env.begin(write=True)
+    try:
+        unfit = sum(play(txn, changes) for changes in found.records)
+        write_held(txn, held)
+        env.commit(txn)
+    except BaseException:
+        with suppress(LmdbError):  # raised where it has ended
+            txn.abort()
+        raise
+    return unfit

@@ -1,0 +1,187 @@
+"""What a transaction changes, noted while it is written: pairs put and keys deleted, as bytes for the journal.
+
+    1  key length (2) · value length (4) · key · value                                        a pair
+    2  key length (2) · key                                                                   a key that is no more
+    3  key length (2) · start (4) · kept (4) · head length (4) · tail length (4) · key · head · tail
+                                          a value that has grown: head, `kept` bytes of the old one from `start`, tail
+
+Played back in order on the same state they lead to the same state.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_PUT, _DELETE, _GROW = 1, 2, 3
+_PAIR = struct.Struct("<BHI")
+_KEY = struct.Struct("<BH")
+_GROWN = struct.Struct("<BHIIII")
+_PAGE_BYTES = 4096
+_LARGE = 1600
+"""About where LMDB begins to keep a value on pages of its own."""
+UNFIT = b"what it has grown from is not there"
+"""Stands for a value that has grown from another state. By identity: no part of a journal is this object."""
+
+
+class Changes:
+    """A write transaction that notes what is changed through it. As one of LMDB, as far as the log uses that."""
+
+    def __init__(self, txn: Any) -> None:
+        self.txn = txn
+        self.get = txn.get
+        self.id = txn.id
+        self._parts: list[bytes] = []
+        self.size = 0
+        """Bytes that were noted since the last `take`."""
+        self.pages = 0
+        """Pages that large values took, at the most, since the transaction began."""
+        self.small_bytes = self.values = 0
+        """The same of small ones, and how many keys were changed."""
+        self._sizes: dict[bytes, int] = {}
+
+    def put(self, key: bytes, value: bytes) -> bool:
+        self.size += _PAIR.size + len(key) + len(value)
+        self._parts += _PAIR.pack(_PUT, len(key), len(value)), key, value
+        return self._put(key, value)
+
+    def put_grown(self, key: bytes, value: bytes, start: int, kept: int, tail_bytes: int) -> bool:
+        """Put a value that ends with `kept` bytes of the one before, from `start` on, and `tail_bytes` behind them."""
+        tail = len(value) - tail_bytes
+        head = tail - kept
+        self.size += _GROWN.size + len(key) + head + tail_bytes
+        self._parts += _GROWN.pack(_GROW, len(key), start, kept, head, tail_bytes), key, value[:head], value[tail:]
+        return self._put(key, value)
+
+    def _put(self, key: bytes, value: bytes) -> bool:
+        size, before = len(value), self._sizes.get(key)
+        self._sizes[key] = size
+        if size > _LARGE:
+            pages = size // _PAGE_BYTES + 1
+            if before is None or before <= _LARGE or before // _PAGE_BYTES + 1 != pages:  # else it stays where it is
+                self.pages += pages
+        elif size > (before or 0):
+            self.small_bytes += size - (before or 0)
+        if before is None:
+            self.values += 1
+        done: bool = self.txn.put(key, value)
+        return done
+
+    def delete(self, key: bytes) -> bool:
+        self.note_deleted(key)
+        done: bool = self.txn.delete(key)
+        return done
+
+    def note_deleted(self, key: bytes) -> None:
+        """Note that a key is no more."""
+        self.size += _KEY.size + len(key)
+        self._parts += _KEY.pack(_DELETE, len(key)), key
+        self._sizes.pop(key, None)
+        self.values += 1
+
+    def cursor(self) -> _Cursor:
+        return _Cursor(self, self.txn.cursor())
+
+    def take(self) -> bytes:
+        """Return what was noted since the last call."""
+        changes = b"".join(self._parts)
+        self._parts.clear()
+        self.size = 0
+        return changes
+
+    def abort(self) -> None:
+        self.txn.abort()
+
+
+class _Cursor:
+    """A cursor whose deletions and puts are noted."""
+
+    __slots__ = (
+        "_changes", "_cursor", "getmulti", "item", "iternext", "key", "last", "next", "prev", "set_key", "set_range",
+        "value",
+    )  # fmt: skip
+
+    def __init__(self, changes: Changes, cursor: Any) -> None:
+        self._changes = changes
+        self._cursor = cursor
+        self.key, self.value, self.item = cursor.key, cursor.value, cursor.item
+        self.next, self.prev, self.last, self.iternext = cursor.next, cursor.prev, cursor.last, cursor.iternext
+        self.set_key, self.set_range, self.getmulti = cursor.set_key, cursor.set_range, cursor.getmulti
+
+    def delete(self) -> bool:
+        self._changes.note_deleted(bytes(self._cursor.key()))
+        done: bool = self._cursor.delete()
+        return done
+
+    def putmulti(self, items: Iterable[tuple[bytes, bytes]]) -> tuple[int, int]:
+        """Put some pairs; return how many, and how many of them were new or changed."""
+        count = 0
+        for key, value in items:
+            self._changes.put(key, value)
+            count += 1
+        return count, count
+
+    def __enter__(self) -> _Cursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cursor.close()
+
+
+def put_grown(txn: Any, key: bytes, before: bytes, value: bytes, kept: int, tail_bytes: int) -> None:
+    """Put a value that holds the last `kept` bytes but eight of the one before, and `tail_bytes` behind them.
+
+    The eight are a block's checksum.
+    """
+    if isinstance(txn, Changes):
+        txn.put_grown(key, value, len(before) - 8 - kept, kept, tail_bytes)
+    else:
+        txn.put(key, value)
+
+
+def play(txn: Any, changes: bytes) -> int:
+    """Make the changes of one batch in a transaction; return how many do not fit the state it is in, and were not made.
+
+    Those are values that have grown, where there is no such value, or a shorter one.
+    """
+    unfit = 0
+    for key, value in played(txn.get, changes):
+        if value is UNFIT:
+            unfit += 1
+        elif value is None:
+            txn.delete(key)
+        else:
+            txn.put(key, value)
+    return unfit
+
+
+def played(get: Any, changes: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield each key with its new value, None where it is deleted, `UNFIT` where it has grown from another state.
+
+    `get` returns what was there before.
+    """
+    at = 0
+    while at < len(changes):
+        kind = changes[at]
+        if kind == _PUT:
+            _, length, size = _PAIR.unpack_from(changes, at)
+            at += _PAIR.size
+            yield changes[at : at + length], changes[at + length : at + length + size]
+            at += length + size
+        elif kind == _DELETE:
+            _, length = _KEY.unpack_from(changes, at)
+            at += _KEY.size + length
+            yield changes[at - length : at], None
+        else:
+            _, length, start, kept, head, tail = _GROWN.unpack_from(changes, at)
+            at += _GROWN.size
+            key = changes[at : at + length]
+            before = get(key)
+            at += length
+            middle = at + head
+            if before is None or len(before) < start + kept:
+                yield key, UNFIT
+            else:
+                yield key, changes[at:middle] + bytes(before[start : start + kept]) + changes[middle : middle + tail]
+            at = middle + tail

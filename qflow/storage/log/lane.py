@@ -1,0 +1,79 @@
+"""A lane as the log knows it, and the queue behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from qflow.message import LANE_SHIFT, Record
+from qflow.storage.log.passes import NOWHERE, Passes
+from qflow.storage.log.rows import Row
+
+
+class Publisher(Protocol):
+    """The queue behind a lane."""
+
+    def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
+        """Make confirmed messages of `size` bytes together visible."""
+
+    def publish_transient(self, put: Any) -> None:
+        """Assign sequences to a unit's put that is not logged (`put.first`), make it visible."""
+
+    def purged(self, ends: dict[int, int]) -> None:
+        """Drop everything below these ends, by the number of the lane."""
+
+    def refused(self, put: Any) -> None:
+        """Give back the room of a put that was not confirmed."""
+
+
+class TopicPublisher(Publisher, Protocol):
+    """The partition of a stream behind a lane."""
+
+    def publish_topics(self, first: int, records: list[Record], topics: Sequence[str], size: int, time_ms: int) -> None:
+        """`publish` of a stream's messages, with their topics and the time they have in the log."""
+
+
+class Lane:
+    """A queue's lane as the log knows it. Changed by the writer only, except `next`; see `Puts` for who else.
+
+    One without a row belongs to a queue that is not logged: it is there for the puts of units.
+    """
+
+    __slots__ = (
+        "begins", "border", "broken", "full_tail", "is_logged", "lane", "leaves_gaps", "next", "owner", "passes",
+        "publisher", "remove_at", "removing", "row", "tail", "time_ms",
+    )  # fmt: skip
+
+    def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
+        self.is_logged = row is not None
+        row = row or Row()
+        self.owner = owner
+        self.lane = lane
+        self.row = row
+        self.next = row.next
+        """The next sequence to be assigned."""
+        self.begins = row.next
+        """The first sequence that this opening of the log assigns: see `eras`."""
+        self.publisher = publisher
+        self.leaves_gaps = False
+        """Messages that are not logged pass through it, so `row.next` must run ahead."""
+        self.time_ms = 0
+        """Of a stream's last message: the time of the next is not earlier, whatever the clock says."""
+        self.border = -1
+        """Where the last purge ended: settled ranges on its two sides are counted apart."""
+        self.full_tail = -1
+        """Where a tail block begins that was written last and is too large to grow: a look at it would copy it."""
+        self.tail: Any = None
+        """What a spread wrote into its tail block; not of one that has grown since. See `Tail`."""
+        self.remove_at = 0
+        """The floor at which settled blocks can be removed."""
+        self.removing = row.floor > lane << LANE_SHIFT  # a crash may have left some
+        """More settled blocks wait to be removed than one commit may."""
+        self.broken: BaseException | None = None
+        """Pages of its that a commit came by are damaged: nothing more can be written to it."""
+        self.passes = Passes(row.floor if row.marks else NOWHERE)  # at open nobody knows what was left
+
+    @property
+    def hollow_due(self) -> bool:
+        """Blocks above the floor should be looked at."""
+        return self.broken is None and self.passes.due

@@ -1,0 +1,687 @@
+"""The journal before the log: what is confirmed is there after a power cut at any step, and nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import lmdb
+import pytest
+
+import qflow
+import qflow.inspect
+from crash.seams import run_in_child, was_killed
+from faults.seams import Faults, faulty_broker, in_thread
+from qflow.broker import Broker, make_broker
+from qflow.config import BrokerSettings
+from qflow.storage.environment import Environment
+from qflow.storage.files import Files
+from qflow.storage.log import confirming, journal, recovery, writer
+from qflow.storage.log.batch import Order
+from qflow.storage.log.confirming import read_held
+from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, LEAST_BYTES, Journal
+from qflow.storage.log.snapshots import open_to_read
+from unit.clocks import until
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+SECTOR = 512
+OWNER = UUID(int=7)
+FILES = Files()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a journal from the first small batch on, and one that is full after a few."""
+    monkeypatch.setattr(confirming, "FIRST_BATCHES", 0)
+
+
+@pytest.fixture
+def never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the log take over what a large journal holds at the end only."""
+    monkeypatch.setattr(writer, "SOON_S", 1000)
+    monkeypatch.setattr(confirming, "LATE_S", 1000)
+
+
+def open_small(path: Path, **settings: Any) -> Broker:
+    return qflow.open(path, **{"journal_bytes": "8KiB", **settings})
+
+
+# The file ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Journal]:
+    one = Journal.create(str(tmp_path / JOURNAL), LEAST_BYTES, OWNER, FILES, 1)
+    yield one
+    one.close()
+
+
+def append(one: Journal, changes: bytes) -> None:
+    one.write(changes)
+    one.sync()
+
+
+def read(path: str, applied: int) -> journal.Found:
+    opened = journal.open_to_write(path, FILES, OWNER, applied, clean=False)
+    assert opened is not None
+    os.close(opened.fd)
+    looked = journal.look(path, FILES, OWNER, applied, None)
+    assert looked is None or looked.found == opened.found
+    return opened.found
+
+
+def test_what_was_written_since_the_last_commit_is_read_whatever_lies_behind_it(made: Journal) -> None:
+    """Records of any length, in a file that begins anew a hundred times."""
+    chance = random.Random(1)
+    pending: list[bytes] = []
+    applied = anew = 0
+    while anew < 100:
+        changes = chance.randbytes(chance.randrange(1, 900))
+        if not made.fits(len(changes)) or chance.random() < 0.05:
+            made.begin_anew()
+            applied += len(pending)
+            pending.clear()
+            anew += 1
+        append(made, changes)
+        pending.append(changes)
+        found = read(made.path, applied)
+        assert (found.records, found.problems, found.last) == (pending, [], applied + len(pending))
+        assert made.records(applied) == pending
+    made.clear()
+    assert read(made.path, applied + len(pending)).records == []
+    assert journal.look(made.path, FILES, OWNER, applied + len(pending), None) is None
+
+
+def test_a_record_that_was_not_written_as_a_whole_is_none(made: Journal) -> None:
+    """Cut at any byte, before what a record of an earlier use has left there."""
+    for _ in range(6):
+        append(made, b"before" * 100)
+    made.begin_anew()
+    append(made, b"first" * 10)
+    old = Path(made.path).read_bytes()
+    append(made, b"second" * 10)
+    new = Path(made.path).read_bytes()
+    differs = [at for at in range(len(old)) if old[at] != new[at]]
+    first, last = differs[0], differs[-1]
+    for cut in range(first, last + 1):
+        Path(made.path).write_bytes(new[:cut] + old[cut:])
+        found = read(made.path, 6)
+        assert (found.records, found.problems) == ([b"first" * 10], [])
+
+
+def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(made: Journal) -> None:
+    """Wherever it is: the records before it are there, the number of those that are lost is said."""
+    records = [b"%d" % number * 20 for number in range(4)]
+    ends = []
+    for record in records:
+        append(made, record)
+        ends.append(made._position)
+    whole = Path(made.path).read_bytes()
+    starts = [HEADER_BYTES, *ends[:-1]]
+    for index, (start, record) in enumerate(zip(starts, records, strict=True)):
+        for at in range(start, start + 24 + len(record)):
+            Path(made.path).write_bytes(whole[:at] + bytes((whole[at] ^ 4,)) + whole[at + 1 :])
+            found = read(made.path, 0)
+            assert found.records == records[:index]
+            if index < 3:
+                assert found.last == 4
+                assert f"{4 - index} commits from there on are lost" in found.problems[0]
+            else:
+                assert found.problems == []  # as one that was not written as a whole
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda data: data[:10], "too short|checksum"),
+        (lambda data: b"x" * len(data), "checksum"),
+        (lambda data: journal._header(OWNER, LEAST_BYTES).replace(b"qflowjnl", b"another."), "checksum"),
+        (lambda data: journal._header(uuid4(), LEAST_BYTES) + data[HEADER_BYTES:], "belongs to the log"),
+    ],
+)
+def test_what_is_no_journal_of_this_log_is_refused_and_left(
+    made: Journal, spoil: Callable[[bytes], bytes], text: str
+) -> None:
+    path = Path(made.path)
+    path.write_bytes(spoil(path.read_bytes()))
+    before = path.read_bytes()
+    with pytest.raises(qflow.CorruptionError, match=text):
+        read(made.path, 0)
+    assert path.read_bytes() == before
+
+
+# Power cuts ----------------------------------------------------------------------------------------------------------
+
+
+class TornFiles(Files):
+    """Knows what of the journal is not synced, and has something called before and after each step at it."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.unsynced: list[tuple[int, bytes]] = []
+        self.step = step
+        self.pwrite = self._pwrite  # type: ignore[method-assign, assignment]
+        self.sync_data = self._sync_data  # type: ignore[method-assign, assignment]
+
+    def _pwrite(self, fd: int, data: bytes, position: int) -> int:
+        if not os.readlink(f"/proc/self/fd/{fd}").endswith(JOURNAL):
+            return os.pwrite(fd, data, position)
+        self.unsynced.append((position, os.pread(fd, len(data), position)))
+        self.step()
+        written = os.pwrite(fd, data, position)
+        self.step()
+        return written
+
+    def _sync_data(self, fd: int) -> None:
+        self.step()
+        os.fdatasync(fd)
+        self.unsynced.clear()
+        self.step()
+
+
+class World:
+    """A spool whose power is cut at each step: the copies that leaves are opened, and must hold what was confirmed."""
+
+    def __init__(self, path: Path, chance: random.Random) -> None:
+        self.path = path
+        self._chance = chance
+        self.files = TornFiles(self._cut)
+        self.confirmed: list[bytes] = []
+        self.coming: list[bytes] = []
+        """What is there when the call that is under way is done."""
+        self.cuts = 0
+        self.copies = 0
+        self.broker = self._open(path)
+        self.queue = self.broker.declare_queue("q")
+
+    def _open(self, path: Path) -> Broker:
+        def environment(log: str, files: Files) -> Environment:
+            env = Environment(log, files)
+            commit = env.commit
+
+            def cut_around(txn: Any) -> None:
+                self.files.step()
+                commit(txn)
+                self.files.step()
+
+            env.commit = cut_around  # type: ignore[method-assign]
+            return env
+
+        settings = BrokerSettings(journal_bytes=LEAST_BYTES)
+        return make_broker(path, settings, files=self.files, open_environment=environment)
+
+    def change(self, after: list[bytes], call: Callable[[], object]) -> None:
+        self.coming = after
+        call()
+        self.confirmed = after
+
+    def _cut(self) -> None:
+        """Copy what lies on the disk, with some sectors as they were before the last sync, and open it."""
+        self.cuts += 1
+        if self.cuts < 8 or self._chance.random() < 0.6:
+            return  # the queue is being declared
+        copy = self._copy(self.path)
+        self._check_seen(copy)
+        if self._chance.random() < 0.15:  # and once more, while the copy is opened
+            self._cut_twice(copy)
+        self._check(copy)
+        shutil.rmtree(copy)
+
+    def _copy(self, path: Path) -> Path:
+        self.copies += 1
+        copy = self.path.with_name(f"copy{self.copies}")
+        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("lock.mdb", "spill", "wiping"))
+        with open(copy / JOURNAL, "r+b") if (copy / JOURNAL).exists() else open(os.devnull, "r+b") as file:
+            for position, old in self.files.unsynced:
+                for start in range(0, len(old), SECTOR):
+                    if self._chance.random() < 0.5:
+                        file.seek(position + start)
+                        file.write(old[start : start + SECTOR])
+        return copy
+
+    def _check_seen(self, copy: Path) -> None:
+        """Whoever only reads it sees as much."""
+        env = open_to_read(str(copy), FILES)
+        assert env is not None
+        try:
+            found = recovery.read_log(env)
+            assert found.problems == []
+            rows = next(record.rows for record in found.queues if record.name == "q")
+            assert rows is not None
+            assert rows[0].messages in (len(self.confirmed), len(self.coming))
+        finally:
+            env.close()
+
+    def _cut_twice(self, copy: Path) -> None:
+        """Open the copy, and have what lies there at each step of that opened, too."""
+        copies: list[Path] = []
+        step, self.files.step = self.files.step, lambda: copies.append(self._again(copy))
+        unsynced, self.files.unsynced = self.files.unsynced, []
+        try:
+            self._open(copy).close()
+        finally:
+            self.files.step, self.files.unsynced = step, unsynced
+        for again in copies:
+            self._check(again)
+            shutil.rmtree(again)
+
+    def _again(self, copy: Path) -> Path:
+        step, self.files.step = self.files.step, lambda: None
+        try:
+            return self._copy(copy)
+        finally:
+            self.files.step = step
+
+    def _check(self, copy: Path) -> None:
+        with open_small(copy) as broker:
+            assert broker.recovery.problems == ()
+            assert broker.check() == []
+            assert [entry.sequence for entry in broker.queue("q").browse()]
+            batch = broker.queue("q").get_many(1000, timeout_s=0)
+            assert list(batch.bodies) in (self.confirmed, self.coming)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_confirmed_outlasts_a_power_cut_at_each_step(seed: int, tmp_path: Path) -> None:
+    """Of writing, of beginning anew, of committing and of closing; and a second one while what it left is opened."""
+    chance = random.Random(seed)
+    world = World(tmp_path / "spool", chance)
+    queue = world.queue
+    world.change([b"first"], lambda: queue.put(b"first"))
+    for number in range(24):
+        body = b"%d " % number * chance.choice([1, 200, 600])
+        if chance.random() < 0.6 or len(world.confirmed) < 2:
+            world.change([*world.confirmed, body], lambda body=body: queue.put(body))
+        elif chance.random() < 0.7:
+            delivery = queue.get(timeout_s=0)
+            assert delivery.body == world.confirmed[0]
+            world.change(world.confirmed[1:], lambda one=delivery: one.ack(wait=True))
+        else:
+            more = [body, body + b"!"]
+            world.change([*world.confirmed, *more], lambda more=more: queue.put_many(more))
+    world.broker.close()
+    assert world.copies > 20
+
+
+# In use --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+def killed(path: Path, work: Callable[[Broker], object], soon_s: float = 1000, **settings: Any) -> None:
+    """Leave a spool as a process does that is killed after some work, with what it did last in its journal."""
+
+    def task() -> None:
+        writer.SOON_S = soon_s
+        broker = open_small(path, **settings)
+        work(broker)
+        os.kill(os.getpid(), 9)
+
+    assert was_killed(run_in_child(task))
+
+
+def put_some(broker: Broker, bodies: range = range(20)) -> None:
+    queue = broker.declare_queue("q")
+    for number in bodies:
+        queue.put(b"%d" % number)
+
+
+def there(broker: Broker) -> list[int]:
+    return [int(body) for body in broker.queue("q").get_many(1000, timeout_s=0).bodies]
+
+
+@pytest.mark.usefixtures("never_idle")
+def test_small_batches_share_a_commit_and_large_ones_take_them_along(tmp_path: Path) -> None:
+    """Counted at the log: a commit for each journal that is full, at the most; a record is no larger than what is new."""
+    commits: list[object] = []
+
+    def environment(log: str, files: Files) -> Environment:
+        env = Environment(log, files)
+        commit = env.commit
+        env.commit = lambda txn: commits.append(txn) or commit(txn)  # type: ignore[method-assign, func-returns-value]
+        return env
+
+    with make_broker(tmp_path, BrokerSettings(), open_environment=environment) as broker:
+        put_some(broker)
+        commits.clear()
+        queue = broker.queue("q")
+        for _ in range(100):
+            queue.put(b"x" * 100)
+        assert commits == []
+        queue.put(b"y" * 2**20)
+        assert broker.stats().journal_records == 0
+        assert broker.check() == []
+
+
+def test_the_log_has_all_of_it_soon_and_at_the_close(tmp_path: Path) -> None:
+    with open_small(tmp_path) as broker:
+        put_some(broker)
+        until(lambda: broker.stats().journal_records == 0)
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.journal_records == 0
+        assert there(broker) == list(range(20))
+
+
+def test_who_reads_the_log_in_the_process_of_its_owner_sees_what_is_confirmed(tmp_path: Path) -> None:
+    """A stream's history, publish by publish."""
+    with open_small(tmp_path) as broker:
+        broker.declare_stream("s", topics=["a"])
+        for number in range(30):
+            broker.publish("a", b"%d" % number)
+            assert broker.stream("s").last("a")["a"].body == b"%d" % number
+
+
+def test_what_the_journal_holds_is_carried_over_and_counted(tmp_path: Path) -> None:
+    killed(tmp_path, put_some)
+    with open_small(tmp_path, journal="off") as broker:
+        assert broker.recovery.journal_records > 0
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(20))
+    assert not (tmp_path / JOURNAL).exists()
+
+
+def test_who_reads_a_stream_of_a_spool_without_an_owner_sees_what_is_confirmed(tmp_path: Path) -> None:
+    def work(broker: Broker) -> None:
+        broker.declare_stream("s", topics=["a"])
+        for number in range(30):
+            broker.publish("a", b"%d" % number)
+
+    killed(tmp_path, work)
+    with qflow.inspect.read_stream(tmp_path, "s", on_gap=pytest.fail) as reader:
+        assert [int(one.body) for batch in reader.new() for one in batch] == list(range(30))
+    assert qflow.inspect.check_spool(tmp_path) == []
+
+
+def test_a_snapshot_of_a_spool_without_an_owner_holds_what_its_journal_does(tmp_path: Path) -> None:
+    killed(tmp_path / "spool", put_some)
+    assert qflow.inspect.copy_spool(tmp_path / "spool", tmp_path / "copy").messages == 20
+    assert qflow.inspect.read_spool(tmp_path / "copy").queues[0].messages == 20
+    with open_small(tmp_path / "copy") as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(20))
+
+
+def test_a_journal_that_was_removed_after_a_crash_is_missed(tmp_path: Path) -> None:
+    killed(
+        tmp_path,
+        lambda broker: (put_some(broker), until(lambda: not broker.stats().journal_records), put_some(broker)),
+        soon_s=0.02,
+    )
+    (tmp_path / JOURNAL).unlink()
+    with open_small(tmp_path) as broker:
+        assert "journal is missing" in broker.recovery.problems[0]
+        assert there(broker)[:20] == list(range(20))
+
+
+def test_a_log_that_fell_back_is_noticed(tmp_path: Path) -> None:
+    """Another one in its place, from before: what the journal holds is carried over, and no sequence comes again."""
+    spool = tmp_path / "spool"
+    killed(spool, put_some)
+    with open_small(spool):
+        pass
+    shutil.copytree(spool / "log", tmp_path / "before")
+    killed(
+        spool, lambda broker: (put_some(broker, range(20, 25)), broker.queue("q").put(b"x" * 2**20), put_some(broker))
+    )
+    shutil.rmtree(spool / "log")
+    shutil.copytree(tmp_path / "before", spool / "log")
+    with open_small(spool) as broker:
+        assert any("fell back" in problem for problem in broker.recovery.problems)
+        assert broker.queue("q").put(b"new") >= 46
+
+
+def test_a_journal_that_is_removed_under_its_owner_is_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_small(tmp_path) as broker:
+        put_some(broker)
+        (tmp_path / JOURNAL).unlink()
+        put_some(broker, range(20, 200))
+        assert "let no cleaner work inside a spool" in caplog.text
+        assert (tmp_path / JOURNAL).exists()
+        assert there(broker) == list(range(200))
+
+
+def test_a_journal_that_the_disk_does_not_take_is_done_without(
+    tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is no room to make it; or a record of it cannot be written."""
+    with faulty_broker(tmp_path / "none", faults, journal="auto") as broker:
+        faults.fail("pwrite", OSError(28, "No space left on device"))
+        put_some(broker)
+        assert "each batch is committed to the log by itself" in caplog.text
+        assert there(broker) == list(range(20))
+    with faulty_broker(tmp_path / "some", faults, journal="auto") as broker:
+        put_some(broker)
+        caplog.clear()
+        faults.fail("pwrite", OSError(28, "No space left on device"))
+        put_some(broker, range(20, 40))
+        assert "each batch is committed to the log by itself" in caplog.text
+        assert there(broker) == list(range(40))
+        assert broker.stats().journal_records == 0
+    with open_small(tmp_path / "some") as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(40))
+
+
+def test_a_sync_that_fails_is_in_doubt(tmp_path: Path, faults: Faults) -> None:
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        put_some(broker)
+        faults.fail("sync_data", OSError(5, "Input/output error"))
+        with pytest.raises(qflow.InDoubt):
+            broker.queue("q").put(b"20")
+        with pytest.raises(qflow.BrokerFailed):
+            broker.queue("q").put(b"21")
+    with open_small(tmp_path) as broker:
+        assert there(broker) in (list(range(20)), list(range(21)))
+        assert broker.check() == []
+
+
+def test_a_disk_that_is_full_takes_what_was_confirmed_and_acks(tmp_path: Path, faults: Faults) -> None:
+    with faulty_broker(tmp_path, faults, journal="auto", journal_bytes="64KiB") as broker:
+        put_some(broker)
+        queue = broker.queue("q")
+        held = [queue.get() for _ in range(10)]
+        faults.fail("allocate", OSError(28, "No space left on device"))
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(b"x" * 10_000, timeout_s=0)
+        for one in held:
+            one.ack(wait=True)
+        assert broker.check() == []
+        faults.heal()
+        queue.put(b"20")
+    with open_small(tmp_path) as broker:
+        found = [body for body in broker.queue("q").get_many(1000, timeout_s=0).bodies if len(body) < 100]
+        assert [int(body) for body in found] == list(range(10, 21))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"journal": "on"}, '"auto" or "off"'), ({"journal_bytes": "1KiB"}, "8KiB"), ({"journal": None}, "journal")],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(qflow.InvalidArgument, match=text):
+        qflow.open(tmp_path, **options)
+
+
+def test_a_commit_that_fails_later_loses_nothing_that_the_journal_has_confirmed(
+    tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing more is promised, and whoever waits is told; the next opening carries all of it over."""
+    with faulty_broker(tmp_path, faults, journal="auto", journal_bytes="8KiB") as broker:
+        put_some(broker)
+        faults.fail("commit", lmdb.Error("mdb_txn_commit: Input/output error"))
+        with pytest.raises((qflow.InDoubt, qflow.BrokerFailed)):
+            for number in range(20, 1000):
+                broker.queue("q").put(b"%d" % number)
+        faults.heal()
+    with open_small(tmp_path) as broker:
+        found = there(broker)
+        assert found == list(range(len(found)))
+        assert number <= len(found) <= number + 1
+        assert broker.check() == []
+
+
+def test_an_idle_commit_that_fails_ends_the_log_and_is_carried_over(tmp_path: Path, faults: Faults) -> None:
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        put_some(broker)
+        faults.fail("commit", lmdb.Error("mdb_txn_commit: Input/output error"))
+        broker.queue("q").put(b"20")
+        until(lambda: broker.engine.log.failed)
+        with pytest.raises(qflow.BrokerFailed):
+            broker.queue("q").put(b"21")
+        faults.heal()
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.journal_records > 0
+        assert there(broker) == list(range(21))
+
+
+def test_a_map_that_is_full_is_grown_under_what_the_journal_holds(tmp_path: Path, faults: Faults) -> None:
+    """At a commit of its own, and at one of a batch; what was confirmed is brought back from the journal."""
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        put_some(broker)
+        for number in range(20, 24):
+            faults.fail("commit", lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL"), times=1)
+            broker.queue("q").put(b"%d" % number)
+            assert broker.check() == []
+            if number % 2:
+                until(lambda: broker.stats().journal_records == 0)
+        assert there(broker) == list(range(24))
+
+
+def test_a_record_that_is_refused_and_a_map_that_is_full_lose_nothing(tmp_path: Path, faults: Faults) -> None:
+    """What the journal has confirmed before is brought back, though nothing more is written to it."""
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        put_some(broker)
+        broker.queue("q").put(b"20")
+        assert broker.stats().journal_records
+        faults.fail("pwrite", OSError(28, "No space left on device"), times=1)
+        faults.fail("commit", lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL"), times=1)
+        broker.queue("q").put(b"21")
+        assert there(broker) == list(range(22))
+    with open_small(tmp_path) as broker:
+        assert there(broker) == list(range(22))
+        assert broker.check() == []
+
+
+def test_a_map_that_is_full_as_a_compaction_begins_is_grown(tmp_path: Path, faults: Faults) -> None:
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        put_some(broker)
+        broker.queue("q").put(b"20")
+        faults.fail("commit", lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL"), times=1)
+        in_thread(broker.compact)
+        assert there(broker) == list(range(21))
+
+
+def test_a_read_whose_batch_fails_for_another_request_sees_all_of_it(tmp_path: Path) -> None:
+    """And so does a snapshot: they ask once more."""
+    with open_small(tmp_path / "spool") as broker:
+        put_some(broker)
+        log = broker.engine.log
+        order, refused = log._order, []
+
+        def fail(txn: Any) -> None:
+            raise qflow.CorruptionError("no")
+
+        def joined(add: Callable[[Any], object]) -> Any:
+            """Have a request that fails join the same batch, once."""
+            if refused:
+                return order(add)
+            refused.append(Order(lambda batch: batch.writes.append(fail)))
+            both = refused[0], Order(add)
+            for one in both:
+                log._writer.hand_over(one, soon=False)
+            return both[1]
+
+        with log._writer.copying:  # a batch of both
+            log._order = joined  # type: ignore[method-assign]
+        broker.queue("q").put(b"20")
+        with log.read() as txn:
+            assert read_held(txn, "").applied > 0
+            assert broker.stats().journal_records == 0
+        assert isinstance(refused[0].error, qflow.CorruptionError)
+        assert broker.snapshot(tmp_path / "copy").messages == 21
+
+
+@pytest.mark.usefixtures("never_idle")
+def test_what_is_damaged_in_a_journal_is_told_by_a_snapshot_and_by_a_check(tmp_path: Path) -> None:
+    size = {"journal_bytes": "64KiB"}
+    killed(tmp_path / "spool", put_some, **size)
+    path = tmp_path / "spool" / JOURNAL
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\xf5jr\n", HEADER_BYTES + 4) + 40] ^= 1
+    path.write_bytes(data)
+    copied = qflow.inspect.copy_spool(tmp_path / "spool", tmp_path / "copy")
+    assert "commits from there on are lost" in copied.problems[0]
+    assert "commits from there on are lost" in qflow.inspect.check_spool(tmp_path / "spool")[0]
+    with open_small(tmp_path / "spool", **size) as broker:
+        assert "commits from there on are lost" in broker.recovery.problems[0]
+        assert len(there(broker)) == copied.messages
+    with open_small(tmp_path / "spool", **size) as broker:
+        assert broker.recovery.problems == ()
+
+
+@pytest.mark.usefixtures("never_idle")
+def test_a_journal_of_which_the_first_record_is_damaged_is_told_from_outside(tmp_path: Path) -> None:
+    """Though nothing of it can be shown."""
+    killed(tmp_path, put_some, journal_bytes="64KiB")
+    path = tmp_path / JOURNAL
+    data = bytearray(path.read_bytes())
+    data[HEADER_BYTES + 30] ^= 1
+    path.write_bytes(data)
+    assert "commits from there on are lost" in qflow.inspect.check_spool(tmp_path)[0]
+    assert "commits from there on are lost" in qflow.inspect.read_spool(tmp_path).problems[0]
+
+
+def test_a_crash_without_a_journal_misses_none(tmp_path: Path) -> None:
+    """A broker once had one, and is opened without."""
+    killed(tmp_path, put_some)
+    for _ in range(2):
+        killed(tmp_path, lambda broker: broker.queue("q").put(b"x"), journal="off")
+        with open_small(tmp_path, journal="off") as broker:
+            assert broker.recovery.problems == ()
+
+
+def test_a_journal_that_was_made_as_its_owner_was_killed_is_known(tmp_path: Path) -> None:
+    """Before the log said that there is one: the next owner uses it, and others see what is in it."""
+    with open_small(tmp_path, journal="off") as broker:
+        put_some(broker)
+        uuid = UUID(str(broker.uuid))
+    Journal.create(str(tmp_path / JOURNAL), LEAST_BYTES, uuid, FILES, 1).close()
+    killed(tmp_path, lambda broker: broker.queue("q").put(b"20"))
+    assert qflow.inspect.read_spool(tmp_path).queues[0].messages == 21
+
+
+@pytest.mark.usefixtures("never_idle")
+def test_others_see_what_is_confirmed_while_an_owner_is_alive(tmp_path: Path) -> None:
+    with open_small(tmp_path) as broker:
+        put_some(broker)
+        broker.queue("q").put(b"20")
+        assert broker.stats().journal_records
+        look = f"from qflow import inspect; print(inspect.read_spool({os.fspath(tmp_path)!r}).queues[0].messages)"
+        assert subprocess.check_output([sys.executable, "-c", look]) == b"21\n"
+        assert broker.stats().journal_records
+
+
+def test_an_opening_that_fails_leaves_no_journal_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_small(tmp_path) as broker:
+        put_some(broker)
+
+    def fail(*_: object) -> None:
+        raise qflow.StorageError("no")
+
+    monkeypatch.setattr(recovery, "read_log", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(qflow.StorageError, match="no"):
+        open_small(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
