@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 import lmdb
 import pytest
 
+import inside
 import qflow
 import qflow.inspect
 from crash.seams import run_in_child, was_killed
@@ -50,7 +51,10 @@ def never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_small(path: Path, **settings: Any) -> Broker:
-    return qflow.open(path, **{"journal_bytes": "8KiB", **settings})
+    """Open a spool without maintenance: what that reads is committed before."""
+    broker = qflow.open(path, **{"journal_bytes": "8KiB", **settings})
+    inside.still(broker)
+    return broker
 
 
 # The file ------------------------------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ class World:
     def _copy(self, path: Path) -> Path:
         self.copies += 1
         copy = self.path.with_name(f"copy{self.copies}")
-        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("lock.mdb", "spill", "wiping"))
+        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("lock.mdb", "spill", "wiping", "stats.json*"))
         with open(copy / JOURNAL, "r+b") if (copy / JOURNAL).exists() else open(os.devnull, "r+b") as file:
             for position, old in self.files.unsynced:
                 for start in range(0, len(old), SECTOR):
