@@ -17,7 +17,6 @@ from qflow.storage.blocks import (
     CHECKSUM_BYTES,
     HEADER,
     HEADER_BYTES,
-    KIND_OF,
     KINDS,
     MAGIC,
     NUMBER,
@@ -26,7 +25,7 @@ from qflow.storage.blocks import (
     BlockKey,
     column,
 )
-from qflow.storage.encoding import MAX_MESSAGES, Messages, cut
+from qflow.storage.encoding import MAX_MESSAGES, Messages, cut, kinds_of
 
 _pack_number = NUMBER.pack
 _join = b"".join
@@ -65,7 +64,7 @@ class Content:
     @classmethod
     def of(cls, messages: Messages, time_ms: int) -> Content:
         """Return the content of a block of messages that have no topics, and fit into one."""
-        kinds = b"" if messages.plain else _kinds(messages)
+        kinds = b"" if messages.plain else kinds_of(messages.records)
         return cls(len(messages.records), time_ms, column(messages.sizes), kinds, b"", _join(messages.records))
 
     @classmethod
@@ -105,7 +104,7 @@ class Content:
             return None
         kinds = self._kinds
         if kinds or not messages.plain:
-            kinds = (kinds or bytes(4 * self.count)) + _kinds(messages)
+            kinds = (kinds or bytes(4 * self.count)) + kinds_of(messages.records)
         times = (self._times or bytes(4 * self.count)) + _pack_number(late_ms) * count
         lengths = self._lengths + column(messages.sizes)
         return Content(total, self._time_ms, lengths, kinds, times, _join((self._payload, *messages.records)))
@@ -123,7 +122,3 @@ class Content:
             return _join((head, payload, xxh3_64_digest(payload, crc32(head))))
 
         return block
-
-
-def _kinds(messages: Messages) -> bytes:
-    return column(map(KIND_OF.__getitem__, map(type, messages.records)))

@@ -111,7 +111,7 @@ def encode_sections(
     parts: list[bytes] = [column(sizes)]
     if not plain:
         columns |= KINDS
-        parts.append(_kinds(records))
+        parts.append(kinds_of(records))
     if offsets is not None:
         if not all(map(lt, offsets, islice(offsets, 1, None))):
             raise CorruptionError(
@@ -142,7 +142,7 @@ def _sections(bare: bytes, parts: Iterable[bytes | memoryview], payload: bytes |
     return head, payload, xxh3_64_digest(payload, crc32(head))
 
 
-def _kinds(records: Iterable[Record]) -> bytes:
+def kinds_of(records: Iterable[Record]) -> bytes:
     """Return the KINDS column of some records. Cost: 0.05 µs a record."""
     return column(map(KIND_OF.__getitem__, map(type, records)))
 
@@ -227,7 +227,7 @@ def grow(block: bytes, key: BlockKey, sequence: int, messages: Messages, *, sett
     parts = [lengths, _pack_crc(sizes[0]) if one else column(sizes)]
     if kinds:
         columns |= KINDS
-        parts += kinds, (_pack_crc(KIND_OF[type(records[0])]) if one else _kinds(records))
+        parts += kinds, (_pack_crc(KIND_OF[type(records[0])]) if one else kinds_of(records))
     parts += times or bytes(4 * before), _pack_crc(late_ms) * len(records)
     if topics is not None:
         columns |= TOPICS

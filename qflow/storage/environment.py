@@ -288,6 +288,7 @@ class Environment:
             self._last.keep(self._page_bytes)
 
     def last_transaction(self) -> int:
+        """Return the number of the last commit."""
         return int(self._env.info()["last_txnid"])
 
     def make_room(self, value_bytes: int, values: int, *, settles_only: bool, step_bytes: int = STEP_BYTES) -> None:
@@ -364,7 +365,7 @@ class Environment:
         return os.stat(os.path.join(self.path, DATA)).st_size
 
     def forget_dead_readers(self) -> int:
-        """Give back pages that readers pin whose processes were killed; return how many. Some system calls each."""
+        """Give back the pages that killed processes pin, which had begun to read; return how many processes."""
         return int(self._env.reader_check())
 
     def copy_to(self, directory: str | None) -> None:

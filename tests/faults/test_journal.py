@@ -21,13 +21,12 @@ import qflow.inspect
 from crash.seams import run_in_child, was_killed
 from faults.seams import Faults, faulty_broker, in_thread
 from qflow.broker import Broker, make_broker
-from qflow.config import BrokerSettings
+from qflow.config import MIN_JOURNAL_BYTES, BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import confirming, journal, recovery, writer
 from qflow.storage.log.batch import Order
-from qflow.storage.log.confirming import read_held
-from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, LEAST_BYTES, Journal
+from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Journal, read_state
 from qflow.storage.log.snapshots import open_to_read
 from unit.clocks import until
 
@@ -62,7 +61,7 @@ def open_small(path: Path, **settings: Any) -> Broker:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Journal]:
-    one = Journal.create(str(tmp_path / JOURNAL), LEAST_BYTES, OWNER, FILES, 1)
+    one = Journal.create(str(tmp_path / JOURNAL), MIN_JOURNAL_BYTES, OWNER, FILES, 1)
     yield one
     one.close()
 
@@ -146,8 +145,8 @@ def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(made: Journal) 
     [
         (lambda data: data[:10], "too short|checksum"),
         (lambda data: b"x" * len(data), "checksum"),
-        (lambda data: journal._header(OWNER, LEAST_BYTES).replace(b"qflowjnl", b"another."), "checksum"),
-        (lambda data: journal._header(uuid4(), LEAST_BYTES) + data[HEADER_BYTES:], "belongs to the log"),
+        (lambda data: journal._header(OWNER, MIN_JOURNAL_BYTES).replace(b"qflowjnl", b"another."), "checksum"),
+        (lambda data: journal._header(uuid4(), MIN_JOURNAL_BYTES) + data[HEADER_BYTES:], "belongs to the log"),
     ],
 )
 def test_what_is_no_journal_of_this_log_is_refused_and_left(
@@ -217,7 +216,7 @@ class World:
             env.commit = cut_around  # type: ignore[method-assign]
             return env
 
-        settings = BrokerSettings(journal_bytes=LEAST_BYTES)
+        settings = BrokerSettings(journal_bytes=MIN_JOURNAL_BYTES)
         return make_broker(path, settings, files=self.files, open_environment=environment)
 
     def change(self, after: list[bytes], call: Callable[[], object]) -> None:
@@ -611,7 +610,7 @@ def test_a_read_whose_batch_fails_for_another_request_sees_all_of_it(tmp_path: P
             log._order = joined  # type: ignore[method-assign]
         broker.queue("q").put(b"20")
         with log.read() as txn:
-            assert read_held(txn, "").applied > 0
+            assert read_state(txn, "").applied > 0
             assert broker.stats().journal_records == 0
         assert isinstance(refused[0].error, qflow.CorruptionError)
         assert broker.snapshot(tmp_path / "copy").messages == 21
@@ -661,7 +660,7 @@ def test_a_journal_that_was_made_as_its_owner_was_killed_is_known(tmp_path: Path
     with open_small(tmp_path, journal="off") as broker:
         put_some(broker)
         uuid = UUID(str(broker.uuid))
-    Journal.create(str(tmp_path / JOURNAL), LEAST_BYTES, uuid, FILES, 1).close()
+    Journal.create(str(tmp_path / JOURNAL), MIN_JOURNAL_BYTES, uuid, FILES, 1).close()
     killed(tmp_path, lambda broker: broker.queue("q").put(b"20"))
     assert qflow.inspect.read_spool(tmp_path).queues[0].messages == 21
 

@@ -11,7 +11,7 @@ from qflow.storage import blocks, encoding
 from qflow.storage.blocks import CHECKSUM_BYTES, NO_PREVIOUS, BlockKey, Reference, full_length
 from qflow.storage.encoding import Messages
 from qflow.storage.joining import Join
-from qflow.storage.log.changes import put_grown
+from qflow.storage.log.changes import ON_A_PAGE_BYTES, put_grown
 from qflow.storage.log.keys import key_of
 from qflow.storage.log.rows import Row
 
@@ -19,15 +19,16 @@ TAIL_BYTES = 16 * 1024
 """The tail block grows under its key up to so many bytes."""
 STOOD_FOR_BYTES = 2**20
 """References in one block stand for so many bytes at most, or for one body: of a block, all is given back together."""
-SMALL_TAIL_BYTES = 1600
-"""And up to so many, however many lanes a commit writes to: about where LMDB begins to use pages of their own."""
 RESERVED_SEQUENCES = 2**16
 """How far `next` runs ahead of numbers that are handed out without being logged."""
 
 
 def full_tail_bytes(lanes: int) -> int:
-    """Return what tail blocks grow to where a commit writes to so many: each is written as a whole, and synced."""
-    return TAIL_BYTES if lanes == 1 else max(SMALL_TAIL_BYTES, TAIL_BYTES // lanes)
+    """Return what tail blocks grow to where a commit writes to so many: each is written as a whole, and synced.
+
+    However many they are, it is no less than fits beside others on a page.
+    """
+    return TAIL_BYTES if lanes == 1 else max(ON_A_PAGE_BYTES, TAIL_BYTES // lanes)
 
 
 def append_messages(
@@ -155,7 +156,8 @@ def _grow_tail(
     if grown is None:
         return False
     added = sum(messages.sizes)
-    put_grown(txn, stored, value, grown, encoding.payload_bytes(grown) - added, added + CHECKSUM_BYTES)
+    kept = encoding.payload_bytes(grown) - added
+    put_grown(txn, stored, grown, len(value) - CHECKSUM_BYTES - kept, kept, added + CHECKSUM_BYTES)
     return True
 
 

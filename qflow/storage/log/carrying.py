@@ -12,8 +12,8 @@ from qflow.storage.environment import BROKEN, STEP_BYTES, CannotGrow, Environmen
 from qflow.storage.files import Files
 from qflow.storage.log import journal
 from qflow.storage.log.changes import play
-from qflow.storage.log.confirming import Confirming, Held, read_held, write_held
-from qflow.storage.log.journal import Found, Journal
+from qflow.storage.log.confirming import Confirming
+from qflow.storage.log.journal import STATE_KEY, Found, Journal, JournalState, encode_state, read_state
 
 
 class CarriedOver(NamedTuple):
@@ -39,8 +39,8 @@ def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journ
     """
     path = journal.path_of(env.path)
     with env.reading() as txn:
-        held = read_held(txn, env.path)
-    opened = journal.open_to_write(path, files, uuid, held.applied, clean=clean)
+        state = read_state(txn, env.path)
+    opened = journal.open_to_write(path, files, uuid, state.applied, clean=clean)
     create: Callable[[int], Journal] | None = None
     if journal_bytes:
         create = partial(Journal.create, path, journal_bytes, uuid, files)
@@ -48,31 +48,31 @@ def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journ
         files.unlink(path + journal.STAGED)  # of a creation that a crash ended
     if opened is None:
         problems: list[str] = []
-        if held.in_use and not clean:
+        if state.in_use and not clean:
             problems.append(
                 f"{path} is missing: what was confirmed in the last second before the end, and was not in the log yet, "
                 "is lost, if there was anything"
             )
-        return CarriedOver(Confirming(env, create, None, held), 0, problems)
+        return CarriedOver(Confirming(env, create, None, state), 0, problems)
     found = opened.found
     keeps = bool(journal_bytes) and opened.size == journal_bytes and not found.problems
-    now = Held(found.last, keeps)
+    now = JournalState(found.last, keeps)
+    kept: Journal | None = None
     try:
-        if now != held:
+        if now != state:
             apply(env, found, now)
         if keeps:
             kept = Journal(path, opened.fd, opened.size, uuid, files, found.last + 1)
-            return CarriedOver(Confirming(env, create, kept, now), len(found.records), found.problems)
-        with suppress(OSError):
-            files.unlink(path)  # another one is made, if there is to be one
-    except BaseException:
-        files.close(opened.fd)
-        raise
-    files.close(opened.fd)
-    return CarriedOver(Confirming(env, create, None, now), len(found.records), found.problems)
+        else:
+            with suppress(OSError):
+                files.unlink(path)  # another one is made, if there is to be one
+    finally:
+        if kept is None:
+            files.close(opened.fd)
+    return CarriedOver(Confirming(env, create, kept, now), len(found.records), found.problems)
 
 
-def apply(env: Environment, found: Found, held: Held, *, step_bytes: int = STEP_BYTES) -> None:
+def apply(env: Environment, found: Found, state: JournalState, *, step_bytes: int = STEP_BYTES) -> None:
     """Commit to a log what a journal holds, and what it says of that from then on.
 
     Args:
@@ -85,7 +85,7 @@ def apply(env: Environment, found: Found, held: Held, *, step_bytes: int = STEP_
                 env.make_room(size, values, settles_only=True, step_bytes=step_bytes)
             except CannotGrow:
                 env.confine(size, values, settles_only=True)
-            unfit = _play(env, found, held)
+            unfit = _play(env, found, state)
         except MapFull:
             env.grow_map()
         except BROKEN as error:
@@ -99,11 +99,11 @@ def apply(env: Environment, found: Found, held: Held, *, step_bytes: int = STEP_
         )
 
 
-def _play(env: Environment, found: Found, held: Held) -> int:
+def _play(env: Environment, found: Found, state: JournalState) -> int:
     txn = env.begin(write=True)
     try:
         unfit = sum(play(txn, changes) for changes in found.records)
-        write_held(txn, held)
+        txn.put(STATE_KEY, encode_state(state))
         env.commit(txn)
     except BaseException:
         with suppress(LmdbError):  # raised where it has ended

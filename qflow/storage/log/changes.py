@@ -18,9 +18,9 @@ _PUT, _DELETE, _GROW = 1, 2, 3
 _PAIR = struct.Struct("<BHI")
 _KEY = struct.Struct("<BH")
 _GROWN = struct.Struct("<BHIIII")
-_PAGE_BYTES = 4096
-_LARGE = 1600
-"""About where LMDB begins to keep a value on pages of its own."""
+PAGE_BYTES = 4096
+ON_A_PAGE_BYTES = 1600
+"""About the largest value that LMDB keeps beside others on a page."""
 UNFIT = b"what it has grown from is not there"
 """Stands for a value that has grown from another state. By identity: no part of a journal is this object."""
 
@@ -35,11 +35,14 @@ class Changes:
         self._parts: list[bytes] = []
         self.size = 0
         """Bytes that were noted since the last `take`."""
-        self.pages = 0
-        """Pages that large values took, at the most, since the transaction began."""
-        self.small_bytes = self.values = 0
-        """The same of small ones, and how many keys were changed."""
+        self._pages = 0  # of large values, at the most, since the transaction began
+        self._small_bytes = self._values = 0  # the same of small ones; keys that were changed
         self._sizes: dict[bytes, int] = {}
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """How many bytes and values, as `Environment.make_room` takes them."""
+        return self._pages * PAGE_BYTES + 2 * self._small_bytes, self._values
 
     def put(self, key: bytes, value: bytes) -> bool:
         self.size += _PAIR.size + len(key) + len(value)
@@ -57,14 +60,16 @@ class Changes:
     def _put(self, key: bytes, value: bytes) -> bool:
         size, before = len(value), self._sizes.get(key)
         self._sizes[key] = size
-        if size > _LARGE:
-            pages = size // _PAGE_BYTES + 1
-            if before is None or before <= _LARGE or before // _PAGE_BYTES + 1 != pages:  # else it stays where it is
-                self.pages += pages
+        if size > ON_A_PAGE_BYTES:
+            pages = size // PAGE_BYTES + 1
+            if (
+                before is None or before <= ON_A_PAGE_BYTES or before // PAGE_BYTES + 1 != pages
+            ):  # else it stays where it is
+                self._pages += pages
         elif size > (before or 0):
-            self.small_bytes += size - (before or 0)
+            self._small_bytes += size - (before or 0)
         if before is None:
-            self.values += 1
+            self._values += 1
         done: bool = self.txn.put(key, value)
         return done
 
@@ -78,7 +83,7 @@ class Changes:
         self.size += _KEY.size + len(key)
         self._parts += _KEY.pack(_DELETE, len(key)), key
         self._sizes.pop(key, None)
-        self.values += 1
+        self._values += 1
 
     def cursor(self) -> _Cursor:
         return _Cursor(self, self.txn.cursor())
@@ -129,13 +134,10 @@ class _Cursor:
         self._cursor.close()
 
 
-def put_grown(txn: Any, key: bytes, before: bytes, value: bytes, kept: int, tail_bytes: int) -> None:
-    """Put a value that holds the last `kept` bytes but eight of the one before, and `tail_bytes` behind them.
-
-    The eight are a block's checksum.
-    """
+def put_grown(txn: Any, key: bytes, value: bytes, start: int, kept: int, tail_bytes: int) -> None:
+    """`Changes.put_grown`, in any transaction."""
     if isinstance(txn, Changes):
-        txn.put_grown(key, value, len(before) - 8 - kept, kept, tail_bytes)
+        txn.put_grown(key, value, start, kept, tail_bytes)
     else:
         txn.put(key, value)
 

@@ -16,15 +16,13 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError, StorageError
 from qflow.storage.environment import Environment, LmdbError, MapFull
 from qflow.storage.files import storage_error
-from qflow.storage.log.changes import Changes, play
-from qflow.storage.log.journal import Journal
-from qflow.storage.log.keys import meta_key
-from qflow.storage.log.sealing import seal, unseal
+from qflow.storage.log.changes import PAGE_BYTES, Changes, play
+from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state
 
 _logger = logging.getLogger("qflow")
 
@@ -38,43 +36,27 @@ FIRST_BATCHES = 16
 """So many small batches are committed before there is a journal: many programs never write more."""
 SOON_S = 0.02
 LATE_S = 1.0
-_NUMBER_BYTES = 8
-_IN_USE, _NOT_IN_USE = b"\1", b"\0"
-_PAGE_BYTES = 4096
-_KEY = meta_key("journal")
-
-
-class Held(NamedTuple):
-    """What a log says of its journal."""
-
-    applied: int
-    """The number of the last record that the log holds."""
-    in_use: bool
-    """There is one, which may hold more."""
-
-
-NOTHING = Held(0, False)
 
 
 class Confirming:
     """See the module."""
 
     def __init__(
-        self, env: Environment, create: Callable[[int], Journal] | None, journal: Journal | None, held: Held
+        self, env: Environment, create: Callable[[int], Journal] | None, journal: Journal | None, state: JournalState
     ) -> None:
         """
         Args:
             create: makes a journal, given the number of its first record; None: there is to be none.
             journal: the one there is; the log holds all its records.
-            held: what the log says of it.
+            state: what the log says of it.
         """
         self._env = env
         self._create = create
         self._journal = journal
-        self._held = held
+        self._state = state
         self._broken: BaseException | None = None
         """Why nothing more is written to the journal."""
-        self._small = 0
+        self._small_batches = 0
         """Batches that a journal would have taken."""
         self._txn: Any = None
         self._changes: Changes | None = None
@@ -90,10 +72,10 @@ class Confirming:
     def written(self) -> tuple[int, int]:
         """How many bytes and values were written since the last commit, as `Environment.make_room` takes them."""
         size, values = self._rolled_back
-        changes = self._changes
-        if changes is None:
+        if self._changes is None:
             return size, values
-        return size + changes.pages * _PAGE_BYTES + 2 * changes.small_bytes, values + changes.values
+        more_size, more_values = self._changes.written
+        return size + more_size, values + more_values
 
     def begin(self, small: bool) -> Any:
         """Return the transaction that a batch is to be written in.
@@ -159,7 +141,7 @@ class Confirming:
         journal = self._journal
         assert journal is not None
         try:
-            if any(play(self._txn, changes) for changes in journal.records(self._held.applied)):
+            if any(play(self._txn, changes) for changes in journal.records(self._state.applied)):
                 raise CorruptionError(f"{journal.path} does not fit the log: let nothing write inside a spool")
         except BaseException:
             self.roll_back()
@@ -173,22 +155,22 @@ class Confirming:
             self._make()  # this batch is committed: so the log says that there is one
             return False
         written, values = self.written
-        if written + values * _PAGE_BYTES > DIRTY_BYTES or (self.pending and monotonic() - self._since > LATE_S):
+        if written + values * PAGE_BYTES > DIRTY_BYTES or (self.pending and monotonic() - self._since > LATE_S):
             return False
         return self._journal.fits(size)
 
     def _may_begin(self) -> bool:
         if self._create is None:
             return False
-        self._small += 1
-        return self._small > FIRST_BATCHES
+        self._small_batches += 1
+        return self._small_batches > FIRST_BATCHES
 
     def _make(self) -> None:
         """Make a journal, if there is to be one."""
         if self._create is None:
             return
         try:
-            self._journal = self._create(self._held.applied + 1)
+            self._journal = self._create(self._state.applied + 1)
         except StorageError as error:
             self._create = None
             _logger.warning("%s: each batch is committed to the log by itself: %s", self._env.path, error)
@@ -212,13 +194,14 @@ class Confirming:
         """Commit the open transaction, and with it all that the journal holds."""
         journal, broken = self._journal, self._broken
         # A part may be there of a record that could not be written.
-        held = Held(self._held.applied + self.pending + (broken is not None), journal is not None and broken is None)
-        if held.in_use or self._held.in_use:
-            write_held(self._txn, held)
+        last = self._state.applied + self.pending + (broken is not None)
+        state = JournalState(last, journal is not None and broken is None)
+        if state.in_use or self._state.in_use:
+            self._txn.put(STATE_KEY, encode_state(state))
         self._env.commit(self._txn)
         self._txn = self._changes = None
         self._rolled_back = 0, 0
-        self._held, self.pending = held, 0
+        self._state, self.pending = state, 0
         if journal is None:
             return
         if broken is not None:
@@ -231,17 +214,3 @@ class Confirming:
             _logger.warning("%s was removed or replaced: let no cleaner work inside a spool", journal.path)
         self._journal = self._broken = None
         journal.close()
-
-
-def read_held(txn: Any, path: str) -> Held:
-    """Return what a log says of its journal."""
-    value = txn.get(_KEY)
-    if value is None:
-        return NOTHING
-    bare = unseal(value, f"{path}: what the log holds of its journal")
-    return Held(int.from_bytes(bare[:_NUMBER_BYTES], "little"), bare[_NUMBER_BYTES:] == _IN_USE)
-
-
-def write_held(txn: Any, held: Held) -> None:
-    """Write what a log holds of its journal."""
-    txn.put(_KEY, seal(held.applied.to_bytes(_NUMBER_BYTES, "little") + (_IN_USE if held.in_use else _NOT_IN_USE)))

@@ -18,13 +18,15 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from xxhash import xxh3_64_intdigest
 
 from qflow.errors import CorruptionError
 from qflow.storage.files import FILE_MODE, READ, Files, storage_error, write_all
+from qflow.storage.log.keys import meta_key
 from qflow.storage.log.sealing import seal, unseal
 
 JOURNAL = "journal"
@@ -33,7 +35,8 @@ STAGED = ".new"
 """What it is called behind that while it is made."""
 FORMAT = 1
 HEADER_BYTES = 4096
-LEAST_BYTES = 8192
+STATE_KEY = meta_key("journal")
+"""Where the log says what `JournalState` does."""
 _HEADER = struct.Struct("<8sI16sQ")
 """Magic, format, uuid of the log, size of the file."""
 _MAGIC = b"qflowjnl"
@@ -42,10 +45,38 @@ _RECORD = struct.Struct("<4sIQQ")
 _RECORD_MAGIC = b"\xf5jr\n"
 _NUMBERED = struct.Struct("<QI")
 _CLEARED = bytes(_RECORD.size)
+_NUMBER_BYTES = 8
+_IN_USE, _NOT_IN_USE = b"\1", b"\0"
 _CHUNK = 4096
 """The file is written page by page: a kernel that has it in larger pieces counts a whole one for each record."""
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = _OPEN | os.O_CREAT | os.O_EXCL
+
+
+class JournalState(NamedTuple):
+    """What a log says of its journal."""
+
+    applied: int
+    """The number of the last record that the log holds."""
+    in_use: bool
+    """There is one, which may hold more."""
+
+
+NO_JOURNAL = JournalState(0, False)
+
+
+def read_state(txn: Any, path: str) -> JournalState:
+    """Return what the log at `path` says of its journal."""
+    value = txn.get(STATE_KEY)
+    if value is None:
+        return NO_JOURNAL
+    bare = unseal(value, f"{path}: what the log says of its journal")
+    return JournalState(int.from_bytes(bare[:_NUMBER_BYTES], "little"), bare[_NUMBER_BYTES:] == _IN_USE)
+
+
+def encode_state(state: JournalState) -> bytes:
+    """Return what a log holds under `STATE_KEY`."""
+    return seal(state.applied.to_bytes(_NUMBER_BYTES, "little") + (_IN_USE if state.in_use else _NOT_IN_USE))
 
 
 class Found(NamedTuple):
@@ -139,10 +170,8 @@ class Journal:
         Raises:
             CorruptionError: they are not what was written. StorageError: they cannot be read.
         """
-        try:
+        with _reading(self.path):
             data = _read_whole(self._files, self._fd, self._position)
-        except OSError as error:
-            raise storage_error(error, "read the journal", self.path) from error
         found = [changes for _, number, changes in _records(data, self._seed) if number > applied]
         written = self.following - 1 - applied
         if len(found) != written:
@@ -182,21 +211,16 @@ def open_to_write(path: str, files: Files, uuid: UUID, applied: int, *, clean: b
     Raises:
         CorruptionError: it is another log's, or none of this format. StorageError: it cannot be read.
     """
-    try:
-        fd = files.open(path, _OPEN, 0)
-    except FileNotFoundError:
+    fd = _open(path, _OPEN, files)
+    if fd is None:
         return None
-    except OSError as error:
-        raise storage_error(error, "open the journal", path) from error
     try:
-        files.forget_cached(fd)  # a page whose write failed stays in memory as if it had been written
-        size = _check_header(files, fd, uuid, path)
-        if clean and files.pread(fd, _RECORD.size, HEADER_BYTES) == _CLEARED:
-            return Opened(fd, size, Found(applied, [], applied, []))
-        return Opened(fd, size, _find(_read_whole(files, fd, size), size, _seed(uuid), applied, path))
-    except OSError as error:
-        files.close(fd)
-        raise storage_error(error, "read the journal", path) from error
+        with _reading(path):
+            files.forget_cached(fd)  # a page whose write failed stays in memory as if it had been written
+            size = _check_header(files, fd, uuid, path)
+            if clean and files.pread(fd, _RECORD.size, HEADER_BYTES) == _CLEARED:
+                return Opened(fd, size, Found(applied, [], applied, []))
+            return Opened(fd, size, _find(_read_whole(files, fd, size), size, _seed(uuid), applied, path))
     except BaseException:
         files.close(fd)
         raise
@@ -223,27 +247,42 @@ def look(path: str, files: Files, uuid: UUID, applied: int, seen: Look | None) -
         CorruptionError: it is another log's, or none of this format. StorageError: it cannot be read.
     Cost: four system calls where it holds nothing more, 5 µs where there is none; else reading it, some ms.
     """
+    fd = _open(path, READ, files)
+    if fd is None:
+        return None
     try:
-        fd = files.open(path, READ, 0)
+        with _reading(path):
+            head = files.pread(fd, _RECORD.size, HEADER_BYTES)
+            if head == _CLEARED or (len(head) == _RECORD.size and _is_behind(head, applied)):
+                return None
+            status = files.status(fd)
+            mark = status.st_ino, status.st_mtime_ns, applied
+            if seen is not None and seen.mark == mark:
+                return seen
+            files.sync_data(fd)  # what is seen is not taken back by a power cut
+            size = _check_header(files, fd, uuid, path)
+            return Look(mark, _find(_read_whole(files, fd, size), size, _seed(uuid), applied, path))
+    finally:
+        files.close(fd)
+
+
+def _open(path: str, flags: int, files: Files) -> int | None:
+    """Open the file of a journal; None if there is none."""
+    try:
+        return files.open(path, flags, 0)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise storage_error(error, "open the journal", path) from error
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Tell of errors of the system as those of reading a journal."""
     try:
-        head = files.pread(fd, _RECORD.size, HEADER_BYTES)
-        if head == _CLEARED or (len(head) == _RECORD.size and _is_behind(head, applied)):
-            return None
-        status = files.status(fd)
-        mark = status.st_ino, status.st_mtime_ns, applied
-        if seen is not None and seen.mark == mark:
-            return seen
-        files.sync_data(fd)  # what is seen is not taken back by a power cut
-        size = _check_header(files, fd, uuid, path)
-        return Look(mark, _find(_read_whole(files, fd, size), size, _seed(uuid), applied, path))
+        yield
     except OSError as error:
         raise storage_error(error, "read the journal", path) from error
-    finally:
-        files.close(fd)
 
 
 def _is_behind(head: bytes, applied: int) -> bool:

@@ -15,8 +15,7 @@ from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import journal
 from qflow.storage.log.changes import UNFIT, played
-from qflow.storage.log.confirming import read_held
-from qflow.storage.log.journal import Found, Look
+from qflow.storage.log.journal import Found, Look, read_state
 from qflow.storage.log.recovery import read_identity
 
 TRIES = 1000
@@ -70,7 +69,7 @@ class Overlay:
 
     def _find(self, txn: Any) -> Found | None:
         uuid, _ = read_identity(txn, self._env.path)
-        applied = read_held(txn, self._env.path).applied
+        applied = read_state(txn, self._env.path).applied
         look = journal.look(self._path, self._files, uuid, applied, self._look)
         if look is None:
             return None

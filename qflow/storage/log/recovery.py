@@ -17,6 +17,7 @@ from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.environment import BROKEN, Environment
 from qflow.storage.log import table
+from qflow.storage.log.journal import NO_JOURNAL, STATE_KEY, encode_state
 from qflow.storage.log.keys import BLOCKS, FORMAT, OLDEST_FORMAT, QUEUES, key_of, meta_key, queue_key
 from qflow.storage.log.reading import is_empty
 from qflow.storage.log.rows import Row, read_rows
@@ -73,7 +74,7 @@ def copy_records(uuid: UUID, origin: UUID) -> dict[bytes, bytes]:
     return {
         meta_key("uuid"): seal(uuid.bytes),
         meta_key("origin"): seal(origin.bytes),
-        meta_key("journal"): seal(bytes(9)),  # it has none
+        STATE_KEY: encode_state(NO_JOURNAL),
     }
 
 

@@ -34,9 +34,8 @@ from qflow.storage.files import (
     storage_error,
 )
 from qflow.storage.log import carrying, recovery
-from qflow.storage.log.confirming import NOTHING, read_held
 from qflow.storage.log.directory import DATA, LOG, STAGED, check_log_directory, put_in_place, staging, sync_staged
-from qflow.storage.log.journal import Found
+from qflow.storage.log.journal import NO_JOURNAL, Found, read_state
 from qflow.storage.log.overlay import Overlay
 from qflow.storage.log.recovery import Recovery
 
@@ -149,9 +148,9 @@ def _bring_up(log: str, more: Found, files: Files) -> list[str]:
     env = Environment(log, files)
     try:
         with env.reading() as txn:
-            if read_held(txn, log).applied != more.applied:
+            if read_state(txn, log).applied != more.applied:
                 return []  # the log was committed to before it was copied: it holds that
-        carrying.apply(env, more, NOTHING, step_bytes=0)
+        carrying.apply(env, more, NO_JOURNAL, step_bytes=0)
         return more.problems
     finally:
         env.close()

@@ -16,7 +16,8 @@ from qflow.errors import BrokerClosed, BrokerFailed, Reentered
 from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log import bodies, removal
 from qflow.storage.log.batch import Order, Party, Put, Request, Settling, Unit, Work
-from qflow.storage.log.confirming import NOTHING, Confirming
+from qflow.storage.log.confirming import Confirming
+from qflow.storage.log.journal import NO_JOURNAL
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.table import LAST
@@ -37,7 +38,7 @@ class TransactionLog:
         self._closed = False
         with env.reading() as txn:
             shares, left = bodies.any_stored(txn), bodies.noted_ahead(txn)
-        confirming = confirming or Confirming(env, None, None, NOTHING)
+        confirming = confirming or Confirming(env, None, None, NO_JOURNAL)
         self._writer = Writer(env, confirming, clock, self._reading, shares, left)
 
     # Handing over ----------------------------------------------------------------------------------------------------
