@@ -19,8 +19,8 @@ from qflow import inspect
 from qflow.storage.log import recovery, rows
 from qflow.storage.log.keys import BLOCKS, FORMAT, MARKS, OLDEST_FORMAT, WINDOWS, key_of, meta_key, queue_key
 from qflow.storage.log.rows import Row, read_row
-from unit.clocks import until
 from qflow.storage.log.sealing import seal
+from unit.clocks import until
 
 OWNER = 1
 BIG = 20_000  # three make a block
