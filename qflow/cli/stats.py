@@ -39,6 +39,9 @@ def _print(found: SpoolFacts) -> None:
     for problem in found.problems:
         click.echo(f"problem: {problem}")
     click.echo(_owner(found))
+    if found.journal_records:
+        records = facts.counted(found.journal_records, "record")
+        click.echo(f"{records} in the journal that the log does not hold yet; what follows counts them in")
     if found.queues:
         click.echo()
         facts.print_table(

@@ -26,10 +26,11 @@ import attrs
 from qflow.config import spool_path
 from qflow.errors import CorruptionError, NotFound
 from qflow.inspect.child import in_child
+from qflow.inspect.facts import Examination, MessageFacts, QueueFacts, SpilledFacts, SpoolFacts
 from qflow.inspect.log_check import check_every_page, check_log
 from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, SubscriptionFacts, streams_of
 from qflow.inspect.stream_reader import Gap, StreamReader
-from qflow.message import HeaderValue, Message, Record, decode_headers, lane_of
+from qflow.message import Message, Record, decode_headers, lane_of
 from qflow.stats import BrokerStats, QueueStats, SnapshotReport
 from qflow.storage import blocks
 from qflow.storage.environment import Environment
@@ -39,6 +40,7 @@ from qflow.storage.log import recovery
 from qflow.storage.log.directory import LOG
 from qflow.storage.log.keys import LAST_LANE
 from qflow.storage.log.marks import is_settled
+from qflow.storage.log.overlay import count_unapplied
 from qflow.storage.log.reading import find_message
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row
@@ -68,80 +70,6 @@ __all__ = [
     "spilled",
 ]
 _NO_LOG = " is not a spool: it holds no log. Give the directory that `qflow.open` was given"
-
-
-@attrs.frozen(kw_only=True)
-class QueueFacts:
-    """One durable queue as the log has it, all its lanes together."""
-
-    name: str
-    messages: int
-    """Logged and not settled."""
-    bytes: int
-    next_sequence: int
-    """The sequence of the next message, in the lane of priority 0."""
-    floor: int
-    """Sequences below are settled, in that lane."""
-    settled_ranges: int
-    """Ranges settled above the floors, of all lanes."""
-    settings: dict[str, Any]
-    problem: str | None
-
-
-@attrs.frozen(kw_only=True)
-class SpoolFacts:
-    """A spool as its log and, if there is one, its live owner have it."""
-
-    path: str
-    uuid: str
-    origin: str | None
-    """The uuid of the spool it was copied from; None if it was not."""
-    clean: bool
-    """It was closed cleanly; False while an owner has it open."""
-    owner_pid: int | None
-    """Process that has it open; None = none, 0 = one that is not known."""
-    queues: list[QueueFacts]
-    streams: list[StreamFacts]
-    live: dict[str, Any] | None
-    """What the owner wrote last to `stats.json`: the fields of `BrokerStats`, `pid`, and `time_s` since the epoch."""
-    live_age_s: float | None
-    problems: list[str]
-
-
-@attrs.frozen(kw_only=True)
-class SpilledFacts:
-    """One message in a spill file. The file is not part of the log and is removed when the spool is opened."""
-
-    queue: str | None
-    sequence: int | None
-    size_bytes: int
-    file: str
-    position: int
-    """Byte offset of its block in the file; 0 but in segments."""
-    problem: str | None
-
-
-@attrs.frozen(kw_only=True)
-class MessageFacts:
-    """One message in the log."""
-
-    queue: str
-    sequence: int
-    body: bytes
-    headers: dict[str, HeaderValue]
-    time_ms: int
-    """When it was confirmed, milliseconds since the epoch."""
-    settled: bool
-
-
-@attrs.frozen(kw_only=True)
-class Examination:
-    """What is wrong with the log of a spool."""
-
-    problems: list[str]
-    """One text for each problem; blocks in a row with the same damage are one. Empty if all is well."""
-    lost: dict[str, int]
-    """Messages that should be there and cannot be read, by `queue 'name'` and `stream 'name'`."""
 
 
 def check_there(path: str | os.PathLike[str]) -> None:
@@ -190,6 +118,7 @@ def _read_spool(spool: str, now_s: float | None) -> SpoolFacts:
         streams = streams_of(found)
         with env.reading() as txn:
             origin = recovery.read_origin(txn, spool)
+        journal_records = count_unapplied(env, Files())
     live = _live(os.path.join(spool, "stats.json"))
     age = None if live is None else (time.time() if now_s is None else now_s) - float(live["time_s"])
     return SpoolFacts(
@@ -197,6 +126,7 @@ def _read_spool(spool: str, now_s: float | None) -> SpoolFacts:
         uuid=str(found.uuid),
         origin=None if origin is None else str(origin),
         clean=found.clean,
+        journal_records=journal_records,
         owner_pid=owner_pid(spool),
         queues=queues,
         streams=streams,

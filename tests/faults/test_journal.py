@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 import lmdb
 import pytest
+from click.testing import CliRunner
 
 import inside
 import qflow
@@ -21,6 +22,7 @@ import qflow.inspect
 from crash.seams import run_in_child, was_killed
 from faults.seams import Faults, faulty_broker, in_thread
 from qflow.broker import Broker, make_broker
+from qflow.cli.main import app
 from qflow.config import MIN_JOURNAL_BYTES, BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
@@ -662,7 +664,13 @@ def test_a_journal_that_was_made_as_its_owner_was_killed_is_known(tmp_path: Path
         uuid = UUID(str(broker.uuid))
     Journal.create(str(tmp_path / JOURNAL), MIN_JOURNAL_BYTES, uuid, FILES, 1).close()
     killed(tmp_path, lambda broker: broker.queue("q").put(b"20"))
-    assert qflow.inspect.read_spool(tmp_path).queues[0].messages == 21
+    found = qflow.inspect.read_spool(tmp_path)
+    assert (found.queues[0].messages, found.journal_records) == (21, 1)
+    shown = CliRunner().invoke(app, ["stats", str(tmp_path)]).output
+    assert "1 record in the journal that the log does not hold yet" in shown
+    with open_small(tmp_path):
+        pass
+    assert qflow.inspect.read_spool(tmp_path).journal_records == 0
 
 
 @pytest.mark.usefixtures("never_idle")

@@ -77,6 +77,12 @@ class Overlay:
         return look.found
 
 
+def count_unapplied(env: Environment, files: Files) -> int:
+    """Return how many records of its journal a log does not hold. Cost: reads the journal, if there are any."""
+    found = Overlay(env, files).unapplied()
+    return 0 if found is None else len(found.records)
+
+
 class _Over:
     """A transaction that reads changed pairs over those of another; None: the key is no more."""
 
