@@ -24,6 +24,8 @@ from qflow.queues.source import Source
 
 TURNS = 2
 """A get that does not wait has this many turns to let expired messages go that lie before others."""
+MOVING_S = 0.01
+"""A get whose time is over looks again so often whether another thread has moved what it waits for."""
 
 
 class Lack(enum.Enum):
@@ -38,6 +40,10 @@ class Lack(enum.Enum):
     """Which it was told not to do."""
     TURN = "another turn"
     """It has let go of as many expired messages as go at once: it lets go of the lock before the next ones."""
+
+
+SHORT = (Lack.ROOM, Lack.MOVE)
+"""A get that lacks these is woken when memory is given back, or something was moved."""
 
 
 class Acquired(Protocol):
@@ -135,7 +141,7 @@ class Getting:
                 batches.pop(batch, None)  # until it tries again: many may wait
                 self.collected = None
             if wake is not None:
-                self._starved = lack in (Lack.ROOM, Lack.MOVE)
+                self._starved = lack in SHORT
                 self._watcher = gate.arrived.watch(wake, self._turn)
                 self._turn = self._watcher.number
                 gate.getters += 1
@@ -284,15 +290,15 @@ class Getting:
         if lack is Lack.TURN and self._turns < TURNS:
             self._turns += 1
             return PAUSE_S
-        if lack is Lack.MOVE:
-            return RETRY_S
         # Room may come from another queue, which does not know of this one.
-        wait = RETRY_S if lack is Lack.ROOM else PAUSE_S if lack is Lack.TURN else FOREVER
+        wait = RETRY_S if lack in SHORT else PAUSE_S if lack is Lack.TURN else FOREVER
         moment = self._queue.next_moment_s()
         if moment is not None:
             wait = min(wait, moment)
         if self._deadline is not None:
             left = self._deadline - self._queue.context.monotonic()
+            if lack is Lack.MOVE:
+                left = max(left, MOVING_S)
             if left <= 0:
                 return None
             wait = min(wait, left)

@@ -203,7 +203,8 @@ class Queue(Generic[Placed]):
 
         Args:
             timeout_s: how long to wait; None = as long as it takes, 0 = not at all: it then looks past thousands of
-                expired messages, not past a million.
+                expired messages, not past a million. What is on the disk is read in any case, by this thread or
+                another, and takes its time.
 
         Raises:
             QueueEmpty: none came up in time.

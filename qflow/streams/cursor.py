@@ -218,7 +218,10 @@ class Cursor:
                     return WORK
                 if isinstance(found, float):
                     if getting.deadline is not None:
-                        found = min(found, getting.deadline - self._monotonic())
+                        left = getting.deadline - self._monotonic()
+                        if self._ahead.is_reading or self.place.moving:  # by another thread: as if it did so itself
+                            left = max(left, LOOK_S)
+                        found = min(found, left)
                     if found <= 0 and getting.is_full:
                         raise self._too_many()
                     if found > 0 and not getting.given_up:

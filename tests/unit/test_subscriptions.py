@@ -594,3 +594,31 @@ def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -
     publish(broker, 1)
     thread.join(LONG_S)
     assert found == [12]
+
+
+def test_a_get_without_patience_waits_for_what_another_thread_reads(broker: qflow.Broker) -> None:
+    """There is something: `while batch := subscription.get_many(n, timeout_s=0)` must not end before all is taken."""
+    subscription = broker.subscribe("s", start="earliest")
+    history, room = subscription.stream.history, broker.engine.streams.room
+    room.give_way(2**30)  # it is read from the log
+    read, reading, go_on = history.read, threading.Event(), threading.Event()
+
+    def slow(*arguments: object) -> object:
+        history.read = read  # type: ignore[method-assign]
+        reading.set()
+        go_on.wait(LONG_S)
+        return read(*arguments)  # type: ignore[arg-type]
+
+    history.read = slow  # type: ignore[method-assign, assignment]
+    found: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: found.append(subscription.get_many(5, 0).offsets)) for _ in range(3)]
+    threads[0].start()
+    assert reading.wait(LONG_S)
+    for thread in threads[1:]:
+        thread.start()
+    line = inside.cursor(subscription)._line
+    until(lambda: line.watching == 2 or not all(thread.is_alive() for thread in threads))
+    go_on.set()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert sorted(found) == [[], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
