@@ -20,9 +20,11 @@ from qflow.memory.waiting import sheltered
 from qflow.publishing import Publisher
 from qflow.queues.desk import Desk
 from qflow.queues.ending import endings
+from qflow.queues.gathering import Gathering
+from qflow.queues.queue import parts_of
 from qflow.queues.registry import Queues
 from qflow.queues.tending import let_go, refuse_calls
-from qflow.queues.transaction import Transaction
+from qflow.queues.transaction import Transaction, transaction_of
 from qflow.routing import Routing
 from qflow.spool import Forked, Spool
 from qflow.storage.streams.groups import Held
@@ -97,7 +99,7 @@ class Engine:
         """Return a transaction over any of the queues; see `Broker.transaction`."""
         self.spool.check_open()
         most = self.spool.settings.max_transaction_bytes
-        return Transaction(self.publisher, self.together, self.desk, most, parse_timeout(timeout_s))
+        return transaction_of(Gathering(self.publisher, self.together, self.desk, most, parse_timeout(timeout_s)))
 
     @sheltered
     def close(self) -> None:
@@ -108,7 +110,7 @@ class Engine:
         try:
             queues = self.queues.all()
             for queue in queues:
-                refuse_calls(queue.parts, BrokerClosed)
+                refuse_calls(parts_of(queue), BrokerClosed)
             self.streams.end(BrokerClosed)
             self.upkeep.end()
             self.adoption.close()
@@ -116,7 +118,7 @@ class Engine:
                 ending.callback(_engines.discard, self)
                 spool.close(
                     lambda: [*endings(queues), *self.streams.endings()],
-                    [partial(let_go, queue.parts) for queue in queues],
+                    [partial(let_go, parts_of(queue)) for queue in queues],
                 )
         finally:
             spool.end_closing()

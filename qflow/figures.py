@@ -15,7 +15,7 @@ from qflow.adoption import Adoption
 from qflow.memory.ledger import Ledger
 from qflow.queues import looking
 from qflow.queues.desk import Desk
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
 from qflow.routing import Routing
 from qflow.spool import Spool
@@ -140,7 +140,7 @@ class Figures:
             if known is None or queue in changed:
                 known = _Shown(queue.stats())
             elif known.is_held:
-                known.oldest_unacked_s = looking.oldest_s(queue.parts)
+                known.oldest_unacked_s = looking.oldest_s(parts_of(queue))
             self._shown[queue] = known
         return self._shown
 

@@ -24,7 +24,7 @@ from qflow.message import (
 from qflow.queues.envelope import Envelope
 from qflow.queues.fan_out import FanOut, put_into_all
 from qflow.queues.puts import Puts
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert, Receipt
 from qflow.streams.partition import Partition, offset_of
 from qflow.streams.producers import Claim
@@ -151,7 +151,7 @@ class Routing:
         known = routes.get(topic) if type(topic) is str else None
         if known is not None:
             return known
-        queues = tuple(sorted((queue.parts.puts for queue in self._trie.match(check_topic(topic))), key=_number))
+        queues = tuple(sorted((parts_of(queue).puts for queue in self._trie.match(check_topic(topic))), key=_number))
         fans_out = len(queues) > 1 and all(queue.context.log is not None for queue in queues)
         route = Route(queues, self.streams.match(topic), topic_prefix(topic), fans_out)
         if len(topic) <= CACHED_CHARACTERS:

@@ -17,7 +17,7 @@ from qflow.adoption import Adoption
 from qflow.errors import QflowError
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
 from qflow.queues.tending import fit, tick
 from qflow.queues.watch import Watch
@@ -173,7 +173,7 @@ class Upkeep:
         return any(more)
 
     def _tick(self, queue: Queue) -> bool:
-        more = tick(queue.parts)
+        more = tick(parts_of(queue))
         self._watch.let_rest(queue)  # not one that failed
         return more
 
@@ -181,14 +181,14 @@ class Upkeep:
         """Free spill files of purged messages, and spill what nobody else did."""
         more = False
         for queue in self._awake():
-            spiller = queue.parts.spiller
-            more |= spiller.sweep(WIPED_AT_ONCE) | fit(queue.parts) | spiller.spill_left_over()
+            spiller = parts_of(queue).spiller
+            more |= spiller.sweep(WIPED_AT_ONCE) | fit(parts_of(queue)) | spiller.spill_left_over()
         return more
 
     def remove_settled(self) -> bool:
         """Remove blocks below floors that one commit was not enough for."""
         log = self._spool.log
-        lanes = [lane for queue in self._awake() for lane in queue.parts.logged_lanes if lane.removing]
+        lanes = [lane for queue in self._awake() for lane in parts_of(queue).logged_lanes if lane.removing]
         lanes += [lane for lane in self._streams.lanes if lane.removing]
         lanes = [lane for lane in lanes if lane.broken is None]
         if log.failed:
@@ -206,7 +206,7 @@ class Upkeep:
     def hollow(self) -> bool:
         """Give back what is settled above floors; False also where there is no room."""
         log = self._spool.log
-        lanes = [lane for queue in self._awake() for lane in queue.parts.logged_lanes if lane.hollow_due]
+        lanes = [lane for queue in self._awake() for lane in parts_of(queue).logged_lanes if lane.hollow_due]
         if not lanes or log.failed:
             return False
         for lane in lanes[:HOLLOWED_AT_ONCE]:

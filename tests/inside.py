@@ -9,6 +9,7 @@ from pathlib import Path
 
 import qflow
 from qflow.queues import tending
+from qflow.queues.queue import parts_of
 from qflow.stats import Problems
 from qflow.storage.log.journal import JOURNAL
 from qflow.streams.cursor import Cursor
@@ -58,17 +59,17 @@ def troubles(broker: qflow.Broker) -> dict[str, str]:
 
 def tick(queue: qflow.Queue) -> bool:
     """Do to a queue what time does."""
-    return tending.tick(queue.parts)
+    return tending.tick(parts_of(queue))
 
 
 def fit(queue: qflow.Queue) -> bool:
     """Take a step of what follows from an opening, or from other settings."""
-    return tending.fit(queue.parts)
+    return tending.fit(parts_of(queue))
 
 
 def left_behind(queue: qflow.Queue) -> dict[str, object]:
     """Return what is still on its way or waits in a queue, by name: nothing, where no call is."""
-    parts = queue.parts
+    parts = parts_of(queue)
     gate, admission = parts.gate, parts.admission
     found = {
         "pending": (admission.pending, admission.pending_messages, admission.pending_bytes),

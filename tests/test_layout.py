@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import qflow
 from layout import LIMITS, PROJECT, borrowed_names, circles, file_lines, function_lines, parameters
 
 ROOT = Path(__file__).parent.parent
@@ -144,17 +143,6 @@ def test_a_queue_is_composed() -> None:
         if isinstance(node, ast.ClassDef) and (bases := {ast.unparse(base) for base in node.bases} - plain)
     }
     assert heirs == {}
-
-
-def test_a_queue_shows_what_its_users_call() -> None:
-    """Its parts have all else, in one place."""
-    shown = {name for name in dir(qflow.Queue) if not name.startswith("_")}
-    assert shown == {
-        "ack_many", "browse", "consume", "get", "get_many", "get_nowait", "name", "on_slow_consumer", "parts", "purge",
-        "put", "put_many", "put_nowait", "settings", "stats", "submit",
-    }  # fmt: skip
-    for name in shown - {"name", "parts", "settings"}:
-        assert getattr(qflow.Queue, name).__qualname__ == f"Queue.{name}"
 
 
 def test_nothing_is_swallowed_or_left_to_do() -> None:

@@ -16,6 +16,8 @@ OF_DELIVERY = "body headers topic sequence queue delivery_count redelivered expi
 OF_STREAMS = "stream partition offset key time_ms "
 GETS = "get get_nowait get_many "
 SUBSCRIBER = GETS + "ack seek position positions lag stats close closed name filter stream "
+QUEUE = GETS + "name settings put put_nowait put_many submit ack_many browse purge consume stats on_slow_consumer "
+TRANSACTION = "put put_many publish ack ack_many commit rollback result "
 SETTINGS = "path closed recovery "
 QUEUES = "declare_queue declare_queues queue queues alter_queue delete_queue bind unbind "
 STREAMS = "declare_stream stream streams alter_stream delete_stream subscribe delete_subscription "
@@ -25,13 +27,15 @@ BROKER = (
 )
 SURFACE = {
     qflow.Broker: BROKER + "uuid settings ",
+    qflow.Queue: QUEUE,
+    qflow.Consumer: "running stop close ",
+    qflow.Transaction: TRANSACTION,
     qflow.Stream: "query last stats ",
     qflow.StreamMessage: OF_STREAMS + "body headers topic ",
     qflow.Subscription: SUBSCRIBER,
     qflow.PublishResult: SEQUENCE + "offsets sequences partitions duplicate ",
     qflow.aio.AsyncBroker: BROKER,
-    qflow.aio.AsyncQueue: GETS + "name settings put put_nowait put_many submit ack_many browse purge consume iterate "
-    "stats on_slow_consumer ",
+    qflow.aio.AsyncQueue: QUEUE + "iterate ",
     qflow.aio.AsyncDelivery: OF_DELIVERY + "delivery ",
     qflow.aio.AsyncDeliveries: SEQUENCE + "bodies sequences ack nack extend deliveries ",
     qflow.aio.AsyncStreamDelivery: OF_DELIVERY + OF_STREAMS + "delivery ",
@@ -39,7 +43,7 @@ SURFACE = {
     qflow.aio.AsyncConsumer: "running stop close ",
     qflow.aio.AsyncStream: "name settings query last stats ",
     qflow.aio.AsyncSubscription: SUBSCRIBER + "iterate ",
-    qflow.aio.AsyncTransaction: "put put_many publish ack ack_many commit rollback result ",
+    qflow.aio.AsyncTransaction: TRANSACTION,
 }
 MADE_OF_THEIR_LIKES = {
     qflow.aio.AsyncBroker,  # of a broker for threads: that is for users
@@ -55,6 +59,13 @@ def test_an_object_shows_what_users_call(kind: type) -> None:
     """A name that is added is public for good: it belongs into this list, and into the reference."""
     shown = {name for name in dir(kind) if not name.startswith("_")}
     assert shown == set(SURFACE[kind].split())
+
+
+def test_a_method_is_called_after_the_class_that_its_users_know() -> None:
+    """Errors and `help` say `Queue.put()`."""
+    for name in QUEUE.split():
+        one = getattr(qflow.Queue, name)
+        assert isinstance(one, property) or one.__qualname__ == f"Queue.{name}"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SURFACE if kind not in MADE_OF_THEIR_LIKES])

@@ -15,7 +15,7 @@ from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
 from qflow.memory.waiting import in_place
 from qflow.queues import consumer
 from qflow.queues.consumer import Troubles
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 
 
 class AsyncConsumed(Settling, Protocol):
@@ -40,7 +40,7 @@ class ConsumerTasks:
         concurrency: int,
     ) -> None:
         self._queue = queue
-        self._consumed = queue.queue.parts.consumers
+        self._consumed = parts_of(queue.queue).consumers
         self._home = home
         self._callback = callback
         self._prefetch = prefetch

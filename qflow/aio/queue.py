@@ -25,7 +25,7 @@ from qflow.queues.gets import Gets
 from qflow.queues.overflow import Decision
 from qflow.queues.puts import Puts
 from qflow.queues.putting import TurnedAway
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 from qflow.stats import QueueStats
 
 TURNS = 8
@@ -333,7 +333,7 @@ def queue_of(queue: Queue, log: Log, homes: Homes, worker: Worker) -> AsyncQueue
     made = AsyncQueue()
     made.queue, made._log, made._homes, made._worker = queue, log, homes, worker
     made._work = QueueWork(queue, homes, worker)
-    made._puts, made._gets, made._claims = queue.parts.puts, queue.parts.gets, queue.parts.claims
+    made._puts, made._gets, made._claims = parts_of(queue).puts, parts_of(queue).gets, parts_of(queue).claims
     return made
 
 

@@ -8,7 +8,7 @@ from qflow.aio.loops import Home, Homes, Worker, attend
 from qflow.delivery import Deliveries, Delivery
 from qflow.memory.waiting import in_place
 from qflow.queues.getting import Getting
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 
 
 class QueueWork:
@@ -16,8 +16,8 @@ class QueueWork:
 
     def __init__(self, queue: Queue, homes: Homes, worker: Worker) -> None:
         self.queue = queue
-        self._gets = queue.parts.gets
-        self._claims = queue.parts.claims
+        self._gets = parts_of(queue).gets
+        self._claims = parts_of(queue).claims
         self._homes = homes
         self._worker = worker
 

@@ -17,6 +17,7 @@ from qflow.message import Headers
 from qflow.options import Body, Key, Moment, PutOptions
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
+from qflow.queues.gathering import Gathering
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue
@@ -31,7 +32,7 @@ from qflow.queues.together import (
     reserve_at_once,
     reserve_fan,
 )
-from qflow.queues.transaction import Transaction
+from qflow.queues.transaction import Transaction, gathering_of
 from qflow.routing import PublishResult
 
 T = TypeVar("T")
@@ -144,6 +145,7 @@ class AsyncTransaction:
     """
 
     _transaction: Transaction
+    _gathering: Gathering
     _together: AsyncTogether
     _homes: Homes
     _worker: Worker
@@ -186,8 +188,8 @@ class AsyncTransaction:
 
     async def publish(self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None) -> None:
         """Publish when the transaction commits; see `Transaction.publish`."""
-        inserts = self._transaction.inserts_of(topic, body, headers, key)
-        await self._add(partial(self._transaction.publish_inserts, inserts), len(inserts) * _size(body))
+        inserts = self._gathering.inserts_of(topic, body, headers, key)
+        await self._add(partial(self._gathering.publish, inserts), len(inserts) * _size(body))
 
     async def ack(self, delivery: AsyncDelivery) -> None:
         """Settle a delivery when the transaction commits; see `Transaction.ack`."""
@@ -207,24 +209,24 @@ class AsyncTransaction:
 
     async def commit(self) -> list[Result]:
         """Commit now; returns `result`. The end of the `async with` block does it, too. See `Transaction.commit`."""
-        transaction = self._transaction
+        gathering = self._gathering
         inserts, leavings = await self._step(
-            transaction.begin_commit, transaction.is_spilled, lambda begun: transaction.undo(begun[1], "cancelled")
+            gathering.begin_commit, gathering.is_spilled, lambda begun: gathering.undo(begun[1], "cancelled")
         )
         try:
-            receipts = await self._together.commit(inserts, leavings, transaction.timeout_s)
+            receipts = await self._together.commit(inserts, leavings, gathering.timeout_s)
         except BaseException as error:
             ended = "cancelled" if isinstance(error, asyncio.CancelledError) else "rolled back"
-            await self._step(partial(transaction.end, ended), transaction.is_spilled)
+            await self._step(partial(gathering.end, ended), gathering.is_spilled)
             raise
-        return await self._step(partial(transaction.committed, receipts), transaction.is_spilled)
+        return await self._step(partial(gathering.committed, receipts), gathering.is_spilled)
 
     async def rollback(self) -> None:
         """Undo everything. Its deliveries stay acquired."""
-        await self._step(self._transaction.rollback, self._transaction.is_spilled)
+        await self._step(self._transaction.rollback, self._gathering.is_spilled)
 
     async def _add(self, work: Callable[[], None], size: int) -> None:
-        await self._step(work, not self._transaction.takes(size))
+        await self._step(work, not self._gathering.takes(size))
 
     async def _step(self, work: Callable[[], T], takes_disk: bool, undo: Callable[[T], object] | None = None) -> T:
         """Run a step: in the loop, or in a thread if it needs the disk or another step still runs in one.
@@ -233,12 +235,12 @@ class AsyncTransaction:
         """
         if not takes_disk and not self._lock.locked():
             with self._lock:  # not by a call: a signal handler that raises when that returns would leave it taken
-                self._transaction.adopt()
+                self._gathering.adopt()
                 return in_place(work)
 
         def job() -> T:
             with self._lock:
-                self._transaction.adopt()
+                self._gathering.adopt()
                 return work()
 
         return await self._worker.run(self._homes.here(), job, undo)
@@ -249,7 +251,7 @@ class AsyncTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._transaction.state != "open":
+        if self._gathering.state != "open":
             return  # the block ended it itself
         if kind is None:
             await self.commit()
@@ -264,7 +266,7 @@ def transaction_of(transaction: Transaction, together: AsyncTogether, homes: Hom
     """Return a transaction for tasks."""
     made = AsyncTransaction()
     made._transaction, made._together, made._homes, made._worker = transaction, together, homes, worker
-    made._lock = threading.Lock()
+    made._gathering, made._lock = gathering_of(transaction), threading.Lock()
     return made
 
 

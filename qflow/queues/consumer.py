@@ -63,10 +63,11 @@ class Troubles:
         self._told = ""
 
 
-class Consumer:
-    """A thread that hands a queue's messages to a callback, one after the other. Made by `Queue.consume`."""
+class Consuming:
+    """A thread that hands a queue's messages to a callback, one after the other."""
 
     def __init__(self, queue: Consumed, callback: Callable[[Delivery], object], prefetch: int) -> None:
+        self.name = queue.name
         self._queue = queue
         self._callback = callback
         self._prefetch = prefetch
@@ -79,14 +80,14 @@ class Consumer:
 
     @property
     def running(self) -> bool:
-        """It takes messages; False once it was closed, its queue was deleted or the broker closed."""
+        """See `Consumer.running`."""
         return self._thread.is_alive() and not self._stopped
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more messages; the callback that is running is not waited for."""
+        """See `Consumer.stop`."""
         self._stopped = True
         self._alarm.ring()
         self._queue.wake()
@@ -99,10 +100,7 @@ class Consumer:
             self._queue.give_up_batch(self._batch)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Stop, and wait for the callback that is running; return whether it ended in time.
-
-        What was acquired and not handed out goes back to its place and is not counted as delivered.
-        """
+        """See `Consumer.close`."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
@@ -160,6 +158,28 @@ class Consumer:
         finally:
             self._current = None
 
+
+class Consumer:
+    """A queue's messages are handed to a callback, one after the other, by a thread. Made by `Queue.consume`."""
+
+    _consuming: Consuming
+
+    @property
+    def running(self) -> bool:
+        """It takes messages; False once it was closed, its queue was deleted or the broker closed."""
+        return self._consuming.running
+
+    def stop(self) -> None:
+        """Take no more messages; the callback that is running is not waited for."""
+        self._consuming.stop()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Stop, and wait for the callback that is running; return whether it ended in time.
+
+        What was acquired and not handed out goes back to its place and is not counted as delivered.
+        """
+        return self._consuming.close(timeout_s)
+
     def __enter__(self) -> Consumer:
         return self
 
@@ -169,7 +189,14 @@ class Consumer:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Consumer of {self._queue.name!r}{'' if self.running else ', closed'}>"
+        return f"<Consumer of {self._consuming.name!r}{'' if self.running else ', closed'}>"
+
+
+def consumer_of(consuming: Consuming) -> Consumer:
+    """Return what its users have of a thread that consumes."""
+    consumer = Consumer()
+    consumer._consuming = consuming
+    return consumer
 
 
 class Consumers:
@@ -191,10 +218,10 @@ class Consumers:
             self._context.check_open()
             self.listed[consumer] = None
 
-    def start(self, consumer: Consumer) -> None:
+    def start(self, consuming: Consuming) -> None:
         """Have a consumer of this queue begin."""
-        self.list_consumer(consumer)
-        consumer.start()
+        self.list_consumer(consuming)
+        consuming.start()
 
     @sheltered
     def forget_consumer(self, consumer: Listed) -> None:

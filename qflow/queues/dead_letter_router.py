@@ -13,7 +13,7 @@ from qflow.memory.waiting import sheltered
 from qflow.queues.dead_letters import dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.puts import Puts
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert, Together
 from qflow.spool import Spool
 
@@ -45,7 +45,7 @@ class DeadLetterRouter:
         name = source.settings.dead_letter
         if name is None:
             raise NotFound(f"queue {source.name!r} has no dead-letter queue any more")
-        return self._find(name).parts.puts
+        return parts_of(self._find(name)).puts
 
     def carry(self, source: Source, segments: list[Segment], reason: str, leaving: Leaving | None) -> bool:
         """Carry messages to their dead-letter queue in one commit with what settles them; False if that failed.

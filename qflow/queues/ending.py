@@ -8,7 +8,7 @@ from typing import Any
 
 from qflow.message import LANE_SHIFT
 from qflow.queues.looking import attempts, hides_attempts
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 from qflow.storage.log.ending import FEW_AT_ONCE, Piece, of_row
 from qflow.storage.log.marks import raise_attempts, read_attempts, write_attempts
 from qflow.storage.log.rows import Row
@@ -20,9 +20,9 @@ _RANGE_BYTES = 64
 def endings(queues: Iterable[Queue]) -> Iterator[Piece]:
     """Yield what is to be written, in order; nobody puts, gets or settles any more."""
     for queue in queues:
-        known = attempts(queue.parts)
-        logged = hides_attempts(queue.parts)  # those were logged when they were given back
-        for lane in queue.parts.logged_lanes:
+        known = attempts(parts_of(queue))
+        logged = hides_attempts(parts_of(queue))  # those were logged when they were given back
+        for lane in parts_of(queue).logged_lanes:
             unused = Row(next=lane.lane << LANE_SHIFT, floor=lane.lane << LANE_SHIFT)
             if lane.row != unused or not lane.lane:
                 below, ranges = known[lane.lane]

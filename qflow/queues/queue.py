@@ -11,13 +11,17 @@ from qflow import config
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.errors import AlreadySettled, BrokerFailed, InvalidArgument, in_doubt
+from qflow.memory.gate import Gate
+from qflow.memory.run_list import RunList
 from qflow.memory.waiting import collecting, shelter, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES, Headers
 from qflow.options import Placed, PutOptions
 from qflow.queues import looking
-from qflow.queues.consumer import Consumer
+from qflow.queues.claims import Claims
+from qflow.queues.consumer import Consumer, Consuming, consumer_of
 from qflow.queues.entries import Entries
 from qflow.queues.envelope import Moment
+from qflow.queues.lanes import Lanes
 from qflow.queues.parts import Parts
 from qflow.stats import QueueStats
 
@@ -29,32 +33,28 @@ class Queue(Generic[Placed]):
     `Queue[int | None]`.
     """
 
-    __slots__ = ("__weakref__", "_claims", "_gate", "_lanes", "_lock", "_runs", "_singles", "parts")
-
-    def __init__(self, parts: Parts) -> None:
-        """Made by `Broker`."""
-        self.parts: Parts = parts
-        """What it is composed of; not for users."""
-        self._lock = parts.context.lock
-        self._gate = parts.gate
-        self._lanes = parts.lanes
-        self._runs = parts.lanes.runs
-        self._claims = parts.claims
-        self._singles = parts.held.singles
+    __slots__ = ("__weakref__", "_claims", "_gate", "_lanes", "_lock", "_parts", "_runs", "_singles")
+    _parts: Parts
+    _lock: Any
+    _gate: Gate
+    _lanes: Lanes
+    _runs: RunList
+    _claims: Claims
+    _singles: dict[Delivery, float | None]
 
     def __repr__(self) -> str:
-        context = self.parts.context
+        context = self._parts.context
         return f"<Queue {context.name!r}{', ended' if context.ended else ''}>"
 
     @property
     def name(self) -> str:
         """The name it was declared under."""
-        return self.parts.context.name
+        return self._parts.context.name
 
     @property
     def settings(self) -> QueueSettings:
         """How it was declared, or altered since."""
-        return self.parts.context.settings
+        return self._parts.context.settings
 
     # Put -------------------------------------------------------------------------------------------------------------
 
@@ -120,10 +120,10 @@ class Queue(Generic[Placed]):
                     tail += one
                     return sequence
             if gate.places and not priority:
-                at_once = self.parts.puts.put_at_once(one, wakes=False)
+                at_once = self._parts.puts.put_at_once(one, wakes=False)
                 if at_once is not None:
                     return at_once
-        puts = self.parts.puts
+        puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
         return puts.put([record], type(record) is bytes, envelope.number, timeout_s)  # type: ignore[return-value]
@@ -157,7 +157,7 @@ class Queue(Generic[Placed]):
             All that `put` raises.
         Cost: transient 0.05 µs a message, durable 0.2 µs and one commit.
         """
-        puts = self.parts.puts
+        puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         records, plain = envelope.records(bodies)
         if not records:
@@ -183,13 +183,13 @@ class Queue(Generic[Placed]):
         one may use the broker, but waits for no other future, which would wait for that callback.
         Cost: 5 µs and a share of one commit.
         """
-        puts = self.parts.puts
+        puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record, number = envelope.record(body), envelope.number
         plain = type(record) is bytes
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        if self.parts.context.log is None:
+        if self._parts.context.log is None:
             future.set_result(puts.put([record], plain, number, timeout_s))
         elif puts.enter([record], plain, number, timeout_s, future) is None:
             future.set_result(None)
@@ -229,7 +229,7 @@ class Queue(Generic[Placed]):
                     run.first = sequence + 1
                     del records[0]
                     return delivery
-            if self._lanes.closed and self.parts.gets.take_looked(delivery):
+            if self._lanes.closed and self._parts.gets.take_looked(delivery):
                 return delivery
         except BaseException:
             try:
@@ -237,7 +237,7 @@ class Queue(Generic[Placed]):
             finally:  # see `attend`
                 claims.give_up(delivery)
             raise
-        return self.parts.gets.get_one(timeout_s)
+        return self._parts.gets.get_one(timeout_s)
 
     def get_nowait(self) -> Delivery:
         """`get` that does not wait for a message."""
@@ -254,7 +254,7 @@ class Queue(Generic[Placed]):
         """
         config.parse_count(max_messages, "max_messages")
         config.parse_timeout(timeout_s)
-        gets = self.parts.gets
+        gets = self._parts.gets
         return gets.take_open(max_messages) or gets.collect(max_messages, timeout_s)
 
     # Settle ----------------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Queue(Generic[Placed]):
 
         Cost: one commit, whatever the depth; disk is given back in the background.
         """
-        return self.parts.exits.purge()
+        return self._parts.exits.purge()
 
     def browse(self) -> Iterator[Entry]:
         """Yield every waiting entry in order, as it was when this was called; nothing is promoted or acquired.
@@ -310,7 +310,7 @@ class Queue(Generic[Placed]):
         Priorities come from the highest, each followed by what is delayed in it. The sizes of spilled ones are on disk,
         and None here. Cost: 0.3 µs an entry, more for those in the log; memory 8 bytes for each resident message.
         """
-        return Entries(self.parts).browse()
+        return Entries(self._parts).browse()
 
     def __len__(self) -> int:
         """Messages not settled: waiting and acquired."""
@@ -328,7 +328,7 @@ class Queue(Generic[Placed]):
 
     def stats(self) -> QueueStats:
         """Return a snapshot. Cost: O(runs + what is held), most of it outside the queue's lock."""
-        return looking.stats(self.parts)
+        return looking.stats(self._parts)
 
     # Consumers -------------------------------------------------------------------------------------------------------
 
@@ -347,12 +347,13 @@ class Queue(Generic[Placed]):
         if not callable(callback):
             raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
         config.parse_count(prefetch, "prefetch")
-        consumers = self.parts.consumers
-        consumer = Consumer(consumers, callback, prefetch)
+        consumers = self._parts.consumers
+        consuming = Consuming(consumers, callback, prefetch)
+        consumer = consumer_of(consuming)
         try:
-            shelter(partial(consumers.start, consumer))
+            shelter(partial(consumers.start, consuming))
         except BaseException:
-            consumer.stop()  # nobody will close it
+            consuming.stop()  # nobody will close it
             raise
         return consumer
 
@@ -371,10 +372,24 @@ class Queue(Generic[Placed]):
             choices = ", ".join(f"SlowConsumer.{one.name}" for one in SlowConsumer)
             raise InvalidArgument(f"policy must be one of {choices}, got {policy!r}") from None
         with self._lock:
-            self.parts.context.check_open()
-            self.parts.leases.watch(after_s, policy)
+            self._parts.context.check_open()
+            self._parts.leases.watch(after_s, policy)
+
+
+def queue_of(parts: Parts) -> Queue:
+    """Return a queue that is composed of these parts."""
+    queue: Queue = Queue()
+    queue._parts = parts
+    queue._lock, queue._gate, queue._lanes, queue._runs = parts.context.lock, parts.gate, parts.lanes, parts.lanes.runs
+    queue._claims, queue._singles = parts.claims, parts.held.singles
+    return queue
+
+
+def parts_of(queue: Queue[Any]) -> Parts:
+    """Return what a queue is composed of."""
+    return queue._parts
 
 
 def disown(queue: Queue, stub: Any) -> None:
     """In a forked child: every call that takes the lock now says so."""
-    queue._lock = queue.parts.context.lock = stub
+    queue._lock = queue._parts.context.lock = stub

@@ -8,8 +8,8 @@ from qflow.delivery import Deliveries, Delivery
 from qflow.errors import InvalidArgument, NotFound, TransactionTooLarge
 from qflow.message import Message, Record, body_of
 from qflow.queues.dead_letters import headers_of, revived
-from qflow.queues.queue import Queue
-from qflow.queues.transaction import Transaction
+from qflow.queues.queue import Queue, parts_of
+from qflow.queues.transaction import Transaction, gathering_of
 
 BATCH_MESSAGES = 100
 
@@ -49,7 +49,7 @@ class Redrive:
         """How many went to each queue; of those, a commit holds."""
         self.kept: dict[str, int] = {}
         """How many stay, by reason."""
-        self._tx = broker.transaction(0)
+        self._tx = gathering_of(broker.transaction(0))
         self._going: dict[str, list[int]] = {}  # bytes of what is in the transaction
 
     def run(self, limit: int | None = None) -> int:
@@ -62,7 +62,7 @@ class Redrive:
         looked_at: list[Deliveries] = []
         left = len(self._dead)
         before = sum(self.moved.values())
-        self._tx, self._going = self._broker.transaction(0), {}
+        self._tx, self._going = gathering_of(self._broker.transaction(0)), {}
         try:
             while left > 0:
                 room = BATCH_MESSAGES if limit is None else limit - (sum(self.moved.values()) - before)
@@ -78,7 +78,7 @@ class Redrive:
             if self._tx.state == "open":
                 self._tx.rollback()
             for batch in looked_at:
-                self._dead.parts.claims.give_up(batch)
+                parts_of(self._dead).claims.give_up(batch)
         return sum(self.moved.values()) - before
 
     def _move(self, delivery: Delivery) -> None:
@@ -92,7 +92,7 @@ class Redrive:
             except TransactionTooLarge:
                 self._commit()
                 self._put(target, record)
-            self._tx.ack(delivery)
+            self._tx.ack_many([delivery])
             self._going.setdefault(target, []).append(len(record))
         else:
             self.kept[reason or ""] = self.kept.get(reason or "", 0) + 1
@@ -114,7 +114,7 @@ class Redrive:
         if len(record) > queue.settings.max_message_bytes:
             return f"queue {target!r} does not take messages of its size any more"
         going = self._going.get(target, [])
-        if not queue.parts.puts.would_admit(len(going) + 1, sum(going) + len(record)):
+        if not parts_of(queue).puts.would_admit(len(going) + 1, sum(going) + len(record)):
             return f"queue {target!r} is at its limit"
         return None
 
@@ -124,4 +124,4 @@ class Redrive:
         for target, sizes in self._going.items():
             self.moved[target] = self.moved.get(target, 0) + len(sizes)
         self._going = {}
-        self._tx = self._broker.transaction(0)
+        self._tx = gathering_of(self._broker.transaction(0))

@@ -32,7 +32,7 @@ from qflow.queues.context import Context, Shared
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_no_cycle
 from qflow.queues.parts import Parts
-from qflow.queues.queue import Queue, disown
+from qflow.queues.queue import Queue, disown, parts_of, queue_of
 from qflow.queues.tending import alter, check_open, let_go, refuse_calls, settle_down
 from qflow.spool import Spool
 from qflow.storage.log import recovery
@@ -125,7 +125,7 @@ class Queues:
         missing: list[str] = []
         for name in dict.fromkeys(names):
             queue = self._queues.get(name)
-            if queue is not None and queue.parts.context.was_deleted:
+            if queue is not None and parts_of(queue).context.was_deleted:
                 self._clear_away(queue)  # that was begun, and interrupted
                 queue = None
             if queue is not None:
@@ -183,8 +183,8 @@ class Queues:
         account = self._ledger.open(owner, name, settings.capacity_bytes)
         context = Context(name, owner, settings, self._shared, spool.log if rows is not None else None)
         gate = Gate(account, self._ledger, context.lock)
-        queue = Queue(Parts(context, gate, spool.store.area(name, owner, incarnation), rows))
-        account.give_way = queue.parts.spiller.give_way
+        queue = queue_of(Parts(context, gate, spool.store.area(name, owner, incarnation), rows))
+        account.give_way = parts_of(queue).spiller.give_way
         with self._lock:
             self._queues[name] = queue
         self._note_source(name, settings.dead_letter)
@@ -259,7 +259,7 @@ class Queues:
 
     def _apply(self, queue: Queue, settings: QueueSettings) -> None:
         self._note_source(queue.name, settings.dead_letter, before=queue.settings.dead_letter)
-        alter(queue.parts, settings)
+        alter(parts_of(queue), settings)
 
     def _record_of(self, queue: Queue, settings: QueueSettings) -> bytes:
         filters = self._bindings.filters_of(queue)
@@ -311,7 +311,7 @@ class Queues:
     def _end(self, queue: Queue) -> None:
         """Let nobody use a queue that is deleted; twice is fine. By whoever commits, or holding `changing`."""
         self._bindings.replace(queue, [])  # first, so that who is refused finds it no more
-        refuse_calls(queue.parts, QueueDeleted)
+        refuse_calls(parts_of(queue), QueueDeleted)
 
     def _clear_away(self, queue: Queue) -> None:
         """Let go of a queue that has ended. Holding `changing`."""
@@ -319,16 +319,16 @@ class Queues:
             if self._queues.pop(queue.name, None) is None:
                 return  # the second time
         self._note_source(queue.name, None, before=queue.settings.dead_letter)
-        queue.parts.gate.account.give_way = None
+        parts_of(queue).gate.account.give_way = None
         log = self._spool.log
         try:
-            settle_down(queue.parts, log.drain, QUIET_S)
+            settle_down(parts_of(queue), log.drain, QUIET_S)
         finally:
-            let_go(queue.parts)
-            queue.parts.spiller.area.remove()
+            let_go(parts_of(queue))
+            parts_of(queue).spiller.area.remove()
             self._incarnations.pop(_owner(queue), None)
             if queue.settings.durable:
-                log.forget(queue.parts.logged_lanes)
+                log.forget(parts_of(queue).logged_lanes)
                 self.deleted.append(_owner(queue))
 
     # Looking -----------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ class Queues:
         found = self._queues.get(queue.name)
         if found is queue:
             return queue
-        check_open(queue.parts)
+        check_open(parts_of(queue))
         raise InvalidArgument(f"{queue!r} is a queue of another broker: use the one it came from")
 
     def get(self, name: str) -> Queue:
@@ -383,7 +383,7 @@ class Queues:
         """Return what does not agree, in words."""
         found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
         for queue in self.all():
-            found += problems(queue.parts)
+            found += problems(parts_of(queue))
         return found
 
     # Ending ------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Queues:
 
 
 def _owner(queue: Queue) -> int:
-    return queue.parts.context.owner
+    return parts_of(queue).context.owner
 
 
 def _call_all(calls: list[Callable[[], None]]) -> None:

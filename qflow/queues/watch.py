@@ -15,7 +15,7 @@ from typing import Any
 
 from qflow.memory.gate import Gate
 from qflow.queues.lanes import Lanes
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 from qflow.queues.tending import has_something_to_do
 from qflow.storage.log.transaction_log import Lane
 
@@ -55,9 +55,9 @@ class Watch:
         known = dict(zip(self._queues, zip(*self._columns, strict=True), strict=True))
         self._columns = [[known.get(queue, _NEW)[number] for queue in queues] for number in range(_FIGURES)]
         self._queues = queues
-        self._gates = [queue.parts.gate for queue in queues]
-        self._lanes = [queue.parts.lanes for queue in queues]
-        self._batches = [queue.parts.held.batches for queue in queues]
+        self._gates = [parts_of(queue).gate for queue in queues]
+        self._lanes = [parts_of(queue).lanes for queue in queues]
+        self._batches = [parts_of(queue).held.batches for queue in queues]
         self._logged = [lanes.logged for lanes in self._lanes]
         there = set(queues)
         self._awake = {queue: changed for queue, changed in self._awake.items() if queue in there}
@@ -79,5 +79,5 @@ class Watch:
         """Time has done to a queue what it does: look at it no more, if it has not changed since the last time."""
         if self._awake.get(queue):
             self._awake[queue] = False  # once more, for what was under way
-        elif not has_something_to_do(queue.parts):
+        elif not has_something_to_do(parts_of(queue)):
             self._awake.pop(queue, None)

@@ -19,6 +19,7 @@ from faults.seams import PATIENCE_S, Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import Broker
 from qflow.inspect import log_check
+from qflow.queues.queue import parts_of
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.log import append, batch_writing, hollowing, passes, writer
 from qflow.storage.log.keys import BLOCKS, key_of, scan
@@ -37,7 +38,7 @@ def settle_down(broker: Broker, *, whole: bool = False) -> None:
     """Do what the maintenance thread would do in time; with `whole`, look at every block, whatever was settled."""
     if whole:
         for name in broker.queues():
-            broker.queue(name).parts.logged_lanes[0].passes.at = 0
+            parts_of(broker.queue(name)).logged_lanes[0].passes.at = 0
     with inside.paused(broker):
         while inside.upkeep(broker).hollow() or inside.upkeep(broker).remove_settled():
             pass
@@ -278,7 +279,7 @@ def test_a_full_disk_puts_a_pass_off(spool, monkeypatch):
     faults.fail("allocate", errno.ENOSPC)
     first, *rest = queue.get_many(60)
     queue.ack_many(rest, wait=True)
-    assert queue.parts.logged_lanes[0].hollow_due
+    assert parts_of(queue).logged_lanes[0].hollow_due
     assert not inside.upkeep(broker).hollow()
     assert blocks_of(broker) == before
     faults.heal()
@@ -361,7 +362,7 @@ def test_who_inspects_a_log_meanwhile_sees_nothing_wrong(spool, open_spool, monk
 
     class Meanwhile:
         def reading(self) -> Any:
-            assert inside.upkeep(broker).hollow() or not queue.parts.logged_lanes[0].hollow_due
+            assert inside.upkeep(broker).hollow() or not parts_of(queue).logged_lanes[0].hollow_due
             return broker.engine.log._env.reading()
 
     record = QueueRecord(OWNER, "q", 0, {}, {0: Row()}, False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import inside
 import qflow.aio
+from qflow.queues.queue import parts_of
 
 PATIENCE_S = 60
 
@@ -82,7 +83,7 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
             async with asyncio.timeout(PATIENCE_S / 6):  # maintenance may be bringing something back just now
                 await until(lambda inner=inner: not inside.left_behind(inner))
         assert inside.left_behind(inner) == {}, name
-        assert not inner.parts.consumers.listed, name
+        assert not parts_of(inner).consumers.listed, name
         while len(queue):
             async with await queue.get(timeout_s=0) as delivery:
                 found.append((name, delivery.body, delivery.delivery_count))

@@ -20,6 +20,7 @@ from doors.event_loop import PATIENCE_S, leave_nothing_behind, run, turns, until
 from faults.seams import Faults, open_faulty
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
+from qflow.queues.queue import parts_of
 
 Scenario = Callable[[qflow.aio.AsyncBroker], Any]
 
@@ -471,10 +472,10 @@ def test_a_consumer_that_rests_ends_with_its_queue(spool: Path, monkeypatch: pyt
             inner: Any = queue.queue
             await until(lambda: len(events) == 2)
             await first.close()
-            assert list(inner.parts.consumers.listed) == [second._tasks]
+            assert list(parts_of(inner).consumers.listed) == [second._tasks]
             faults.heal()
             await broker.delete_queue("q")
-            await until(lambda: not inner.parts.consumers.listed)
+            await until(lambda: not parts_of(inner).consumers.listed)
 
     run(scenario())
 
@@ -495,7 +496,7 @@ def test_a_callback_that_cancels_something_of_its_own_has_failed(spool: Path) ->
         consumer = queue.consume(callback)
         await until(lambda: counts == [1, 2])
         await asyncio.to_thread(consumer.stop)
-        await until(lambda: not queue.queue.parts.consumers.listed)
+        await until(lambda: not parts_of(queue.queue).consumers.listed)
 
     on(spool, scenario)
 
@@ -550,7 +551,7 @@ def test_putters_at_a_limit_pass_in_the_order_they_came_tasks_and_threads_alike(
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=1, resume_ratio=0)
         await queue.put(b"0")
-        line: Any = queue.queue.parts.admission.line
+        line: Any = parts_of(queue.queue).admission.line
         putters: list[Any] = []
         for number in range(1, 7):
             body = b"%d" % number
@@ -694,7 +695,7 @@ def test_a_full_disk_is_waited_for_or_told(spool: Path) -> None:
                 for _ in range(3):
                     await queue.put(bytes(1000), timeout_s=0)
             waiting = asyncio.create_task(queue.put(bytes(3000)))
-            await until(lambda: queue.queue.parts.gate.room.watching)
+            await until(lambda: parts_of(queue.queue).gate.room.watching)
             await (await queue.get_many(6)).ack()
             await waiting
             faults.heal()
@@ -737,7 +738,7 @@ def test_an_ack_timeout_reaches_a_task_that_waits(spool: Path) -> None:
                 held = await queue.get()
                 await held.extend(20)
                 waiting = asyncio.create_task(queue.get())
-                await until(lambda queue=queue: queue.queue.parts.gate.getters)
+                await until(lambda queue=queue: parts_of(queue.queue).gate.getters)
                 clock.now += 15
                 inside.tick(queue.queue)
                 await turns()
@@ -839,7 +840,7 @@ def test_a_loop_that_ended_with_tasks_in_the_middle_holds_nobody_up(spool: Path)
         run(leave())
         plain.engine.log.drain()
         assert len(queue) == 3
-        assert not queue.parts.admission.line
+        assert not parts_of(queue).admission.line
         queue.purge()
         assert queue.put(b"z", timeout_s=0) is not None
         assert run(broker.queue("q").get()).body == b"z"

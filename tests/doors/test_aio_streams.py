@@ -19,6 +19,7 @@ import qflow.aio
 from doors.event_loop import leave_no_reader_behind, run, turns, until
 from qflow.aio.loops import THREADS
 from qflow.memory.line import FOREVER
+from qflow.queues.queue import parts_of
 
 
 @pytest.fixture(autouse=True)
@@ -584,7 +585,7 @@ def test_a_number_is_stored_once_though_a_queue_is_deleted_meanwhile(spool: Path
         await queue.put(b"full")
         tasks = [begin(broker.publish("t/1", b"x", producer="p", number=1)) for _ in range(5)]
         line: Any = queue.queue
-        await until(lambda: len(line.parts.admission.line) == 1)
+        await until(lambda: len(parts_of(line).admission.line) == 1)
         await broker.delete_queue("q")
         results = await asyncio.gather(*tasks)
         assert sorted(result.duplicate for result in results) == [False, True, True, True, True]

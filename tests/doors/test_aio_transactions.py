@@ -11,6 +11,7 @@ import pytest
 import qflow
 import qflow.aio
 from doors.event_loop import cancelled_at, leave_nothing_behind, run, turns
+from qflow.queues.queue import parts_of
 
 MOST_AWAITS = 60
 
@@ -95,7 +96,7 @@ def test_a_spilled_transaction_that_is_cancelled_holds_no_delivery(spool: Path, 
             await broker.check()  # what threads have begun is done
             broker.broker.engine.log.drain()
             inner: Any = queue.queue
-            assert not inner.parts.held.leaving
+            assert not parts_of(inner).held.leaving
             committed = len(broker.queue("to")) == 3
             if committed:
                 with pytest.raises(qflow.AlreadySettled):

@@ -19,6 +19,7 @@ from doors.event_loop import leave_nothing_behind, run, turns, until
 from qflow.aio.loops import Waiter
 from qflow.queues.gets import Getting
 from qflow.queues.putting import Putting
+from qflow.queues.queue import parts_of
 
 Scenario = Callable[[qflow.aio.AsyncBroker], Awaitable[Any]]
 
@@ -48,7 +49,7 @@ def test_what_leaves_wakes_as_many_tasks_as_there_is_room_for(spool: Path, woken
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=10)
         await queue.put_many([b"old"] * 10)
-        line = queue.queue.parts.admission.line
+        line = parts_of(queue.queue).admission.line
         putters = [asyncio.create_task(queue.put(b"%d" % number)) for number in range(2_000)]
         await until(lambda: len(line) == 2_000)
         woken.clear()
@@ -73,7 +74,7 @@ def test_a_task_that_was_admitted_and_is_cancelled_hands_its_place_on(spool: Pat
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=2, resume_ratio=1)
         await queue.put_many([b"old"] * 2)
-        line = queue.queue.parts.admission.line
+        line = parts_of(queue.queue).admission.line
         putters = [asyncio.create_task(queue.put(b"%d" % number)) for number in range(6)]
         await until(lambda: len(line) == 6)
         await (await queue.get_many(2)).ack()
@@ -100,7 +101,7 @@ def test_a_put_behind_tasks_that_were_admitted_does_not_pass_them(spool: Path) -
         queue = await broker.declare_queue("q", durable=False, limit_messages=4, resume_ratio=0)
         await queue.put_many([b"old"] * 4)
         first = [queue.submit(b"1"), queue.submit(b"2")]
-        await until(lambda: len(queue.queue.parts.admission.line) == 2)
+        await until(lambda: len(parts_of(queue.queue).admission.line) == 2)
         await (await queue.get_many(4)).ack()
         last = queue.submit(b"3")
         assert not first[0].done()
@@ -116,7 +117,7 @@ def test_a_message_wakes_one_task_and_the_next_if_that_is_cancelled(spool: Path,
     async def scenario(broker: qflow.aio.AsyncBroker) -> None:
         queue = await broker.declare_queue("q", durable=False)
         getters = [asyncio.create_task(queue.get()) for _ in range(2_000)]
-        await until(lambda: queue.queue.parts.gate.getters == 2_000)
+        await until(lambda: parts_of(queue.queue).gate.getters == 2_000)
         woken.clear()
         await queue.put(b"1")
         assert woken["tasks"] == 1

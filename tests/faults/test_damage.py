@@ -16,6 +16,7 @@ import inside
 import qflow
 from faults.seams import in_thread
 from qflow import inspect
+from qflow.queues.queue import parts_of
 from qflow.storage.log import recovery, rows
 from qflow.storage.log.keys import BLOCKS, FORMAT, MARKS, OLDEST_FORMAT, WINDOWS, key_of, meta_key, queue_key
 from qflow.storage.log.rows import Row, read_row
@@ -247,7 +248,7 @@ def test_a_damaged_record_of_a_queue_is_reported_and_its_number_is_not_given_aga
         assert broker.queues() == ["other"]
         assert any("queue 1" in problem for problem in broker.recovery.problems)
         new = broker.declare_queue("new")
-        assert new.parts.context.owner not in (OWNER, broker.queue("other").parts.context.owner)
+        assert parts_of(new).context.owner not in (OWNER, parts_of(broker.queue("other")).context.owner)
         new.put(b"x")
     assert len(block_keys(written)) == 10
 
@@ -256,7 +257,7 @@ def test_the_highest_numbered_queue_with_a_damaged_record_keeps_its_number(writt
     """I10: nobody is given the number, and so the blocks, of a queue whose record cannot be read."""
     flip(written, queue_key(2), 3)
     with qflow.open(written) as broker:
-        assert broker.declare_queue("new").parts.context.owner > 2
+        assert parts_of(broker.declare_queue("new")).context.owner > 2
 
 
 def test_a_damaged_mark_brings_messages_again_and_never_loses_any(written):
@@ -295,9 +296,9 @@ def test_a_queue_with_a_damaged_mark_is_not_taken_for_empty(held, written):
         assert any("more messages" in problem for problem in broker.recovery.problems)
         assert len(queue) == 0
         assert (
-            queue.parts.logged_lanes[0].row.messages,
-            queue.parts.logged_lanes[0].row.bytes,
-            queue.parts.logged_lanes[0].row.marks,
+            parts_of(queue).logged_lanes[0].row.messages,
+            parts_of(queue).logged_lanes[0].row.bytes,
+            parts_of(queue).logged_lanes[0].row.marks,
         ) == (0, 0, 0)
         assert broker.check() == []
 
@@ -420,7 +421,7 @@ def test_a_spool_of_the_format_before_is_read_and_carried_over(written):
         assert list(batch.sequences) == [*range(9), *range(13, 22), *range(23, 30)]
         batch.ack(wait=True)
         assert broker.check() == []
-        assert broker.queue("q").parts.logged_lanes[0].row.marks == 0
+        assert parts_of(broker.queue("q")).logged_lanes[0].row.marks == 0
 
 
 def test_another_capacity_than_last_time_is_applied(written):

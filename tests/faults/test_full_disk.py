@@ -16,6 +16,7 @@ import inside
 import qflow
 from doors.command_line import CommandLine
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
+from qflow.queues.queue import parts_of
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
 from qflow.storage.log.rows import Row, read_row
 from unit.clocks import until
@@ -264,7 +265,7 @@ def test_an_ack_that_found_no_room_is_tried_again_by_itself(spool, faults, monke
 
         def row() -> Row:
             with broker.engine.log.read() as txn:
-                return read_row(txn, queue.parts.context.owner, 0)
+                return read_row(txn, parts_of(queue).context.owner, 0)
 
         until(lambda: row().messages == 1)
         assert row().floor == 2

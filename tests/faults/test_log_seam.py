@@ -12,6 +12,7 @@ import qflow
 import qflow.aio
 from doors.event_loop import run
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, open_faulty
+from qflow.queues.queue import parts_of
 from qflow.storage import environment
 from qflow.storage.log import writer
 from qflow.storage.log.rows import read_row
@@ -107,7 +108,7 @@ def test_what_was_refused_is_tried_again_before_the_writer_is_idle(spool, faults
         queue.get().ack()
         until(lambda: not broker.engine.log.busy)
         with broker.engine.log._env.reading() as txn:
-            assert read_row(txn, queue.parts.context.owner, 0).messages == 0
+            assert read_row(txn, parts_of(queue).context.owner, 0).messages == 0
 
 
 def test_a_lone_submit_is_confirmed_with_nobody_after_it(spool):
@@ -125,7 +126,7 @@ def test_a_lone_unwaited_ack_reaches_the_log_with_nobody_after_it(spool):
         until(lambda: not broker.engine.log.busy)
         txn = broker.engine.log._env.begin()
         try:
-            assert read_row(txn, queue.parts.context.owner, 0).messages == 0
+            assert read_row(txn, parts_of(queue).context.owner, 0).messages == 0
         finally:
             txn.abort()
 

@@ -16,6 +16,7 @@ from faults.test_full_disk import disk_of, filled
 from qflow import broker as broker_module
 from qflow.memory import waiting
 from qflow.queues import registry as queues_module
+from qflow.queues.queue import parts_of
 from qflow.storage.log import records
 from qflow.streams import registry
 
@@ -125,7 +126,7 @@ def test_a_queue_that_was_altered_with_an_interrupt_has_the_settings_of_the_log(
             broker.declare_queue("q2")
             found[name] = queue.settings.limit_messages
             with broker.engine.log.read() as txn:
-                record = txn.get(qflow.storage.log.keys.queue_key(queue.parts.context.owner))
+                record = txn.get(qflow.storage.log.keys.queue_key(parts_of(queue).context.owner))
             assert f'"limit_messages": {found[name]}'.replace("None", "null").encode() in record
         assert len(set(found.values())) > 3
 

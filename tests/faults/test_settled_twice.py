@@ -11,6 +11,7 @@ from faults.seams import drained, in_thread
 from faults.test_damage import edit
 from qflow import inspect
 from qflow import spool as spool_module
+from qflow.queues.queue import parts_of
 from qflow.storage.log.rows import Row, Settled, read_row, write_row
 
 
@@ -38,12 +39,12 @@ def test_an_ack_that_was_interrupted_and_repeated_settles_one_message(acked, spo
             held[acked].ack()
         with pytest.raises(qflow.AlreadySettled):  # it is done, though its caller does not know
             held[acked].ack(wait=True)
-        (lane,) = queue.parts.logged_lanes
+        (lane,) = parts_of(queue).logged_lanes
         broker.engine.log.commit(
             broker.engine.log.settle(lane, [Settled(acked, acked + 1, 1, acked + 1)])
         )  # all the same
         with broker.engine.log.read() as txn:
-            row = read_row(txn, queue.parts.context.owner, 0)
+            row = read_row(txn, parts_of(queue).context.owner, 0)
         assert (row.messages, row.bytes) == (2, 5 - acked)
     assert inspect.check_spool(spool) == []
     left = [body for at, body in enumerate([b"0", b"11", b"222"]) if at != acked]

@@ -16,6 +16,7 @@ import pytest
 import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
+from qflow.queues.queue import parts_of
 from qflow.storage.spill.files import FilesArea
 from unit.clocks import until
 
@@ -44,10 +45,10 @@ def spill_files(spool: Path) -> list[Path]:
 
 def files_in_use(queue: qflow.Queue) -> list[Path]:
     """Return the spill files that hold a message, in the order of the messages."""
-    slots = [slot for run in queue.parts.lanes.runs if run.slots is not None for slot in run.slots]
-    if isinstance(queue.parts.spiller.area, FilesArea):
-        return [Path(queue.parts.spiller.area._path(slot)) for slot in slots]
-    return list(dict.fromkeys(Path(queue.parts.spiller.area._pool.index.find(slot)[0].path) for slot in slots))
+    slots = [slot for run in parts_of(queue).lanes.runs if run.slots is not None for slot in run.slots]
+    if isinstance(parts_of(queue).spiller.area, FilesArea):
+        return [Path(parts_of(queue).spiller.area._path(slot)) for slot in slots]
+    return list(dict.fromkeys(Path(parts_of(queue).spiller.area._pool.index.find(slot)[0].path) for slot in slots))
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -389,7 +390,7 @@ def test_a_get_without_patience_waits_for_what_another_thread_reads(delayed, spo
         assert reads.wait(PATIENCE_S)
         second = threading.Thread(target=take, daemon=True)
         second.start()
-        until(lambda: queue.parts.gate.getters or not second.is_alive())
+        until(lambda: parts_of(queue).gate.getters or not second.is_alive())
         leave.set()
         for thread in (first, second):
             thread.join(PATIENCE_S)

@@ -19,6 +19,7 @@ from faults.seams import PATIENCE_S, Faults, drained, faulty_broker
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.memory.run_list import OWN_RUN
+from qflow.queues.queue import parts_of
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.contents import Content
@@ -121,13 +122,13 @@ def test_contents_are_remembered_for_a_few_and_the_rest_is_read(
         broker.publish("t", b"p%d" % number)
     kept = broker.engine.log._writer._writing._spreading._kept  # type: ignore[attr-defined]
     assert len(kept) == 2
-    tails = [queue.parts.lanes.logged[0].tail.content for queue in queues]
+    tails = [parts_of(queue).lanes.logged[0].tail.content for queue in queues]
     assert sum(content.is_open for content in tails) <= 2
     assert all(content._shown == b"" for content in tails if not content.is_open)
     for index, queue in enumerate(queues):
         assert drained(queue) == [b"%d" % index, b"p0", b"p1", b"p2"]
     broker.publish_many([("t", bytes(1000))] * 20)  # no block of so much grows
-    assert not queues[0].parts.lanes.logged[0].tail.content.is_open
+    assert not parts_of(queues[0]).lanes.logged[0].tail.content.is_open
 
 
 def held_up(broker: Any) -> threading.Event:
@@ -200,7 +201,7 @@ def test_what_is_settled_or_purged_in_the_commit_of_a_publish_is_gone(open_spool
     future = broker.submit_publish("t", b"3")
     for delivery in held:
         delivery.ack()
-    broker.engine.log.purge(queues[4].parts.logged_lanes)  # type: ignore[attr-defined]
+    broker.engine.log.purge(parts_of(queues[4]).logged_lanes)  # type: ignore[attr-defined]
     go_on.set()
     assert set(future.result(PATIENCE_S).sequences.values()) == {3}
     assert broker.check() == []
@@ -326,7 +327,7 @@ def test_damaged_pages_of_one_lane_refuse_the_publish_and_say_which(
 
     def damaged(lanes: Any, states: Any, current: Any) -> Any:
         for key, value in items(lanes, states, current):
-            if current[0].owner == queues[7].parts.context.owner:
+            if current[0].owner == parts_of(queues[7]).context.owner:
                 raise lmdb.CorruptedError("damaged")
             yield key, value
 
@@ -334,7 +335,7 @@ def test_damaged_pages_of_one_lane_refuse_the_publish_and_say_which(
     with pytest.raises(qflow.QflowError):
         broker.publish("t", b"1")
     monkeypatch.undo()
-    assert [queue.parts.lanes.logged[0].broken is not None for queue in queues] == [
+    assert [parts_of(queue).lanes.logged[0].broken is not None for queue in queues] == [
         queue is queues[7] for queue in queues
     ]
     assert all(inside.left_behind(queue) == {} for queue in queues)
@@ -383,7 +384,7 @@ def test_blocks_are_chained_and_counted_as_those_of_any_put(open_spool: Open) ->
 def blocks_of(broker: Any, queue: qflow.Queue) -> list[tuple[int, int, int]]:
     """Return of each block in the log where it begins, what it says of the one before, and how long it is."""
     with broker.engine.log.read() as txn:
-        values = [value for _, value in scan(txn, queue.parts.context.owner, 0, 0, 2**62)]
+        values = [value for _, value in scan(txn, parts_of(queue).context.owner, 0, 0, 2**62)]
     headers = [blocks.read_header(value, where="a block") for value in values]
     return [(head.key.first, head.previous, len(value)) for head, value in zip(headers, values, strict=True)]
 

@@ -17,6 +17,7 @@ import qflow
 from faults.seams import in_thread
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
+from qflow.queues.queue import parts_of
 from qflow.storage.files import Files
 from qflow.storage.log import recovery
 from qflow.storage.log.keys import BLOCKS, QUEUES, key_of, queue_key
@@ -226,7 +227,7 @@ def test_the_number_of_what_was_deleted_does_not_come_back(spool: Path) -> None:
             numbers.append(broker.declare_stream("s", topics=["t"]).owner)
             with broker.subscribe("s", name="panel") as panel:
                 numbers.append(inside.cursor(panel).owner)
-            numbers.append(broker.declare_queue("q").parts.context.owner)
+            numbers.append(parts_of(broker.declare_queue("q")).context.owner)
             broker.delete_queue("q")
             broker.delete_stream("s")
             with inside.paused(broker):

@@ -21,6 +21,7 @@ import inside
 import qflow
 from faults.seams import PATIENCE_S, in_thread
 from faults.strikes import TORTURE, Strike, places, reach
+from qflow.queues.queue import parts_of
 
 MOST = 2
 """Places of each call, on each kind of queue, that are struck in a normal run by a handler that raises."""
@@ -434,7 +435,7 @@ def _look(here: Round) -> None:
 
 def no_consumer(here: Round, struck: bool) -> None:
     """One that nobody was given takes nothing; what the others acked is done."""
-    for consumer in list(here.queue.parts.consumers.listed):  # type: ignore[attr-defined]
+    for consumer in list(parts_of(here.queue).consumers.listed):  # type: ignore[attr-defined]
         assert consumer is here.batch or not consumer.running
         consumer.close()
 

@@ -21,6 +21,7 @@ import inside
 import qflow
 from faults.seams import in_thread
 from faults.strikes import TORTURE, Strike, places, reach
+from qflow.queues.queue import parts_of
 
 MOST = 5
 """Places of each call that are struck in a normal run, for each kind of handler."""
@@ -137,8 +138,8 @@ class World:
             assert not cursor.members, cursor
             assert (cursor.claims.unsettled, cursor.claims._done, cursor._line.watching) == (0, [], 0), cursor
         assert self.queue.stats().acquired_messages == 0
-        assert not self.queue.parts.held.leaving  # type: ignore[attr-defined]
-        assert not self.queue.parts.admission.pending  # type: ignore[attr-defined]
+        assert not parts_of(self.queue).held.leaving  # type: ignore[attr-defined]
+        assert not parts_of(self.queue).admission.pending  # type: ignore[attr-defined]
         assert broker.check() == []
 
     def verify(self, here: Round, struck: bool) -> None:

@@ -18,6 +18,7 @@ from qflow.memory import run_list
 from qflow.memory.chunk import index_charge
 from qflow.memory.group import GROUP_BYTES
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
+from qflow.queues.queue import parts_of
 from qflow.storage.log import append, hollowing
 
 CAPACITIES = [0, 1, 200, 1_000, 5_000]
@@ -207,7 +208,7 @@ class QueueMachine(SpoolMachine):
         self.broker.declare_queue("q", durable=self.durable, capacity_bytes=capacity, limit_messages=self.limit)
         in_flight = sum(len(delivery.body) + OVERHEAD_BYTES + SINGLE_BYTES for delivery in self.held.values())
         # What a schedule keeps of messages it has spilled cannot be spilled in its turn.
-        index = sum(schedule.overhead_bytes for schedule in self.queue.parts.lanes.schedules.values())
+        index = sum(schedule.overhead_bytes for schedule in parts_of(self.queue).lanes.schedules.values())
         assert self.queue.stats().resident_bytes <= max(capacity, in_flight) + index + MOST_ABOVE
 
     @rule()
@@ -221,7 +222,7 @@ class QueueMachine(SpoolMachine):
         """All that the maintenance thread would do, and a look at every block, by steps of any size."""
         self.patch.setattr(hollowing, "HOLLOWING_STEPS", limit)
         broker = self.broker
-        for lane in self.queue.parts.logged_lanes:
+        for lane in parts_of(self.queue).logged_lanes:
             lane.passes.at = 0
         with inside.paused(broker):
             while (

@@ -12,6 +12,7 @@ import inside
 import qflow
 from qflow import Overflow
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -114,7 +115,7 @@ def test_a_higher_limit_lets_blocked_puts_pass(open_spool: Open, durable: bool, 
     producers = [threading.Thread(target=queue.put, args=(body(number),)) for number in (2, 3)]
     for waiting, producer in enumerate(producers, 1):
         producer.start()
-        until(lambda waiting=waiting: len(queue.parts.admission.line) == waiting)
+        until(lambda waiting=waiting: len(parts_of(queue).admission.line) == waiting)
     broker.alter_queue("q", **changes)
     for producer in producers:
         producer.join(LONG_S)
@@ -224,7 +225,7 @@ def test_who_waits_is_treated_by_the_new_policy(
 
     producer = threading.Thread(target=put)
     producer.start()
-    until(lambda: queue.parts.admission.line)
+    until(lambda: parts_of(queue).admission.line)
     broker.alter_queue("q", on_overflow=policy, dead_letter="dead")
     producer.join(LONG_S)
     assert outcome == [returned]

@@ -12,6 +12,7 @@ import qflow
 from faults.seams import in_thread
 from qflow.memory.shelves import Shelf
 from qflow.queues import checking
+from qflow.queues.queue import parts_of
 from qflow.storage.spill.slots import Ranges
 
 Open = Callable[..., qflow.Broker]
@@ -41,7 +42,7 @@ def test_messages_are_counted_in_steps_and_the_lock_is_free_between_them(
     queue.put_many([b"x"] * 1_000)
     for number in range(250):
         queue.put(b"%d" % number, headers={"n": number}, durable=False)
-    lock = queue.parts.context.lock
+    lock = parts_of(queue).context.lock
     looks: list[tuple[bool, int]] = []
 
     def look() -> None:
@@ -68,7 +69,7 @@ def test_delayed_messages_are_looked_at_in_steps(
     seen: list[int] = []
 
     def look() -> None:
-        shelves = queue.parts.lanes.schedules[16]._shelves
+        shelves = parts_of(queue).lanes.schedules[16]._shelves
         seen.append(sum(1 for shelf in shelves if shelf.seen is not None))
 
     between_steps(monkeypatch, look)
@@ -114,27 +115,27 @@ def test_what_changes_while_it_is_checked_is_no_problem(
 
 
 def too_much_charged(queue: qflow.Queue) -> None:
-    queue.parts.gate.used += 7
+    parts_of(queue).gate.used += 7
 
 
 def one_too_few(queue: qflow.Queue) -> None:
-    queue.parts.lanes.gone += 1
+    parts_of(queue).lanes.gone += 1
 
 
 def shelf_upside_down(queue: qflow.Queue) -> None:
-    shelf: Shelf = queue.parts.lanes.schedules[16]._shelves[0]
+    shelf: Shelf = parts_of(queue).lanes.schedules[16]._shelves[0]
     shelf.in_order = True
     shelf.sort(reverse=True)
 
 
 def slots_forgotten(queue: qflow.Queue) -> None:
-    run = next(run for run in queue.parts.lanes.runs if run.slots)
+    run = next(run for run in parts_of(queue).lanes.runs if run.slots)
     _, run.slots = run.slots.take(2)
 
 
 def slots_used_twice(queue: qflow.Queue) -> None:
-    run = next(run for run in queue.parts.lanes.runs if run.slots)
-    queue.parts.spiller.trash.append(run.slots.take(2)[0])
+    run = next(run for run in parts_of(queue).lanes.runs if run.slots)
+    parts_of(queue).spiller.trash.append(run.slots.take(2)[0])
 
 
 @pytest.mark.parametrize("spill", ["files", "segments"])
@@ -178,7 +179,7 @@ def test_what_is_on_its_way_is_no_problem(open_spool: Open, monkeypatch: pytest.
     broker = open_spool(spill="segments")
     queue = broker.declare_queue("q", durable=False)
     queue.put_many([b"x" * 100] * 10)
-    spiller = queue.parts.spiller
+    spiller = parts_of(queue).spiller
     slots = spiller.area.write(0, [b"on its way"])
     spiller.under_way.add(slots_forgotten)
 
@@ -198,7 +199,7 @@ def test_spilled_messages_are_compared_by_ranges(open_spool: Open, monkeypatch: 
     queue = broker.declare_queue("q", durable=False, capacity_bytes=20_000)
     queue.put_many([b"x" * 10] * 30_000)
     queue.get_many(500, timeout_s=0).ack()
-    area = queue.parts.spiller.area
+    area = parts_of(queue).spiller.area
     given: list[Ranges] = []
     compare = area.problems
     monkeypatch.setattr(area, "problems", lambda used: given.append(used) or compare(used))

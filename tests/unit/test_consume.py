@@ -15,6 +15,7 @@ import qflow
 from faults.seams import Faults, faulty_broker
 from qflow.config import SlowConsumer
 from qflow.events import EventKind
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -278,4 +279,4 @@ def test_a_bad_consumer_is_refused(queue: qflow.Queue, arguments: Any, options: 
     with pytest.raises(qflow.InvalidArgument):
         queue.consume(*arguments, **options)
     assert len(queue) == 10
-    assert not queue.parts.consumers.listed
+    assert not parts_of(queue).consumers.listed

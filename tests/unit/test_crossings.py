@@ -14,6 +14,7 @@ import qflow
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.queues.lanes import Lanes
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock
 
 Open = Callable[..., qflow.Broker]
@@ -34,7 +35,7 @@ def test_a_purge_takes_nothing_that_comes_with_its_commit(open_spool: Open) -> N
     waiting = threading.Thread(target=broker.engine.log.wait, args=(held,))
     waiting.start()
     assert began.wait(LONG_S)
-    purged = broker.engine.log.purge(queue.parts.logged_lanes)  # joins the next batch
+    purged = broker.engine.log.purge(parts_of(queue).logged_lanes)  # joins the next batch
     later = queue.submit(b"new", delay_s=1)
     go_on.set()
     broker.engine.log.wait(purged)
@@ -61,12 +62,12 @@ def test_two_first_delayed_messages_open_one_lane(open_spool: Open, monkeypatch:
 
         def __contains__(self, number: object) -> bool:
             if not lanes:
-                counted(queue.parts.lanes, int(number))  # type: ignore[call-overload]
+                counted(parts_of(queue).lanes, int(number))  # type: ignore[call-overload]
                 return False
             return super().__contains__(number)
 
     monkeypatch.setattr(Lanes, "open_delayed", counted)
-    queue.parts.lanes.schedules = Racing(queue.parts.lanes.schedules)  # for good: it is the queue's from now on
+    parts_of(queue).lanes.schedules = Racing(parts_of(queue).lanes.schedules)  # for good: it is the queue's from now on
     queue.put(b"a", delay_s=5)
     assert len(lanes) == 1
 
@@ -92,9 +93,9 @@ def test_a_priority_put_is_not_passed_by_what_a_get_met_on_its_way(open_spool: O
     """A get between the reservation and the commit leaves lower messages for later."""
     queue = open_spool().declare_queue("q", durable=durable, priorities=2)
     queue.put_many([b"low"] * 3)
-    form = queue.parts.puts.envelope(None, None, 1, None, None, None)
+    form = parts_of(queue).puts.envelope(None, None, 1, None, None, None)
     queue.get(0).ack()
-    queue.parts.puts.put([form.record(b"high")], True, form.number, None)
+    parts_of(queue).puts.put([form.record(b"high")], True, form.number, None)
     assert queue.get(0).body == b"high"
 
 
@@ -115,7 +116,7 @@ def test_who_waits_for_a_message_holds_none(spool: Path) -> None:
         queue = broker.declare_queue("q", durable=False)
         getter = threading.Thread(target=queue.get)
         getter.start()
-        while not queue.parts.gate.getters:
+        while not parts_of(queue).gate.getters:
             getter.join(0.001)
         inside.tick(queue)
         clock.monotonic_s += 60

@@ -16,6 +16,7 @@ from qflow import Overflow, inspect
 from qflow.delivery import Segment
 from qflow.message import Message, encode_headers
 from qflow.queues.dead_letters import check_no_cycle, dead_letters, headers_of, revived
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock
 
 Open = Callable[..., qflow.Broker]
@@ -469,13 +470,13 @@ def test_an_end_while_a_letter_is_carried_away_is_no_trouble(
     broker.declare_queue("dead", durable=durable)
     queue.put_many([b"1", b"2"])
     held = queue.get_many(2)
-    real = queue.parts.exits.bury
+    real = parts_of(queue).exits.bury
 
     def end_first(*arguments: Any) -> bool:
         in_thread(broker.close if end == "close" else lambda: broker.delete_queue("q"))
         return real(*arguments)
 
-    queue.parts.exits.bury = end_first
+    parts_of(queue).exits.bury = end_first
     held.nack(requeue=False)
     if end == "delete":
         broker.engine.log.drain()
@@ -491,15 +492,15 @@ def test_an_interrupt_on_the_way_leaves_the_message_in_its_place(open_spool: Ope
     broker = open_spool()
     queue = broker.declare_queue("q", durable=durable, dead_letter="dead")
     queue.put_many([b"1", b"2"])
-    real = queue.parts.exits.bury
+    real = parts_of(queue).exits.bury
 
     def interrupt(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    queue.parts.exits.bury = interrupt
+    parts_of(queue).exits.bury = interrupt
     with pytest.raises(KeyboardInterrupt):
         queue.get().nack(requeue=False)
-    queue.parts.exits.bury = real
+    parts_of(queue).exits.bury = real
     assert broker.check() == []
     assert bodies_of(queue) == [b"1", b"2"]
 

@@ -13,6 +13,7 @@ import qflow
 from faults.seams import Faults, FaultyFiles
 from qflow.delivery import Entry
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.queue import parts_of
 from unit.clocks import Clock, open_still
 
 Open = Callable[..., qflow.Broker]
@@ -219,15 +220,15 @@ def test_a_message_taken_while_it_is_written_is_not_spilled(open_spool: Open, du
     queue = broker.declare_queue("q", durable=durable)
     queue.put_many([b"1", b"2"])
     entry = entries_of(queue)[0]
-    real = queue.parts.spiller.area.write
+    real = parts_of(queue).spiller.area.write
     held = []
 
     def write(*arguments: object) -> object:
-        queue.parts.spiller.area.write = real  # type: ignore[method-assign]
+        parts_of(queue).spiller.area.write = real  # type: ignore[method-assign]
         held.append(queue.get(0))
         return real(*arguments)  # type: ignore[arg-type]
 
-    queue.parts.spiller.area.write = write  # type: ignore[assignment, method-assign]
+    parts_of(queue).spiller.area.write = write  # type: ignore[assignment, method-assign]
     with pytest.raises(qflow.NotFound):
         entry.spill()
     assert held[0].body == b"1"

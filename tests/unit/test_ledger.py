@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import qflow
 from qflow.memory.ledger import ASKED_AGAIN, UNUSED_SHARE, Account, GiveWay, Ledger
+from qflow.queues.queue import parts_of
 
 CAPACITY = 1_000
 _numbers = itertools.count(1)
@@ -181,12 +182,12 @@ def test_what_is_settled_is_known_to_be_unused(open_spool: Callable[..., qflow.B
     for _ in range(2):
         for _ in range(100):
             idle.put(b"x" * 100)
-        idle.parts.spiller.give_way(1, False)
+        parts_of(idle).spiller.give_way(1, False)
         idle.get_many(100).ack()
-    assert idle.parts.gate.account.borrowed > 0
+    assert parts_of(idle).gate.account.borrowed > 0
     while not busy.stats().spilled_bytes:
         busy.put(b"x" * 100)
-    assert idle.parts.gate.account.borrowed == 0
+    assert parts_of(idle).gate.account.borrowed == 0
 
 
 def test_the_heaviest_of_many_queues_spills(open_spool: Callable[..., qflow.Broker]) -> None:
@@ -213,9 +214,9 @@ def test_what_is_borrowed_ahead_is_known_to_be_unused(open_spool: Callable[..., 
     idle, busy = broker.declare_queue("idle"), broker.declare_queue("busy", durable=False)
     for _ in range(3):
         idle.put(b"x" * 3_000)
-        idle.parts.spiller.give_way(1, False)
+        parts_of(idle).spiller.give_way(1, False)
     idle.put(b"x" * 3_000)
     while not broker.stats().spilled_bytes:
         busy.put(b"x" * 100)
-    gate = idle.parts.gate
+    gate = parts_of(idle).gate
     assert gate.account.borrowed == gate.used

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import qflow
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.queue import parts_of
 
 Open = Callable[..., qflow.Broker]
 
@@ -17,7 +18,7 @@ def spilled(broker: qflow.Broker) -> qflow.Queue:
         "q", durable=False, capacity_bytes=1000 + OVERHEAD_BYTES, limit_bytes=5_050, on_overflow=qflow.Overflow.REJECT
     )
     queue.put_many([b"0" * 10, b"1" * 1000] * 5)
-    queue.parts.spiller.spill_excess()
+    parts_of(queue).spiller.spill_excess()
     for entry in queue.browse():
         entry.spill()
     return queue

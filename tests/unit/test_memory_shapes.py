@@ -17,6 +17,7 @@ import qflow
 from qflow.memory import run_list
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.looking import hides_attempts
+from qflow.queues.queue import parts_of
 
 Open = Callable[..., qflow.Broker]
 MIB = 2**20
@@ -152,7 +153,7 @@ def test_scattered_messages_are_found_again_with_their_counts(
         if not int(delivery.body) % 2:
             delivery.ack()
     found: list[tuple[int, int]] = []
-    assert hides_attempts(queue.parts)
+    assert hides_attempts(parts_of(queue))
     broker.close()
     queue = open_spool(capacity_bytes="64KiB").declare_queue("q")
     while batch := queue.get_many(100, timeout_s=0):
@@ -198,7 +199,7 @@ def test_one_of_a_batch_is_charged_as_a_single_one_only_while_it_is_one(open_spo
     assert queue.stats().resident_bytes == 8 * OVERHEAD_BYTES + SINGLE_BYTES
     batch[0].ack()
     batch[1].nack()
-    leaving = queue.parts.claims.begin_leaving([batch[2], single])
+    leaving = parts_of(queue).claims.begin_leaving([batch[2], single])
     assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES
     leaving.give_up()
     assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES + SINGLE_BYTES

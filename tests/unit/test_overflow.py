@@ -16,6 +16,7 @@ from qflow.config import QueueSettings
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import Admission
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, excess, may_resume
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, until
 
 Open = Callable[..., qflow.Broker]
@@ -300,7 +301,7 @@ def test_blocked_puts_are_admitted_first_come_first_served(
         producer = threading.Thread(target=queue.put, args=(b"%03d" % number * 100,))
         producer.start()
         producers.append(producer)
-        until(lambda number=number: len(queue.parts.admission.line) == number)
+        until(lambda number=number: len(parts_of(queue).admission.line) == number)
     received = []
     for _ in range(34):
         with queue.get(LONG_S) as delivery:
@@ -321,7 +322,7 @@ def test_a_newcomer_does_not_pass_those_who_wait(open_spool: Open, durable: bool
     queue.put_many([b"x"] * 10)
     producer = threading.Thread(target=queue.put_many, args=([b"y"] * 5,))
     producer.start()
-    until(lambda: queue.parts.admission.line)
+    until(lambda: parts_of(queue).admission.line)
     for _ in range(4):
         queue.get(0).ack()
     with pytest.raises(qflow.QueueFull):
@@ -340,10 +341,10 @@ def test_blocked_puts_go_on_at_the_resume_mark_and_not_before(open_spool: Open, 
     done = threading.Event()
     producer = threading.Thread(target=lambda: (queue.put(b"y"), done.set()))
     producer.start()
-    until(lambda: queue.parts.admission.line)
+    until(lambda: parts_of(queue).admission.line)
     for _ in range(4):
         queue.get(0).ack()
-        assert queue.parts.admission.line
+        assert parts_of(queue).admission.line
     assert not done.is_set()
     queue.get(0).ack()
     assert done.wait(LONG_S)
@@ -365,7 +366,7 @@ def test_a_put_that_timed_out_leaves_the_line_to_those_behind(open_spool: Open, 
 
     first = threading.Thread(target=give_up)
     first.start()
-    until(lambda: queue.parts.admission.line or refused)
+    until(lambda: parts_of(queue).admission.line or refused)
     second = threading.Thread(target=queue.put, args=(b"z",))
     second.start()
     first.join(LONG_S)
@@ -373,7 +374,7 @@ def test_a_put_that_timed_out_leaves_the_line_to_those_behind(open_spool: Open, 
     assert len(refused) == 1
     assert not second.is_alive()
     assert len(queue) == 10
-    assert not queue.parts.admission.line
+    assert not parts_of(queue).admission.line
 
 
 @pytest.mark.parametrize("policy", Overflow)
@@ -469,7 +470,7 @@ def test_who_waits_at_a_limit_sees_purge_delete_and_close(
 
     producer = threading.Thread(target=put)
     producer.start()
-    until(lambda: queue.parts.admission.line)
+    until(lambda: parts_of(queue).admission.line)
     {"purge": queue.purge, "delete": lambda: broker.delete_queue("q"), "close": broker.close}[operation]()
     producer.join(LONG_S)
     assert outcome == [{"purge": 2, "delete": qflow.QueueDeleted, "close": qflow.BrokerClosed}[operation]]

@@ -12,6 +12,7 @@ import pytest
 import inside
 import qflow
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S
 
 Open = Callable[..., qflow.Broker]
@@ -128,7 +129,7 @@ def test_a_deleted_queue_leaves_nothing_of_any_priority_in_the_log(open_spool: O
     """Every lane is removed in the background."""
     broker = open_spool()
     queue = broker.declare_queue("q", priorities=3)
-    owner = queue.parts.context.owner
+    owner = parts_of(queue).context.owner
     for number in range(9):
         queue.put(b"%d" % number, priority=number % 3)
     queue.put(b"later", delay_s=60)

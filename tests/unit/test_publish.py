@@ -17,6 +17,7 @@ from faults.seams import Faults, faulty_broker
 from qflow import Overflow
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.fan_out import MOST_AT_ONCE
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -193,7 +194,7 @@ def test_one_queue_that_blocks_holds_all_back(open_spool: Open, durable: bool) -
     results: list[Any] = []
     publisher = threading.Thread(target=lambda: results.append(broker.publish("a", b"2").sequences))
     publisher.start()
-    until(lambda: two.parts.admission.line)
+    until(lambda: parts_of(two).admission.line)
     assert len(one) == 0
     two.get(0).ack()
     publisher.join(LONG_S)
@@ -210,7 +211,7 @@ def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhil
     last.put(b"")  # borrows its memory
     first.put(b"")
     filled: list[int] = []
-    lock = last.parts.context.lock
+    lock = parts_of(last).context.lock
 
     class Filling:
         """The lock of a queue that another thread fills before the publisher gets it for the first time."""
@@ -218,7 +219,7 @@ def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhil
         def __enter__(self) -> None:
             if not filled:
                 filled.append(1)
-                monkeypatch.setattr(last.parts.context, "lock", lock)
+                monkeypatch.setattr(parts_of(last).context, "lock", lock)
                 thread = threading.Thread(target=lambda: broker.alter_queue("last", limit_messages=1))
                 thread.start()
                 thread.join(LONG_S)
@@ -227,7 +228,7 @@ def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhil
         def __exit__(self, *_: object) -> None:
             lock.release()
 
-    monkeypatch.setattr(last.parts.context, "lock", Filling())
+    monkeypatch.setattr(parts_of(last).context, "lock", Filling())
     with pytest.raises(qflow.QueueFull):
         broker.publish("t", b"x", timeout_s=0.01)
     assert filled
@@ -309,7 +310,7 @@ def test_a_publisher_that_waits_sees_the_end_of_a_queue(open_spool: Open, durabl
 
     publisher = threading.Thread(target=publish)
     publisher.start()
-    until(lambda: two.parts.admission.line)
+    until(lambda: parts_of(two).admission.line)
     if end == "delete":
         broker.delete_queue("two")
     elif end == "close":
@@ -330,13 +331,13 @@ def test_a_queue_deleted_under_what_is_reserved_in_it_gets_nothing(
     monkeypatch.setattr("qflow.queues.registry.QUIET_S", 0.05)
     broker = open_spool()
     one, two = bound(broker, "one", "two")
-    owner = one.parts.context.owner
+    owner = parts_of(one).context.owner
     broker.alter_queue("two", limit_messages=1)
     broker.publish("a", b"1")
     results: list[Any] = []
     publisher = threading.Thread(target=lambda: results.append(broker.publish("a", b"2").sequences))
     publisher.start()
-    until(lambda: two.parts.admission.line)
+    until(lambda: parts_of(two).admission.line)
     broker.delete_queue("one")
     inside.upkeep(broker).finish_removing()
     two.get(0).ack()

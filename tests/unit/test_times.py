@@ -22,6 +22,7 @@ from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues import expiry, tending
 from qflow.queues.gets import Gets
 from qflow.queues.getting import TURNS
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -57,7 +58,7 @@ def test_a_get_passes_many_expired_messages_at_once(
     queue.put(b"head")
     queue.put_many([b"x" * 1000] * 1000, ttl_s=1)
     queue.put(b"tail")
-    exits, steps = queue.parts.exits, []
+    exits, steps = parts_of(queue).exits, []
     let_go_of = exits.let_go_of
     monkeypatch.setattr(exits, "let_go_of", lambda *given: steps.append(given) or let_go_of(*given))
     clock.advance(2)
@@ -80,7 +81,7 @@ def test_a_get_lets_others_have_the_lock_while_it_passes_expired_messages(
         queue.get(timeout_s=0)
     expired = queue.stats().expired_total
     assert 0 < expired <= (TURNS + 1) * 101
-    getting = queue.parts.gets.begin(1, LONG_S, single=True)
+    getting = parts_of(queue).gets.begin(1, LONG_S, single=True)
     while getting.step(None, may_work=True) is not None:
         before, expired = expired, queue.stats().expired_total
         assert before < expired <= before + 101
@@ -151,7 +152,7 @@ def test_what_expired_behind_other_messages_goes_without_a_getter(
         pass
     assert queue.stats().expired_total == 3000 // stretch * stretch
     assert len(queue) == len(kept)
-    assert len(list(queue.parts.lanes.runs)) <= 400
+    assert len(list(parts_of(queue).lanes.runs)) <= 400
     queue.put(b"tail", ttl_s=5)
     clock.advance(6)
     inside.tick(queue)
@@ -207,7 +208,7 @@ def test_maintenance_lets_expired_messages_go(open_at: Open, clock: Clock, durab
     queue.put_many([body(0), body(1), body(2)])
     producer = threading.Thread(target=queue.put, args=(body(3),))
     producer.start()
-    until(lambda: queue.parts.admission.line)
+    until(lambda: parts_of(queue).admission.line)
     clock.advance(1)
     inside.tick(queue)
     producer.join(LONG_S)
@@ -259,8 +260,8 @@ def test_what_is_not_logged_expires_on_disk_with_the_rest(open_at: Open, clock: 
     inside.tick(queue)
     broker.engine.log.drain()
     assert queue.stats().expired_total == 10
-    assert [lane.row.messages for lane in queue.parts.logged_lanes] == [0]
-    assert [lane.row.bytes for lane in queue.parts.logged_lanes] == [0]
+    assert [lane.row.messages for lane in parts_of(queue).logged_lanes] == [0]
+    assert [lane.row.bytes for lane in parts_of(queue).logged_lanes] == [0]
 
 
 def test_expiry_of_what_is_acquired_waits_for_its_return(open_at: Open, clock: Clock, durable: bool) -> None:
@@ -354,7 +355,7 @@ def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Ope
     broker.alter_queue("q", max_deliveries=1)
     queue.put(body(3))
     clock.advance(10)
-    real = queue.parts.exits.bury
+    real = parts_of(queue).exits.bury
     purged = []
 
     def purge_first(*arguments: Any) -> bool:
@@ -362,7 +363,7 @@ def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Ope
             purged.append(in_thread(queue.purge))
         return real(*arguments)
 
-    queue.parts.exits.bury = purge_first
+    parts_of(queue).exits.bury = purge_first
     with pytest.raises(qflow.QueueEmpty):
         queue.get(0)
     assert purged == [4]
@@ -426,10 +427,10 @@ def test_settled_leases_leave_nothing_to_look_after(open_at: Open, clock: Clock,
     for part in parts:
         part.ack()
     clock.advance(100)
-    with queue.parts.context.lock:
-        assert queue.parts.gets.next_moment_s() is None
+    with parts_of(queue).context.lock:
+        assert parts_of(queue).gets.next_moment_s() is None
     inside.tick(queue)
-    assert not queue.parts.held.extended
+    assert not parts_of(queue).held.extended
 
 
 def test_a_getter_sleeps_until_the_end_of_an_extended_lease(open_at: Open, clock: Clock) -> None:
@@ -439,11 +440,11 @@ def test_a_getter_sleeps_until_the_end_of_an_extended_lease(open_at: Open, clock
     first = queue.get(0)
     first.extend(0.7)
     clock.advance(0.3)
-    with queue.parts.context.lock:
-        assert queue.parts.gets.next_moment_s() == pytest.approx(0.4)
+    with parts_of(queue).context.lock:
+        assert parts_of(queue).gets.next_moment_s() == pytest.approx(0.4)
     second = queue.get(0)
-    with queue.parts.context.lock:
-        assert queue.parts.gets.next_moment_s() == pytest.approx(0.2)
+    with parts_of(queue).context.lock:
+        assert parts_of(queue).gets.next_moment_s() == pytest.approx(0.2)
     second.ack()
     first.ack()
 
@@ -456,7 +457,7 @@ def test_a_get_looks_at_extended_leases_no_more_than_once_until_one_of_them_ends
     for _ in range(100):
         queue.get(0).extend(60)
     clock.advance(11)
-    held, looks = queue.parts.held, []
+    held, looks = parts_of(queue).held, []
     longer_than = held.longer_than
     monkeypatch.setattr(held, "longer_than", lambda *given, **named: looks.append(1) or longer_than(*given, **named))
     for _ in range(100):
@@ -510,7 +511,7 @@ def test_all_that_is_held_for_too_long_goes_back_without_a_getter(open_at: Open,
     while inside.tick(queue):
         assert queue.stats().acquired_messages < 5000
     assert queue.stats().acquired_messages == 0
-    assert len(list(queue.parts.lanes.runs)) <= 6  # a thousand at once, and the open one
+    assert len(list(parts_of(queue).lanes.runs)) <= 6  # a thousand at once, and the open one
 
 
 def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, clock: Clock, durable: bool) -> None:
@@ -524,7 +525,7 @@ def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, cl
     early = queue.get(0)
     clock.advance(5)
     later = queue.get(0)
-    queue.parts.claims.leave_batch(batch, 0)  # as a consumer does before it hands a message out
+    parts_of(queue).claims.leave_batch(batch, 0)  # as a consumer does before it hands a message out
     tx = broker.transaction(timeout_s=0)
     tx.ack(early)
     tx.put(full, b"x")
@@ -650,7 +651,7 @@ def test_a_get_waits_for_maintenance_that_reads_what_may_be_due(
     """It reads the delayed messages right after opening, too; a get meanwhile does not take what comes after them."""
     queue = reopened.queue("q")
     entered, go_on = threading.Event(), threading.Event()
-    read_head = queue.parts.restorer._read_head
+    read_head = parts_of(queue).restorer._read_head
 
     def slowly(run: Any, *arguments: Any) -> Any:
         if threading.current_thread() is maintenance and lane_of(run.first) == DELAYED + 1:
@@ -662,14 +663,14 @@ def test_a_get_waits_for_maintenance_that_reads_what_may_be_due(
         while inside.fit(queue):
             pass
 
-    monkeypatch.setattr(queue.parts.restorer, "_read_head", slowly)
+    monkeypatch.setattr(parts_of(queue).restorer, "_read_head", slowly)
     maintenance = threading.Thread(target=maintain)
     maintenance.start()
     assert entered.wait(LONG_S)
     found: list[bytes] = []
     getter = threading.Thread(target=lambda: found.append(queue.get(LONG_S).body))
     getter.start()
-    until(lambda: queue.parts.gate.starved)
+    until(lambda: parts_of(queue).gate.starved)
     go_on.set()
     getter.join(LONG_S)
     maintenance.join(LONG_S)
@@ -702,7 +703,7 @@ def test_after_reopening_a_get_waits_for_unread_delayed_messages_for_a_moment_on
     queue.put(b"now")
     broker.close()
     queue = open_at().queue("q")
-    restorer = queue.parts.restorer
+    restorer = parts_of(queue).restorer
     restore_head, reads = restorer.restore_head, []
 
     def slowly(runs: Any) -> bool:
@@ -739,7 +740,7 @@ def test_many_delayed_messages_are_replayed_and_spilled(open_at: Open, clock: Cl
             received += [int(text[:4]) for text in batch.bodies]
             batch.ack()
             known = sum(
-                schedule.overhead_bytes for schedule in queue.parts.lanes.schedules.values()
+                schedule.overhead_bytes for schedule in parts_of(queue).lanes.schedules.values()
             )  # of what lies on disk
             assert queue.stats().resident_bytes - known <= 31 * COST
     assert received == [number for _, number in sorted(zip(delays, itertools.count()))]
@@ -845,7 +846,7 @@ def test_a_purge_takes_what_is_delayed(open_at: Open, clock: Clock, durable: boo
     queue.put(body(41), delay_s=3)
     clock.advance(10)
     assert numbers_of(queue) == [41]
-    while queue.parts.spiller.sweep(1000):
+    while parts_of(queue).spiller.sweep(1000):
         pass
     assert broker.check() == []
 
@@ -981,7 +982,7 @@ def test_nothing_of_time_lies_in_the_spool_of_who_does_not_use_it(open_spool: Op
     """A queue without times has one lane in the log."""
     queue = open_spool().declare_queue("q")
     queue.put_many([b"x"] * 3)
-    assert len(queue.parts.logged_lanes) == 1
+    assert len(parts_of(queue).logged_lanes) == 1
 
 
 def test_maintenance_spills_only_what_nobody_spilled_for_a_round(open_at: Open) -> None:

@@ -15,6 +15,8 @@ from faults.seams import Faults, FaultyFiles, faulty_broker, in_thread
 from qflow import Overflow
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.admission import Admission
+from qflow.queues.queue import parts_of
+from qflow.queues.transaction import gathering_of
 from unit.clocks import LONG_S, Clock, open_still, until
 
 Open = Callable[..., qflow.Broker]
@@ -216,7 +218,7 @@ def test_a_commit_waits_for_room_as_long_as_it_may(open_spool: Open, durable: bo
 
     waiter = threading.Thread(target=commit)
     waiter.start()
-    until(lambda: queue.parts.admission.line)
+    until(lambda: parts_of(queue).admission.line)
     queue.get().ack()
     assert done.wait(LONG_S)
     waiter.join(LONG_S)
@@ -247,7 +249,7 @@ def test_one_transaction_does_not_wait_for_itself(open_at: Open, durable: bool, 
 
 
 def _commit_of(tx: Any) -> Any:
-    tx._thread = threading.get_ident()
+    gathering_of(tx).thread = threading.get_ident()
     return tx.commit()
 
 
@@ -754,7 +756,7 @@ def test_bodies_are_charged_while_a_commit_waits_for_room(
             tx.put_many(queue, [bytes(2_000)] * 10)
         if capacity == "48KiB":
             tx.put_many(other, [bytes(8_000)])
-            assert tx.is_spilled
+            assert gathering_of(tx).is_spilled
     assert charged
     assert min(charged) >= (40_000 if capacity == "1MiB" else 20_000)
     assert broker.stats().resident_bytes == OVERHEAD_BYTES

@@ -21,6 +21,7 @@ from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import TURN, Admission
 from qflow.queues.getting import Getting
 from qflow.queues.putting import Putting
+from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, until
 
 Open = Callable[..., qflow.Broker]
@@ -49,7 +50,7 @@ def threads() -> Iterator[list[threading.Thread]]:
 
 
 def line_of(queue: qflow.Queue) -> Any:
-    return queue.parts.admission.line
+    return parts_of(queue).admission.line
 
 
 class Blocked:
@@ -64,7 +65,7 @@ class Blocked:
         Blocked.latest = self
         self.queue = queue
         self.woken = 0
-        puts = queue.parts.puts
+        puts = parts_of(queue).puts
         self.put = puts.draft([body], True, 0)
         self.putting = puts.begin([self.put], timeout_s)
         self.putting.alone = self.putting.in_turn = alone
@@ -75,7 +76,7 @@ class Blocked:
         self.woken += 1
 
     def go_on(self) -> float | None:
-        return shelter(partial(self.queue.parts.puts._try_enter, self.put, self.putting, self.wake))
+        return shelter(partial(parts_of(self.queue).puts._try_enter, self.put, self.putting, self.wake))
 
     def leave(self) -> None:
         shelter(self.putting.give_up)
@@ -290,7 +291,7 @@ def put_until_it_waits(queue: qflow.Queue) -> int:
     """Put as one thread would, until it has to wait; return how many messages that were."""
     puts = 1
     while True:
-        if queue.parts.puts.put_at_once((b"t",)) is None and Blocked(queue, b"t", waits=False).waits:
+        if parts_of(queue).puts.put_at_once((b"t",)) is None and Blocked(queue, b"t", waits=False).waits:
             return puts
         puts += 1
 
@@ -343,13 +344,13 @@ def test_a_message_that_comes_wakes_one_getter(
     for _ in range(256):
         threads.append(threading.Thread(target=lambda: received.append(queue.get(LONG_S).body)))
         threads[-1].start()
-    until(lambda: queue.parts.gate.getters == 256)
+    until(lambda: parts_of(queue).gate.getters == 256)
     counted.clear()
     for number in range(1, 101):
         queue.put(b"%d" % number)
         until(lambda number=number: len(received) == number)
     assert counted["woken"] == 100
-    assert queue.parts.gate.getters == 156
+    assert parts_of(queue).gate.getters == 156
     queue.put_many([b"x"] * 156)
     until(lambda: len(received) == 256)
     assert counted["woken"] == 256
@@ -363,7 +364,7 @@ def test_getters_without_room_are_woken_one_by_one(open_spool: Open) -> None:
     inside.still(broker)
     held = [queue.get(0) for _ in range(3)]
     woken: list[int] = []
-    getters = [queue.parts.gets.begin(1, None) for _ in range(40)]
+    getters = [parts_of(queue).gets.begin(1, None) for _ in range(40)]
 
     def go_on(number: int) -> float | None:
         return shelter(partial(getters[number].step, partial(woken.append, number), may_work=True))
@@ -371,7 +372,7 @@ def test_getters_without_room_are_woken_one_by_one(open_spool: Open) -> None:
     for number in range(40):
         assert go_on(number) is not None
         assert go_on(number) is not None
-    assert (queue.parts.gate.starved, woken) == (40, [])
+    assert (parts_of(queue).gate.starved, woken) == (40, [])
     for delivery in held[:2]:
         delivery.ack()
     assert woken == [0, 1]
@@ -381,7 +382,7 @@ def test_getters_without_room_are_woken_one_by_one(open_spool: Open) -> None:
     assert len(woken) <= 2 + 4 * sum(done)  # what was read, and what is taken, may each leave some room
     for getting in getters:
         shelter(getting.give_up)
-    assert not queue.parts.gate.starved
+    assert not parts_of(queue).gate.starved
     held[2].ack()
 
 
@@ -419,8 +420,8 @@ def test_a_publish_waits_at_the_queue_that_is_full_and_at_no_other(
     threads.append(publishing)
     publishing.start()
     until(lambda: len(line_of(queues[50])) == 1)
-    assert queues[49].parts.admission.pending_messages == 1
-    assert queues[51].parts.admission.pending_messages == 0
+    assert parts_of(queues[49]).admission.pending_messages == 1
+    assert parts_of(queues[51]).admission.pending_messages == 0
     queues[50].get().ack()
     publishing.join(LONG_S)
     assert counted["tried"] <= 6

@@ -1,0 +1,335 @@
+"""What a transaction gathers: puts and settled deliveries of queues of one broker, until one commit holds all of it.
+
+Bodies that wait for that are charged to the broker's memory; where there is none left, they wait in the spill store.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from qflow.delivery import Deliveries, Delivery
+from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
+from qflow.memory.waiting import shelter, sheltered
+from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
+from qflow.queues.desk import Desk, Tab, Waiting
+from qflow.queues.envelope import Moment
+from qflow.queues.exits import Leaving
+from qflow.queues.held import HeldOne
+from qflow.queues.queue import Queue, parts_of
+from qflow.queues.together import Insert, Receipt, Together
+
+RUN_BYTES = 64 * 1024
+"""Charged at once for puts that follow each other."""
+
+
+class Router(Protocol):
+    """Who knows the queues, and where a topic leads: `Publisher`."""
+
+    def own(self, queue: Queue | str) -> Queue: ...
+    def inserts_of(
+        self, topic: str, body: Any, headers: Headers | None, key: bytes | str | None = None
+    ) -> list[Insert]: ...
+    def result_of(self, receipts: list[Receipt]) -> Any: ...
+
+
+Options = tuple[Headers | None, bool | None, int, float | None, float | None, Moment | None]
+"""Of a put: headers, durable, priority, ttl_s, delay_s, not_before."""
+
+
+class _Call:
+    """What one call of a transaction, or some puts in a row, are in the end: some inserts, and what they return."""
+
+    __slots__ = ("kind", "start", "stop")
+
+    def __init__(self, kind: str, start: int, stop: int) -> None:
+        self.kind = kind
+        self.start = start
+        self.stop = stop
+
+
+class Gathering:
+    """See the module. Of the thread that made it, or that has adopted it."""
+
+    def __init__(
+        self, router: Router, together: Together, desk: Desk, max_bytes: int, timeout_s: float | None = None
+    ) -> None:
+        self._tab = Tab()
+        self._desk = desk
+        self._router = router
+        self._together = together
+        self._max_bytes = max_bytes
+        self.timeout_s = timeout_s
+        """How long its commit waits for room."""
+        self.thread = threading.get_ident()
+        self.state = "open"
+        """Or `"being committed"`, `"committed"`, `"rolled back"`, `"interrupted"` or, for a task, `"cancelled"`."""
+        self._calls: list[_Call] = []
+        self._bytes = 0
+        self._held: list[tuple[Any, HeldOne]] = []
+        self._seen: set[tuple[int, int]] = set()
+        self._leavings: list[Leaving] = []
+        """What leaves its queue in the commit that has begun."""
+        self._result: list[Any] | None = None
+        self.run_queue: Queue | str | None = None  # where plain puts go, one after the other
+        self.run: list[Record] = []
+        self.credit = 0  # charged for more of them
+
+    # What it holds -----------------------------------------------------------------------------------------------
+
+    def put(self, queue: Queue | str, body: Any, options: Options) -> None:
+        """Take a message; see `Transaction.put`."""
+        self.check_open()
+        puts = parts_of(self._router.own(queue)).puts
+        envelope = puts.envelope(*options)
+        record = envelope.record(body)
+        plain = type(record) is bytes and not envelope.number
+        self._add("puts", [Insert(puts, envelope.number, [record])], queue if plain else None)
+
+    def put_many(self, queue: Queue | str, bodies: Iterable[Any], options: Options) -> None:
+        """Take messages for one queue; see `Transaction.put_many`."""
+        self.check_open()
+        puts = parts_of(self._router.own(queue)).puts
+        envelope = puts.envelope(*options)
+        records = envelope.records(bodies)[0]
+        self._add("put_many", [Insert(puts, envelope.number, records)] if records else [])
+
+    def inserts_of(
+        self, topic: str, body: bytes | bytearray | memoryview, headers: Headers | None, key: bytes | str | None = None
+    ) -> list[Insert]:
+        """Return what a publish is to put where."""
+        return self._router.inserts_of(topic, body, headers, key)
+
+    def publish(self, inserts: list[Insert]) -> None:
+        """Take what a publish puts where."""
+        self.check_open()
+        self._add("publish", inserts)
+
+    def put_published(self, queue: Queue, topic: str, body: bytes, headers: Headers | None) -> None:
+        """Put a message with the topic it was published under, into one queue; the rest as `put`."""
+        self.check_open()
+        puts = parts_of(self._router.own(queue)).puts
+        envelope = puts.envelope(headers, None, 0, None, None, None, (topic, None))
+        self._add("puts", [Insert(puts, envelope.number, [envelope.record(body)])])
+
+    def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
+        """Take deliveries to be settled, all or none; see `Transaction.ack_many`."""
+        self.check_open()
+        seen: set[tuple[int, int]] = set()
+        held: list[tuple[Any, HeldOne]] = []
+        if isinstance(deliveries, Deliveries):
+            if deliveries.total:
+                held.append(self._checked(deliveries.settler, deliveries, (id(deliveries), -1), seen))
+        else:
+            held += [self._checked_one(delivery, seen) for delivery in deliveries]
+        # Nothing is called from here on, so that an interrupt finds all of it in the transaction, or nothing.
+        self._seen |= seen
+        self._held += held
+
+    def _checked_one(self, delivery: Delivery, seen: set[tuple[int, int]]) -> tuple[Any, HeldOne]:
+        """Return a delivery that can be acked, and where it is from."""
+        if not isinstance(delivery, Delivery):
+            raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
+        batch = delivery.settler
+        if isinstance(batch, Deliveries):
+            settler, position = batch.unsettled_place(delivery)
+            return self._checked(settler, delivery, (id(batch), position), seen)
+        return self._checked(batch, delivery, (id(delivery), -1), seen)
+
+    def _checked(
+        self, queue: Any, one: HeldOne, key: tuple[int, int], seen: set[tuple[int, int]]
+    ) -> tuple[Any, HeldOne]:
+        if key in self._seen or key in seen or not hasattr(queue, "begin_leaving"):
+            raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
+        if not queue.shares(self._desk.ledger):
+            raise InvalidArgument(f"{one!r} is of another broker: a transaction is of one")
+        seen.add(key)
+        return queue, one
+
+    def _begin_run(self, queue: Queue | str) -> None:
+        """Charge a chunk at once for the puts that may follow, to the same queue."""
+        last = self._tab.waiting[-1]
+        chunk = min(RUN_BYTES, self._max_bytes - self._bytes)
+        if last.records is not None and chunk > 0 and self._desk.charge(chunk):
+            self.run_queue, self.run, self.credit = queue, last.records, chunk
+            self._tab.charged += chunk
+            last.charged += chunk
+
+    def _end_run(self) -> None:
+        """Give back what was not used of the chunk."""
+        if self.run_queue is None:
+            return
+        last = self._tab.waiting[-1]
+        self._desk.discharge(self.credit)
+        self._tab.charged -= self.credit
+        last.charged -= self.credit
+        last.largest = max(map(len, self.run))
+        self._bytes += last.charged - charge(self.run[:1]) - OVERHEAD_BYTES * (len(self.run) - 1)
+        self.run_queue, self.run, self.credit = None, [], 0
+
+    @sheltered
+    def _add(self, kind: str, inserts: list[Insert], run: Queue | str | None = None) -> None:
+        """Take the inserts of a call; more plain puts into the queue `run` may follow it."""
+        self._desk.tabs.setdefault(self._tab, weakref.ref(self))
+        self._end_run()
+        size = sum(sum(map(len, insert.records)) for insert in inserts)
+        if self._bytes + size > self._max_bytes:
+            raise TransactionTooLarge(
+                f"the transaction would hold {self._bytes + size} bytes, more than max_transaction_bytes="
+                f"{self._max_bytes}: commit more often"
+            )
+        start = len(self._tab.waiting)
+        try:
+            for insert in inserts:
+                self._tab.waiting.append(self._seat(Waiting(insert)))
+        except BaseException:
+            self._unseat(start)
+            raise
+        self._bytes += size
+        self._calls.append(_Call(kind, start, len(self._tab.waiting)))
+        if run is not None:
+            self._begin_run(run)
+
+    def _seat(self, waiting: Waiting) -> Waiting:
+        """Find room for bodies: in memory, if need be for that by spilling those before them; else on disk."""
+        desk = self._desk
+        if desk.charge(waiting.charged):
+            self._tab.charged += waiting.charged
+            return waiting
+        for other in [*self._tab.waiting, waiting]:
+            if other.records is None:
+                continue
+            other.position, other.slots = desk.spill(other.records)
+            other.records = None
+            if other is not waiting:
+                self._tab.charged -= other.charged
+                desk.discharge(other.charged)
+        return waiting
+
+    def _unseat(self, start: int) -> None:
+        """Give up what waits from some place on."""
+        for waiting in self._tab.waiting[start:]:
+            if waiting.records is None:
+                self._desk.free(waiting.slots)
+            else:
+                self._tab.charged -= waiting.charged
+                self._desk.discharge(waiting.charged)
+        del self._tab.waiting[start:]
+
+    # Its end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def result(self) -> list[Any]:
+        """See `Transaction.result`."""
+        if self._result is None:
+            raise InvalidArgument(f"the transaction has no result: it is {self.state}")
+        return self._result
+
+    def commit(self) -> list[Any]:
+        """See `Transaction.commit`."""
+        self.check_open()
+        try:
+            inserts, leavings = shelter(self._begin_commit)
+            receipts = self._together.commit(inserts, leavings, timeout=self.timeout_s)
+            return shelter(lambda: self.committed(receipts))
+        except BaseException as error:
+            self.undo(self._leavings, "rolled back" if isinstance(error, Exception) else "interrupted")
+            raise
+
+    def begin_commit(self) -> tuple[list[Insert], list[Leaving]]:
+        """Return what is to be committed together: all bodies in memory, and charged until it has ended.
+
+        Each queue charges them as well, once it has room: until then they may wait at a limit for long.
+
+        Raises:
+            As `commit`; it is rolled back then.
+        """
+        self.check_open()
+        try:
+            return self._begin_commit()
+        except BaseException as error:
+            self.undo(self._leavings, "rolled back" if isinstance(error, Exception) else "interrupted")
+            raise
+
+    @sheltered
+    def _begin_commit(self) -> tuple[list[Insert], list[Leaving]]:
+        self._end_run()
+        inserts = [Insert(one.queue, one.number, self._records_of(one)) for one in self._tab.waiting]
+        by_queue: dict[Any, list[HeldOne]] = {}
+        for queue, one in self._held:
+            by_queue.setdefault(queue, []).append(one)
+        for queue, held in sorted(by_queue.items(), key=lambda item: item[0].owner):
+            self._leavings.append(queue.begin_leaving(held))
+        self.state = "being committed"
+        return inserts, self._leavings
+
+    def committed(self, receipts: list[Receipt]) -> list[Any]:
+        """Note where everything went, once it is committed; returns `result`."""
+        result: list[Any] = []
+        for call in self._calls:
+            result += self._results_of(call, receipts[call.start : call.stop])
+        self._result = result
+        self.end("committed")
+        return result
+
+    def rollback(self) -> None:
+        """See `Transaction.rollback`."""
+        self.check_open()
+        self.end("rolled back")
+
+    def _records_of(self, waiting: Waiting) -> list[Record]:
+        if waiting.records is not None:
+            return waiting.records
+        if self._desk.charge(waiting.charged):  # else they pass without room, as a batch does that is too large for it
+            self._tab.charged += waiting.charged
+        return self._desk.read(waiting.position, waiting.slots, waiting.largest)
+
+    def _results_of(self, call: _Call, receipts: list[Receipt]) -> Iterable[Any]:
+        if call.kind == "publish":
+            return [self._router.result_of(receipts)]
+        count = receipts[0].count if receipts else 0
+        first = receipts[0].first if receipts else None
+        if call.kind == "puts":
+            return [None] * count if first is None else range(first, first + count)
+        return [range(0) if first is None else range(first, first + count)]
+
+    @sheltered
+    def undo(self, leavings: list[Leaving], state: str) -> None:
+        """End it when its commit has begun and did not come to its end: what was leaving stays."""
+        if self.state == "committed":
+            return  # an interrupt came at the very end
+        for leaving in leavings:
+            leaving.give_up()
+        self.end(state)
+
+    def adopt(self) -> None:
+        """The calling thread goes on with it; whoever had it before does not."""
+        self.thread = threading.get_ident()
+
+    def takes(self, size: int) -> bool:
+        """Tell whether bodies of so many bytes find room without the disk, as things are."""
+        return self._desk.has_room(size + RUN_BYTES)
+
+    @property
+    def is_spilled(self) -> bool:
+        """Some of it waits on disk: its end takes work there."""
+        return any(waiting.slots for waiting in self._tab.waiting)
+
+    @sheltered
+    def end(self, state: str) -> None:
+        """Give back what it took."""
+        self.state = state
+        self.run_queue, self.run, self.credit = None, [], 0
+        self._desk.close(self._tab)
+        self._calls, self._held, self._leavings = [], [], []
+
+    def check_open(self) -> None:
+        if threading.get_ident() != self.thread:
+            raise InvalidArgument("a transaction belongs to the thread that made it: make one in each thread")
+        if self.state != "open":
+            raise InvalidArgument(f"the transaction is {self.state}: make another one with broker.transaction()")
+
+    def __len__(self) -> int:
+        return len(self._tab.waiting)
