@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lmdb
 import pytest
 
 import qflow
+import qflow.aio
 from crash.seams import LOG, Steps
 from crash.test_kill_steps import kills
 from faults.bare_log import Line, bare_log, declared, held, in_log
@@ -567,3 +570,18 @@ def test_a_publish_to_several_queues_is_stored_ahead_once(tmp_path) -> None:
         assert broker.check() == []
         with broker.engine.log.read() as txn:
             assert not bodies.noted_ahead(txn)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_task_is_told_when_its_own_request_is_done(spool: Path) -> None:
+    """What another task of the same turn handed over behind it passes, and is done before."""
+
+    async def put() -> None:
+        async with qflow.aio.open(spool) as broker:
+            large, other = await broker.declare_queue("large"), await broker.declare_queue("other")
+            confirmed = asyncio.gather(large.put_many(many(64)), other.put(b"passes"))  # type: ignore[arg-type]
+            assert await confirmed == [range(64), 0]
+            assert len(large.queue) == 64
+            assert await broker.check() == []
+
+    asyncio.run(put())
