@@ -405,6 +405,62 @@ def test_damaged_pages_below_one_tail_block_cost_who_shares_the_commit_nothing(s
         assert all(inside.left_behind(broker.queue(name)) == {} for name in broker.queues())
 
 
+def test_a_publish_beside_a_damaged_lane_is_made_visible_once(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction is begun anew without what is of that lane, and then the publish is written lane by lane."""
+    faults = Faults()
+    with faulty_broker(spool, faults) as broker:
+        queues, other = bound(broker, 3), broker.declare_queue("other")
+        append = batch_writing.append_messages
+
+        def damaged(txn: Any, key: Any, *others: Any, **named: Any) -> Any:
+            if key.owner == other.parts.context.owner:
+                raise lmdb.CorruptedError("damaged")
+            return append(txn, key, *others, **named)
+
+        begun, go_on = threading.Event(), threading.Event()
+
+        def before() -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+
+        faults.before["commit"] = before
+        first = broker.submit_publish("t", b"0")
+        assert begun.wait(PATIENCE_S)
+        monkeypatch.setattr(batch_writing, "append_messages", damaged)
+        fine, refused = broker.submit_publish("t", b"1"), other.submit(b"1")
+        go_on.set()
+        with pytest.raises(qflow.CorruptionError):
+            refused.result(PATIENCE_S)
+        monkeypatch.undo()
+        assert [set(one.result(PATIENCE_S).sequences.values()) for one in (first, fine)] == [{0}, {1}]
+        broker.publish("t", b"2")
+        assert all(inside.left_behind(queue) == {} for queue in queues)
+        assert broker.check() == []
+        assert all(drained(queue) == [b"0", b"1", b"2"] for queue in queues)
+
+
+def test_a_publish_that_a_full_map_refuses_is_not_visible(spool: Path) -> None:
+    """It was written before that was found, in a transaction that came to nothing."""
+    faults = Faults()
+    with faulty_broker(spool, faults) as broker:
+        queues = bound(broker, 3)
+        broker.publish("t", b"0")
+        env = broker.engine.log._env
+
+        def confine() -> None:
+            env.confined = True
+
+        faults.before["commit"] = confine
+        faults.fail("commit", lmdb.MapFullError("full"), times=1)
+        with pytest.raises(qflow.DiskFull):
+            broker.publish("t", b"refused")
+        faults.before.clear()
+        broker.publish("t", b"1")
+        assert all(inside.left_behind(queue) == {} for queue in queues)
+        assert broker.check() == []
+        assert all(drained(queue) == [b"0", b"1"] for queue in queues)
+
+
 def test_a_body_of_a_refused_publish_is_not_stored(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was to be stored once for all of them; what else is in the commit is written without it."""
     broker = open_spool()
