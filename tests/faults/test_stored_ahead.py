@@ -275,6 +275,30 @@ def test_what_asks_for_all_before_it_waits(how, log, faults):
         nothing_is_left(log)
 
 
+def test_what_finds_no_memory_to_wait_behind_it_is_refused_and_not_done(log, faults, monkeypatch):
+    line = declared(log, 1)
+    large, behind = line.put(*many()), line.put(b"behind")
+    places = ahead._places_of
+
+    def fails_once(request):
+        if request is behind and failing:
+            return places(request) if failing.pop() else no_memory()
+        return places(request)
+
+    def no_memory():
+        raise MemoryError
+
+    failing = [0, 1]  # it is asked whether it may pass, and then where it waits
+    monkeypatch.setattr(ahead, "_places_of", fails_once)
+    at_commits(faults, lambda: log.put(behind))
+    for put in (log.put(large), behind):
+        until(lambda put=put: put.done)
+    log.drain()
+    assert isinstance(behind.error, MemoryError)
+    assert line.refusals == [behind]
+    assert list(line.visible.values()) == many()
+
+
 def test_large_requests_take_turns(log, faults):
     """One after the other, in the order in which they were handed over, whatever queues they are for."""
     lines = [declared(log, owner) for owner in (1, 2, 3)]
