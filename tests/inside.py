@@ -9,6 +9,7 @@ from pathlib import Path
 
 import qflow
 from qflow.queues import tending
+from qflow.queues.consumer import Consuming
 from qflow.queues.queue import parts_of
 from qflow.stats import Problems
 from qflow.storage.log.journal import JOURNAL
@@ -89,3 +90,8 @@ def problems(broker: qflow.Broker) -> Problems:
 def cursor(subscription: qflow.Subscription) -> Cursor:
     """Return what a subscription shares with the members of its group."""
     return member_of(subscription).cursor
+
+
+def consuming(consumer: qflow.Consumer) -> Consuming:
+    """Return what a queue knows of a consumer."""
+    return consumer._consuming

@@ -39,6 +39,8 @@ class Request(Protocol):
     """A put, settle or unit handed to the log."""
 
     @property
+    def done(self) -> bool: ...
+    @property
     def error(self) -> BaseException | None: ...
     def outcome(self) -> Any: ...
 
@@ -86,7 +88,8 @@ class Home:
         """Return a future of a request just handed to the log: resolved when it is done, with its outcome or another.
 
         Requests of one turn of the loop are written together, after all tasks that are ready now have run. Their
-        futures are resolved together, when the last request is done: the log does them in order.
+        futures are resolved together, when the last request is done: the log does most of them in order. Those that
+        others have passed, as they pass what is stored ahead, are looked at again when the last of them is done.
         """
         if self._crowd is None:
             self._crowd = []
@@ -99,20 +102,30 @@ class Home:
         crowd, self._crowd = self._crowd, None
         assert self._log is not None
         assert crowd is not None
-        _, last, _ = crowd[-1]
-        self._log.tell(last, partial(self.call, partial(_resolve, crowd)))
+        self._await_last(crowd)
         self._log.now()
 
+    def _await_last(self, crowd: Crowd) -> None:
+        """Have futures resolved when the last of their requests is done."""
+        assert self._log is not None
+        _, last, _ = crowd[-1]
+        self._log.tell(last, partial(self.call, partial(self._resolve, crowd)))
 
-def _resolve(crowd: Crowd) -> None:
-    """Resolve the futures of requests that are done; twice is fine. In the loop."""
-    for future, request, outcome in crowd:
-        if future.done():
-            continue  # resolved before, or cancelled
-        if request.error is not None:
-            future.set_exception(again(request.error))
-        else:
-            future.set_result(outcome())
+    def _resolve(self, crowd: Crowd) -> None:
+        """Resolve the futures of requests that are done; twice is fine. In the loop."""
+        left: Crowd = []
+        for one in crowd:
+            future, request, outcome = one
+            if future.done():
+                continue  # resolved before, or cancelled
+            if not request.done:
+                left.append(one)
+            elif request.error is not None:
+                future.set_exception(again(request.error))
+            else:
+                future.set_result(outcome())
+        if left:
+            self._await_last(left)
 
 
 class Homes:

@@ -89,7 +89,7 @@ class Content:
     @property
     def key(self) -> tuple[object, ...]:
         """What is the same of contents that are."""
-        return self.count, self._time_ms, self._shown, self._payload
+        return self.count, self._time_ms, self._columns, self._shown, self._payload
 
     def close(self) -> None:
         """Forget what it holds."""

@@ -19,11 +19,12 @@ from faults.seams import PATIENCE_S, Faults, drained, faulty_broker
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.memory.run_list import OWN_RUN
+from qflow.message import Message, encode_headers
 from qflow.queues.queue import parts_of
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.contents import Content
-from qflow.storage.log import spreading
+from qflow.storage.log import batch_writing, spreading
 from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.keys import scan
 from unit.clocks import Clock
@@ -107,6 +108,29 @@ def test_queues_with_different_histories_share_what_is_in_their_blocks(
     assert counts.taken()["__init__"] == 2
     assert [len(queue) for queue in queues] == [22, 22, 22, 1, 21, *[22] * (MANY - 5)]
     assert broker.check() == []
+
+
+def test_a_column_of_kinds_is_not_taken_for_one_of_times(spool: Path) -> None:
+    """Blocks may agree in all bytes but those that say what their columns are."""
+    clock = Clock()
+
+    def opened() -> qflow.Broker:
+        return make_broker(spool, BrokerSettings(), clock=clock.wall, monotonic=clock.monotonic)
+
+    whole = Message(b"body", encode_headers({"a": "b"}))
+    with opened() as broker:
+        of_kinds, of_times = bound(broker, 2)
+        with broker.transaction() as transaction:
+            transaction.put(of_kinds, b"0")
+            transaction.put(of_kinds, b"body", headers={"a": "b"})
+        of_times.put(b"0")
+        clock.wall_s += 0.001
+        of_times.put(bytes(whole))
+    with opened() as broker:
+        broker.publish("t", b"2")
+    with opened() as broker:
+        assert drained(broker.queue("q0")) == [b"0", b"body", b"2"]
+        assert drained(broker.queue("q1")) == [b"0", bytes(whole), b"2"]
 
 
 def test_contents_are_remembered_for_a_few_and_the_rest_is_read(
@@ -344,6 +368,118 @@ def test_damaged_pages_of_one_lane_refuse_the_publish_and_say_which(
     assert drained(queues[8]) == [b"0", b"2"]
 
 
+def test_damaged_pages_below_one_tail_block_cost_who_shares_the_commit_nothing(spool: Path) -> None:
+    """After an opening it is read: the lane is told, as one whose block cannot be written."""
+    faults = Faults()
+    with faulty_broker(spool, faults) as broker:
+        bound(broker, 3)
+        broker.declare_queue("other")
+        broker.publish("t", b"0")
+    with faulty_broker(spool, faults) as broker:
+        faulty = parts_of(broker.queue("q1")).lanes.logged[0]
+        stored = spreading._After._stored
+
+        def damaged(self: Any, txn: Any, lane: Any) -> Any:
+            if lane is faulty:
+                raise lmdb.CorruptedError("damaged")
+            return stored(self, txn, lane)
+
+        other = broker.queue("other")
+        begun, go_on = threading.Event(), threading.Event()
+
+        def before() -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+
+        faults.before["commit"] = before
+        first = other.submit(b"0")
+        assert begun.wait(PATIENCE_S)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(spreading._After, "_stored", damaged)
+            refused = broker.submit_publish("t", b"1")
+            fine = other.submit(b"1")
+            go_on.set()
+            with pytest.raises(qflow.CorruptionError):
+                refused.result(PATIENCE_S)
+            assert (first.result(PATIENCE_S), fine.result(PATIENCE_S)) == (0, 1)
+        assert faulty.broken is not None
+        assert all(inside.left_behind(broker.queue(name)) == {} for name in broker.queues())
+
+
+def test_a_publish_beside_a_damaged_lane_is_made_visible_once(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction is begun anew without what is of that lane, and then the publish is written lane by lane."""
+    faults = Faults()
+    with faulty_broker(spool, faults) as broker:
+        queues, other = bound(broker, 3), broker.declare_queue("other")
+        append = batch_writing.append_messages
+
+        def damaged(txn: Any, key: Any, *others: Any, **named: Any) -> Any:
+            if key.owner == parts_of(other).context.owner:
+                raise lmdb.CorruptedError("damaged")
+            return append(txn, key, *others, **named)
+
+        begun, go_on = threading.Event(), threading.Event()
+
+        def before() -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+
+        faults.before["commit"] = before
+        first = broker.submit_publish("t", b"0")
+        assert begun.wait(PATIENCE_S)
+        monkeypatch.setattr(batch_writing, "append_messages", damaged)
+        fine, refused = broker.submit_publish("t", b"1"), other.submit(b"1")
+        go_on.set()
+        with pytest.raises(qflow.CorruptionError):
+            refused.result(PATIENCE_S)
+        monkeypatch.undo()
+        assert [set(one.result(PATIENCE_S).sequences.values()) for one in (first, fine)] == [{0}, {1}]
+        broker.publish("t", b"2")
+        assert all(inside.left_behind(queue) == {} for queue in queues)
+        assert broker.check() == []
+        assert all(drained(queue) == [b"0", b"1", b"2"] for queue in queues)
+
+
+def test_a_publish_that_a_full_map_refuses_is_not_visible(spool: Path) -> None:
+    """It was written before that was found, in a transaction that came to nothing."""
+    faults = Faults()
+    with faulty_broker(spool, faults) as broker:
+        queues = bound(broker, 3)
+        broker.publish("t", b"0")
+        env = broker.engine.log._env
+
+        def confine() -> None:
+            env.confined = True
+
+        faults.before["commit"] = confine
+        faults.fail("commit", lmdb.MapFullError("full"), times=1)
+        with pytest.raises(qflow.DiskFull):
+            broker.publish("t", b"refused")
+        faults.before.clear()
+        broker.publish("t", b"1")
+        assert all(inside.left_behind(queue) == {} for queue in queues)
+        assert broker.check() == []
+        assert all(drained(queue) == [b"0", b"1"] for queue in queues)
+
+
+def test_a_body_of_a_refused_publish_is_not_stored(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was to be stored once for all of them; what else is in the commit is written without it."""
+    broker = open_spool()
+    queues = bound(broker, 3)
+    append = batch_writing.append_stand_ins
+
+    def damaged(txn: Any, key: Any, *others: Any, **named: Any) -> Any:
+        if key.owner == parts_of(queues[1]).context.owner:
+            raise lmdb.CorruptedError("damaged")
+        return append(txn, key, *others, **named)
+
+    monkeypatch.setattr(batch_writing, "append_stand_ins", damaged)
+    with pytest.raises(qflow.CorruptionError):
+        broker.publish("t", b"x" * 10_000)
+    monkeypatch.undo()
+    assert broker.engine.log.problems() == []
+
+
 def test_blocks_are_chained_and_counted_as_those_of_any_put(open_spool: Open) -> None:
     """Over blocks that are full, behind those of puts: a check finds nothing, and a reopened spool has all messages."""
     chance = random.Random(7)
@@ -419,6 +555,23 @@ def test_numbers_of_what_is_not_logged_stay_reserved(open_spool: Open, tmp_path:
     with qflow.open(tmp_path / "crashed") as after:
         assert after.queue("q1").put(b"new") > 2
         assert drained(after.queue("q1")) == [b"logged", b"new"]
+
+
+def test_numbers_of_what_is_not_logged_are_not_given_again(open_spool: Open, tmp_path: Path) -> None:
+    """Also where the lanes were in one state before: such a message takes a number without a commit."""
+    broker = open_spool()
+    queues = bound(broker, 2)
+    for queue in queues:
+        queue.put(b"not logged", durable=False)
+    broker.publish("t", b"1")
+    assert queues[1].put(b"not logged", durable=False) == 2
+    assert broker.publish("t", b"2").sequences == {"q0": 2, "q1": 3}
+    for _ in range(3):
+        queues[1].get_nowait().ack()
+    broker.snapshot(tmp_path / "crashed")
+    with qflow.open(tmp_path / "crashed") as after:
+        assert not after.recovery.problems
+        assert drained(after.queue("q1")) == [b"2"]
 
 
 def test_tail_blocks_of_a_wide_spread_are_small(open_spool: Open) -> None:

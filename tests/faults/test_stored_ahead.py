@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lmdb
 import pytest
 
 import qflow
+import qflow.aio
 from crash.seams import LOG, Steps
 from crash.test_kill_steps import kills
 from faults.bare_log import Line, bare_log, declared, held, in_log
@@ -270,6 +273,30 @@ def test_what_asks_for_all_before_it_waits(how, log, faults):
     assert put.error is None
     if how in ("purge", "delete"):
         nothing_is_left(log)
+
+
+def test_what_finds_no_memory_to_wait_behind_it_is_refused_and_not_done(log, faults, monkeypatch):
+    line = declared(log, 1)
+    large, behind = line.put(*many()), line.put(b"behind")
+    places = ahead._places_of
+
+    def fails_once(request):
+        if request is behind and failing:
+            return places(request) if failing.pop() else no_memory()
+        return places(request)
+
+    def no_memory():
+        raise MemoryError
+
+    failing = [0, 1]  # it is asked whether it may pass, and then where it waits
+    monkeypatch.setattr(ahead, "_places_of", fails_once)
+    at_commits(faults, lambda: log.put(behind))
+    for put in (log.put(large), behind):
+        until(lambda put=put: put.done)
+    log.drain()
+    assert isinstance(behind.error, MemoryError)
+    assert line.refusals == [behind]
+    assert list(line.visible.values()) == many()
 
 
 def test_large_requests_take_turns(log, faults):
@@ -567,3 +594,18 @@ def test_a_publish_to_several_queues_is_stored_ahead_once(tmp_path) -> None:
         assert broker.check() == []
         with broker.engine.log.read() as txn:
             assert not bodies.noted_ahead(txn)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_task_is_told_when_its_own_request_is_done(spool: Path) -> None:
+    """What another task of the same turn handed over behind it passes, and is done before."""
+
+    async def put() -> None:
+        async with qflow.aio.open(spool) as broker:
+            large, other = await broker.declare_queue("large"), await broker.declare_queue("other")
+            confirmed = asyncio.gather(large.put_many(many(64)), other.put(b"passes"))  # type: ignore[arg-type]
+            assert await confirmed == [range(64), 0]
+            assert len(large.queue) == 64
+            assert await broker.check() == []
+
+    asyncio.run(put())

@@ -436,7 +436,7 @@ def _look(here: Round) -> None:
 def no_consumer(here: Round, struck: bool) -> None:
     """One that nobody was given takes nothing; what the others acked is done."""
     for consumer in list(parts_of(here.queue).consumers.listed):  # type: ignore[attr-defined]
-        assert consumer is here.batch or not consumer.running
+        assert (here.batch is not None and consumer is inside.consuming(here.batch)) or not consumer.running
         consumer.close()
 
 

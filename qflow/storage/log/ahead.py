@@ -110,8 +110,8 @@ class Ahead:
         is_large = request.is_logging and request.weight() > LARGE_BYTES
         if places is not None and not is_large and self._places.isdisjoint(places):
             return False
-        self.behind.append(request)
         self._places.update(_places_of(request))
+        self.behind.append(request)  # last: where memory runs out before, the request is not kept, and is refused
         return True
 
     def let_go(self) -> Iterable[Request]:

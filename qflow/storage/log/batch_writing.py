@@ -177,6 +177,7 @@ class BatchWriting:
         if batch.purges:
             lanes |= dict.fromkeys(batch.purges)
         puts: dict[Lane, Sequence[Put]] = {**batch.puts}
+        batch.spread_out = None  # of an attempt that failed
         if spreads := batch.spreads:
             batch.spread_out = out = self._spreading.write(
                 txn, spreads, _joined(spreads), lanes, now_ms, self._env.path

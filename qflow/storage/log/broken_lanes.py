@@ -51,6 +51,8 @@ def refuse_lane(batch: Batch, broken: LaneBroken, call: Calls) -> None:
     for unit in units:
         unit.refuse(error, call)
     batch.units = [unit for unit in batch.units if unit not in units]
+    held = {id(record) for puts in batch.puts.values() for put in puts for record in put.records}
+    batch.shared = {identity: record for identity, record in batch.shared.items() if identity in held}
     batch.settled.pop(lane, None)
     batch.purges.discard(lane)
     batch.hollows = [one for one in batch.hollows if one is not lane]

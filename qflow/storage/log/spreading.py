@@ -105,15 +105,18 @@ class Spreading:
         after = _After(messages, now_ms, full_bytes)
         row: Row | None = None
         before = found = None
-        for lane in spreads[0].lanes:
-            if lane.row is not row or lane.tail is not before or before is None:
-                row, before = lane.row, lane.tail
-                found = after.state(txn, lane)
-            if found is not None and lane not in busy:
-                lanes.append(lane)
-                states.append(found)
+        first = -1
         current: list[Lane] = [spreads[0].lanes[0]]
         try:
+            for lane in spreads[0].lanes:
+                # A message that is not logged takes a number, and leaves row and tail as they are.
+                if lane.row is not row or lane.tail is not before or before is None or lane.next != first:
+                    row, before, first = lane.row, lane.tail, lane.next
+                    current[0] = lane
+                    found = after.state(txn, lane)
+                if found is not None and lane not in busy:
+                    lanes.append(lane)
+                    states.append(found)
             with txn.cursor() as cursor:
                 cursor.putmulti(_items(lanes, states, current))
         except DAMAGE as error:
