@@ -180,7 +180,8 @@ class Queue(Generic[Placed]):
         """`put` that waits for room but not for the sync: the future has what `put` returns, once it is confirmed.
 
         It is committed within 3 ms, or with the next call that waits. One thread resolves all futures: a callback of
-        one may use the broker, but waits for no other future, which would wait for that callback.
+        one may use the broker, but waits for no other future, which would wait for that callback. An ack that follows
+        may be committed first: ack what this message was made of once the future has its result, or in a transaction.
         Cost: 5 µs and a share of one commit.
         """
         puts = self._parts.puts
