@@ -150,7 +150,7 @@ class Spool:
             uuid, clean = recovery.read_identity(txn, env.path)
         journal_bytes = self.settings.journal_bytes if self.settings.journal == "auto" else 0
         carried = carry_over(env, self.files, uuid, clean=clean, journal_bytes=journal_bytes)
-        self._confirming, self._replayed = carried.confirming, carried.records
+        self._confirming, self._carried = carried.confirming, carried
         undo.callback(self._confirming.close, failed=True)
         with env.reading() as txn:
             seen = txn.id()
@@ -207,7 +207,8 @@ class Spool:
             bytes=sum(row.bytes for record in records for row in (record.rows or {}).values()),
             quarantined_blocks=0,
             problems=(),
-            journal_records=self._replayed,
+            journal_records=self._carried.records,
+            journal_problems=tuple(self._carried.problems),
             seconds=time.perf_counter() - self._started,
         )
         del self.found

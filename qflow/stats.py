@@ -173,6 +173,8 @@ class RecoveryReport:
     seconds: float
     journal_records: int = 0
     """Batches that were confirmed by the journal, and carried over from it into the log."""
+    journal_problems: tuple[str, ...] = ()
+    """Those of `problems` that the journal has: commits are lost, or may be."""
 
 
 class Problems(list[str]):

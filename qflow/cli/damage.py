@@ -26,11 +26,12 @@ class Damage:
         self._lost: Counter[str] = Counter()
         self._ranges: dict[str, list[tuple[int, int]]] = {}
         self._problems: list[str] = []
+        self._is_journal_damaged = False
 
     @property
     def lost(self) -> bool:
-        """Some messages cannot be read."""
-        return bool(self._ranges)
+        """Some messages cannot be read, or commits are gone from the journal."""
+        return bool(self._ranges) or self._is_journal_damaged
 
     def note(self, spool: Path, broker: Broker) -> None:
         """Add what a broker has found since it was opened. Cost: its `stats`, if it found something."""
@@ -39,6 +40,7 @@ class Damage:
             return
         self._spool = spool
         self._problems += problems
+        self._is_journal_damaged |= bool(broker.recovery.journal_problems)
         for name, queue in broker.stats().queues.items():
             lost = queue.lost_total + queue.quarantined_total
             if lost or queue.lost_ranges:
@@ -50,7 +52,7 @@ class Damage:
         if self._spool is None:
             return
         what = f"{self._problems[0]}{more_than_one(len(self._problems))}"
-        if self.lost:
+        if self._ranges:
             what = "; ".join(self._of_queue(name) for name in self._ranges)
         click.echo(f"qflow: {facts.readable(str(self._spool))} is damaged: {' '.join(what.split())}", err=True)
 

@@ -46,13 +46,14 @@ def _copy(source: Path, destination: Path, as_json: bool) -> int:
 
     report = inspect.copy_spool(source, destination)
     found = inspect.examine(destination)
+    problems = [*report.problems, *(problem for problem in found.problems if problem not in report.problems)]
     if as_json:
-        facts.print_json({**attrs.asdict(report), **attrs.asdict(found)})
+        facts.print_json({**attrs.asdict(found), **attrs.asdict(report), "problems": problems})
     else:
         click.echo(
             f"{facts.readable(report.path)}: {facts.counted(report.queues, 'queue')}, "
             f"{facts.counted(report.streams, 'stream')}, {facts.counted(report.messages, 'message')} of "
             f"{facts.counted(report.bytes, 'byte')}; {facts.mebibytes(report.log_bytes)} on disk"
         )
-    tell_of_examination(destination, found.problems, found.lost)
-    return Exit.DIFFERS if found.problems else Exit.FINE
+    tell_of_examination(destination, problems, found.lost)
+    return Exit.DIFFERS if problems else Exit.FINE

@@ -26,9 +26,9 @@ from qflow.cli.main import app
 from qflow.config import MIN_JOURNAL_BYTES, BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log import confirming, journal, recovery, writer
+from qflow.storage.log import confirming, journal, journal_reading, recovery, writer
 from qflow.storage.log.batch import Order
-from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Journal, read_state
+from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal, JournalState, read_state
 from qflow.storage.log.snapshots import open_to_read
 from unit.clocks import until
 
@@ -73,11 +73,12 @@ def append(one: Journal, changes: bytes) -> None:
     one.sync()
 
 
-def read(path: str, applied: int) -> journal.Found:
-    opened = journal.open_to_write(path, FILES, OWNER, applied, clean=False)
+def read(made: Journal, applied: int) -> journal_reading.Found:
+    state = JournalState(applied, made.mark)
+    opened = journal_reading.open_to_write(made.path, FILES, OWNER, state, clean=False)
     assert opened is not None
     os.close(opened.fd)
-    looked = journal.look(path, FILES, OWNER, applied, None)
+    looked = journal_reading.look(made.path, FILES, OWNER, state, False, None)
     assert looked is None or looked.found == opened.found
     return opened.found
 
@@ -96,12 +97,13 @@ def test_what_was_written_since_the_last_commit_is_read_whatever_lies_behind_it(
             anew += 1
         append(made, changes)
         pending.append(changes)
-        found = read(made.path, applied)
+        found = read(made, applied)
         assert (found.records, found.problems, found.last) == (pending, [], applied + len(pending))
         assert made.records(applied) == pending
     made.clear()
-    assert read(made.path, applied + len(pending)).records == []
-    assert journal.look(made.path, FILES, OWNER, applied + len(pending), None) is None
+    assert read(made, applied + len(pending)).records == []
+    state = JournalState(applied + len(pending), made.mark)
+    assert journal_reading.look(made.path, FILES, OWNER, state, False, None) is None
 
 
 def test_a_record_that_was_not_written_as_a_whole_is_none(made: Journal) -> None:
@@ -117,7 +119,7 @@ def test_a_record_that_was_not_written_as_a_whole_is_none(made: Journal) -> None
     first, last = differs[0], differs[-1]
     for cut in range(first, last + 1):
         Path(made.path).write_bytes(new[:cut] + old[cut:])
-        found = read(made.path, 6)
+        found = read(made, 6)
         assert (found.records, found.problems) == ([b"first" * 10], [])
 
 
@@ -133,7 +135,7 @@ def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(made: Journal) 
     for index, (start, record) in enumerate(zip(starts, records, strict=True)):
         for at in range(start, start + 24 + len(record)):
             Path(made.path).write_bytes(whole[:at] + bytes((whole[at] ^ 4,)) + whole[at + 1 :])
-            found = read(made.path, 0)
+            found = read(made, 0)
             assert found.records == records[:index]
             if index < 3:
                 assert found.last == 4
@@ -142,13 +144,19 @@ def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(made: Journal) 
                 assert found.problems == []  # as one that was not written as a whole
 
 
+def header(owner: UUID, data: bytes, size: int = MIN_JOURNAL_BYTES) -> bytes:
+    return journal._header(owner, Head(size, bytes(range(8)))) + data[HEADER_BYTES:]
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (lambda data: data[:10], "too short|checksum"),
-        (lambda data: b"x" * len(data), "checksum"),
-        (lambda data: journal._header(OWNER, MIN_JOURNAL_BYTES).replace(b"qflowjnl", b"another."), "checksum"),
-        (lambda data: journal._header(uuid4(), MIN_JOURNAL_BYTES) + data[HEADER_BYTES:], "belongs to the log"),
+        (lambda data: data[:10], "damaged.*move this one away"),
+        (lambda data: b"x" * len(data), "damaged"),
+        (lambda data: bytes(len(data)), "damaged"),
+        (lambda data: header(OWNER, data).replace(b"qflowjnl", b"another."), "damaged"),
+        (lambda data: header(OWNER, data, size=2**40), "not a journal"),
+        (lambda data: header(uuid4(), data), "belongs to the log .* put the right file back"),
     ],
 )
 def test_what_is_no_journal_of_this_log_is_refused_and_left(
@@ -158,7 +166,7 @@ def test_what_is_no_journal_of_this_log_is_refused_and_left(
     path.write_bytes(spoil(path.read_bytes()))
     before = path.read_bytes()
     with pytest.raises(qflow.CorruptionError, match=text):
-        read(made.path, 0)
+        read(made, 0)
     assert path.read_bytes() == before
 
 
@@ -646,6 +654,47 @@ def test_a_journal_of_which_the_first_record_is_damaged_is_told_from_outside(tmp
     path.write_bytes(data)
     assert "commits from there on are lost" in qflow.inspect.check_spool(tmp_path)[0]
     assert "commits from there on are lost" in qflow.inspect.read_spool(tmp_path).problems[0]
+
+
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_a_journal_of_before_that_is_put_back_is_refused(ends: str, tmp_path: Path) -> None:
+    """What was confirmed since has the same numbers, and must not be written over."""
+    size = {"journal_bytes": "64KiB"}
+    spool, path, aside = tmp_path / "spool", tmp_path / "spool" / JOURNAL, tmp_path / "aside"
+    killed(spool, lambda broker: put_some(broker, range(40)), **size)
+    path.rename(aside)
+    with open_small(spool, **size) as broker:
+        assert "journal is missing" in broker.recovery.journal_problems[0]
+        known = [*there(broker), *range(100, 105)]
+        if ends == "closed":
+            put_some(broker, range(100, 105))
+    if ends == "killed":
+        killed(spool, lambda broker: put_some(broker, range(100, 105)), **size)
+    now = path.read_bytes()
+    aside.rename(path)
+    for look in (open_small, qflow.inspect.read_spool, qflow.inspect.check_spool):
+        with pytest.raises(qflow.CorruptionError, match="another journal than its log was written with.*move"):
+            look(spool)
+    path.write_bytes(now)
+    with open_small(spool, **size) as broker:
+        assert there(broker) == known
+
+
+@pytest.mark.usefixtures("never_idle")
+@pytest.mark.parametrize("damage", ["missing", "cut short", "damaged"])
+def test_commands_end_with_1_where_the_journal_has_lost_something(damage: str, tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "spool" / JOURNAL
+    killed(spool, put_some, journal_bytes="64KiB")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\xf5jr\n", HEADER_BYTES + 4) + 40] ^= 1
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data if damage == "damaged" else data[: HEADER_BYTES + 1000])
+    for arguments in (["stats"], ["check"], ["snapshot", "create"], ["get"]):
+        more = {"snapshot": [str(tmp_path / "copy")], "get": ["q"]}.get(arguments[0], [])
+        result = CliRunner().invoke(app, [*arguments, str(spool), *more])
+        assert (result.exit_code, damage in result.output) == (1, True), result.output
 
 
 def test_a_crash_without_a_journal_misses_none(tmp_path: Path) -> None:

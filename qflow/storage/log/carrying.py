@@ -10,10 +10,11 @@ from uuid import UUID
 
 from qflow.storage.environment import BROKEN, STEP_BYTES, CannotGrow, Environment, LmdbError, MapFull, log_error
 from qflow.storage.files import Files
-from qflow.storage.log import journal
+from qflow.storage.log import journal, journal_reading
 from qflow.storage.log.changes import play
 from qflow.storage.log.confirming import Confirming
-from qflow.storage.log.journal import STATE_KEY, Found, Journal, JournalState, encode_state, read_state
+from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state, read_state
+from qflow.storage.log.journal_reading import Found, missing_text
 
 
 class CarriedOver(NamedTuple):
@@ -40,29 +41,24 @@ def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journ
     path = journal.path_of(env.path)
     with env.reading() as txn:
         state = read_state(txn, env.path)
-    opened = journal.open_to_write(path, files, uuid, state.applied, clean=clean)
+    opened = journal_reading.open_to_write(path, files, uuid, state, clean=clean)
     create: Callable[[int], Journal] | None = None
     if journal_bytes:
         create = partial(Journal.create, path, journal_bytes, uuid, files)
     with suppress(OSError):
         files.unlink(path + journal.STAGED)  # of a creation that a crash ended
     if opened is None:
-        problems: list[str] = []
-        if state.in_use and not clean:
-            problems.append(
-                f"{path} is missing: what was confirmed in the last second before the end, and was not in the log yet, "
-                "is lost, if there was anything"
-            )
+        problems = [missing_text(path)] if state.in_use and not clean else []
         return CarriedOver(Confirming(env, create, None, state), 0, problems)
     found = opened.found
-    keeps = bool(journal_bytes) and opened.size == journal_bytes and not found.problems
-    now = JournalState(found.last, keeps)
+    keeps = bool(journal_bytes) and opened.head.size == journal_bytes and not found.problems
+    now = JournalState(found.last, opened.head.mark) if keeps else JournalState.without(found.last)
     kept: Journal | None = None
     try:
         if now != state:
             apply(env, found, now)
         if keeps:
-            kept = Journal(path, opened.fd, opened.size, uuid, files, found.last + 1)
+            kept = Journal(path, opened.fd, opened.head, uuid, files, found.last + 1)
         else:
             with suppress(OSError):
                 files.unlink(path)  # another one is made, if there is to be one

@@ -195,7 +195,9 @@ class Confirming:
         journal, broken = self._journal, self._broken
         # A part may be there of a record that could not be written.
         last = self._state.applied + self.pending + (broken is not None)
-        state = JournalState(last, journal is not None and broken is None)
+        state = JournalState.without(last)
+        if journal is not None and broken is None:
+            state = JournalState(last, journal.mark)
         if state.in_use or self._state.in_use:
             self._txn.put(STATE_KEY, encode_state(state))
         self._env.commit(self._txn)

@@ -11,11 +11,13 @@ from typing import Any
 
 from sortedcontainers import SortedDict
 
+from qflow.errors import CorruptionError
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log import journal
+from qflow.storage.log import journal, journal_reading
 from qflow.storage.log.changes import UNFIT, played
-from qflow.storage.log.journal import Found, Look, read_state
+from qflow.storage.log.journal import read_state
+from qflow.storage.log.journal_reading import Found, Look
 from qflow.storage.log.recovery import read_identity
 
 TRIES = 1000
@@ -43,13 +45,15 @@ class Overlay:
         """
         before = self._look
         found = self._find(txn)
-        if found is None or not (found.records or found.problems):
+        if found is None or not (found.records or found.problems or found.refusal):
             return txn
         if self._env.last_transaction() != txn.id():
             self._look = before
             self._tries += 1
             return None if self._tries < TRIES else txn
         self._tries = 0
+        if found.refusal is not None:
+            raise CorruptionError(found.refusal)
         if self._look is not before:
             self._env.problems += [problem for problem in found.problems if problem not in self._env.problems]
             self._changed = SortedDict()
@@ -68,9 +72,9 @@ class Overlay:
             txn.abort()
 
     def _find(self, txn: Any) -> Found | None:
-        uuid, _ = read_identity(txn, self._env.path)
-        applied = read_state(txn, self._env.path).applied
-        look = journal.look(self._path, self._files, uuid, applied, self._look)
+        uuid, clean = read_identity(txn, self._env.path)
+        state = read_state(txn, self._env.path)
+        look = journal_reading.look(self._path, self._files, uuid, state, clean, self._look)
         if look is None:
             return None
         self._look = look

@@ -35,7 +35,8 @@ from qflow.storage.files import (
 )
 from qflow.storage.log import carrying, recovery
 from qflow.storage.log.directory import DATA, LOG, STAGED, check_log_directory, put_in_place, staging, sync_staged
-from qflow.storage.log.journal import NO_JOURNAL, Found, read_state
+from qflow.storage.log.journal import NO_JOURNAL, read_state
+from qflow.storage.log.journal_reading import Found
 from qflow.storage.log.overlay import Overlay
 from qflow.storage.log.recovery import Recovery
 
