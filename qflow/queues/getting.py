@@ -26,6 +26,8 @@ TURNS = 2
 """A get that does not wait has this many turns to let expired messages go that lie before others."""
 MOVING_S = 0.01
 """A get whose time is over looks again so often whether another thread has moved what it waits for."""
+LOOKS = 100
+"""And so often, at most, whether it has made room: where others never end with that, something has to be settled."""
 
 
 class Lack(enum.Enum):
@@ -69,7 +71,7 @@ class Getting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_deadline", "_done", "_given_up", "_most", "_queue", "_single", "_starved", "_turn", "_turns",
+        "_deadline", "_done", "_given_up", "_looks", "_most", "_queue", "_single", "_starved", "_turn", "_turns",
         "_watcher", "collected", "delivery", "stopped",
     )  # fmt: skip
 
@@ -85,6 +87,7 @@ class Getting:
         self._done = False
         self._given_up = False
         self._turn: int | None = None  # its place among those that wait
+        self._looks = 0  # for room that others were making
         self._turns = 0  # that it had because there were so many expired messages
         self._starved = False
         self._watcher: Watcher | None = None
@@ -216,7 +219,7 @@ class Getting:
                     return Lack.WORK
                 if queue.restorer.find_room() or not admission.cover():
                     continue
-                return Lack.ROOM
+                return self._no_room()
             looks = queue.lanes.must_look()
             segments: list[Segment] = [] if looks else batch.segments
             taken, behind = queue.source.take(1 if over else most - batch.total, segments)
@@ -239,8 +242,15 @@ class Getting:
             elif queue.restorer.is_moving(behind):
                 return Lack.MOVE
             elif not queue.restorer.bring(behind):
-                return Lack.ROOM
+                return self._no_room()
         return Lack.NOTHING
+
+    def _no_room(self) -> Lack:
+        """Tell whether room is being made just now, or there is none until something is settled."""
+        if self._looks == LOOKS or not self._queue.restorer.is_busy:
+            return Lack.ROOM
+        self._looks += 1
+        return Lack.MOVE
 
     def _leaves_unread(self, behind: RunList | int) -> bool:
         """Tell whether the deadline has passed while delayed messages are read, of which some may be due."""

@@ -247,7 +247,8 @@ class Queue(Generic[Placed]):
     def get_many(self, max_messages: int, timeout_s: float | None = None) -> Deliveries:
         """Acquire what is available, at most `max_messages`: waits for the first, never to fill.
 
-        Returns fewer also when memory has no room for more in flight; at the time-out, an empty batch.
+        Returns fewer also when memory has no room for more in flight; at the time-out, an empty batch: there is no
+        message, or no room for one beside what others hold.
 
         Raises:
             BrokerClosed, QueueDeleted: as `get`.

@@ -59,6 +59,11 @@ class Restorer:
         moving = self._lanes.schedules[behind].next_away if isinstance(behind, int) else behind.settle_head()
         return moving is not None and moving.claim is not None
 
+    @property
+    def is_busy(self) -> bool:
+        """Another thread is spilling, or reads something in."""
+        return bool(self._spiller.under_way or self._gate.restoring)
+
     def find_room(self) -> bool:
         """Have memory given back, or spill. Lets go of the lock."""
         return self._spiller.find_room_for(0)

@@ -16,6 +16,7 @@ import pytest
 import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
+from qflow.queues import getting
 from qflow.queues.queue import parts_of
 from qflow.storage.spill.files import FilesArea
 from unit.clocks import until
@@ -390,7 +391,7 @@ def test_a_get_without_patience_waits_for_what_another_thread_reads(delayed, spo
         assert reads.wait(PATIENCE_S)
         second = threading.Thread(target=take, daemon=True)
         second.start()
-        until(lambda: parts_of(queue).gate.getters or not second.is_alive())
+        until(lambda: queue_is_waited_for(queue) or not second.is_alive())
         leave.set()
         for thread in (first, second):
             thread.join(PATIENCE_S)
@@ -398,6 +399,38 @@ def test_a_get_without_patience_waits_for_what_another_thread_reads(delayed, spo
         faults.before.clear()
         assert set(taken) == {1}
         assert sorted(found + drained(queue)) == BODIES
+
+
+def test_a_get_without_patience_waits_for_room_that_another_thread_makes(spool, faults, spill, monkeypatch):
+    """Not for ever: where all is held, and others never end with making room, there is none."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        for body in BODIES:
+            queue.put(body)
+        held = []
+        while batch := queue.get_many(100, timeout_s=0):
+            held.append(batch)
+        taken = sum(map(len, held))
+        assert 0 < taken < len(BODIES)
+        parts_of(queue).spiller.under_way.add("a write of another thread")
+        found = []
+        getter = threading.Thread(target=lambda: found.append(queue.get(0)), daemon=True)
+        getter.start()
+        until(lambda: queue_is_waited_for(queue) or not getter.is_alive())
+        held.pop().ack()
+        getter.join(PATIENCE_S)
+        assert [delivery.body for delivery in found] == [BODIES[taken]]
+        monkeypatch.setattr(getting, "LOOKS", 3)
+        while batch := queue.get_many(100, timeout_s=0):
+            held.append(batch)
+        assert len(queue)
+        parts_of(queue).spiller.under_way.clear()
+        for one in [*found, *held]:
+            one.ack()
+
+
+def queue_is_waited_for(queue: qflow.Queue) -> bool:
+    return parts_of(queue).gate.getters > 0
 
 
 @pytest.mark.parametrize("most", [1, None], ids=["max_deliveries", "as often as it takes"])
