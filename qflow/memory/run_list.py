@@ -139,8 +139,8 @@ class RunList:
 
     # Moving ------------------------------------------------------------------------------------------------------
 
-    def claim_tail(self, claim: object, wanted: int) -> Run | None:
-        """Claim the tail-most resident records for spilling: about `wanted` bytes of one run, at least one record."""
+    def claim_tail(self, claim: object, wanted: int, most: int) -> Run | None:
+        """Claim the tail-most resident records for spilling: about `wanted` bytes of one run, 1 to `most` records."""
         run = self.open
         index = len(self._runs)
         while run.place is not Place.RESIDENT or run.claim is not None or not run.records:
@@ -153,7 +153,7 @@ class RunList:
         for record in reversed(records):
             total += len(record) + OVERHEAD_BYTES
             count += 1
-            if total >= wanted:
+            if total >= wanted or count >= most:
                 break
         if count == len(records):
             if run is self.open:

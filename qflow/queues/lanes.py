@@ -252,8 +252,12 @@ class Lanes:
 
     # Going to disk ---------------------------------------------------------------------------------------------------
 
-    def claim_victim(self, claim: object, wanted: int) -> tuple[int, Run | Chunk | None]:
-        """Claim what is needed last: what is delayed, then the tail of the lowest priority."""
+    def claim_victim(self, claim: object, wanted: int, most: int) -> tuple[int, Run | Chunk | None]:
+        """Claim what is needed last: what is delayed, then the tail of the lowest priority.
+
+        Args:
+            most: messages that are written one by one; what is delayed is written as one.
+        """
         for number in self.schedules:
             if number >= DELAYED and (chunk := self._claim_far(number, claim, wanted)) is not None:
                 return number, chunk
@@ -261,7 +265,7 @@ class Lanes:
             number = runs.number
             if runs.ends_small and (chunk := self._claim_far(number, claim, wanted)) is not None:
                 return number, chunk
-            run = runs.claim_tail(claim, wanted)
+            run = runs.claim_tail(claim, wanted, most)
             if run is not None:
                 return number, run
             if (chunk := self._claim_far(number, claim, wanted)) is not None:

@@ -20,6 +20,9 @@ from qflow.queues.context import Unlocked
 from qflow.queues.lanes import Lanes
 from qflow.storage.spill.store import Slots, SpillArea
 
+STEP_BYTES = 4 * 2**20
+"""Of large messages, so much is spilled in one step, or a single one: others may wait for it."""
+
 
 class Spiller:
     """See the module."""
@@ -42,17 +45,19 @@ class Spiller:
         self._was_over = False  # the bounds, when maintenance looked
 
     def spill_tail(self, wanted: int) -> bool:
-        """Move about `wanted` bytes from the tail to the spill store; False if there was nothing to move, or it failed.
+        """Move about `wanted` bytes from the tail to the spill store, or less: no more than is quickly done.
 
-        Only one caller spills at a time; the others see False and wait at the gate's `room`.
+        Returns:
+            whether anything was moved. Only one caller spills at a time; the others see False and wait at the gate's
+            `room`.
         """
         claim = object()
         with self._context.lock:
             if self.spilling:
                 return False
             capacity = self._gate.account.capacity
-            chunk = max(wanted, capacity // 64, min(self.area.chunk_bytes, capacity // 8))
-            number, moving = self._lanes.claim_victim(claim, chunk)
+            chunk = max(min(wanted, STEP_BYTES), capacity // 64, min(self.area.chunk_bytes, capacity // 8))
+            number, moving = self._lanes.claim_victim(claim, chunk, self.area.chunk_messages)
             if moving is None:
                 self.error = None  # nothing waits for the disk any more
                 return False

@@ -496,3 +496,27 @@ def test_a_handler_of_the_log_that_needs_the_broker_does_not_keep_it_from_closin
     finally:
         logger.removeHandler(handler)
     assert broker.closed
+
+
+def test_a_step_of_spilling_is_a_small_one(spool, faults, spill, monkeypatch):
+    """Others may wait for it: not for thousands of files, or for many megabytes."""
+    with faulty_broker(spool, faults, capacity_bytes="64MiB", **spill) as broker:
+        small, large = (broker.declare_queue(name, durable=False) for name in ("small", "large"))
+        small.put_many([b"%d" % number for number in range(9_000)])
+        large.put_many([bytes(2**20)] * 12)
+        areas = [parts_of(queue).spiller.area for queue in (small, large)]
+        steps = {area: [] for area in areas}
+        write = type(areas[0]).write
+
+        def noted(area, first, records):
+            steps[area].append(len(records))
+            return write(area, first, records)
+
+        monkeypatch.setattr(type(areas[0]), "write", noted)
+        for name in ("small", "large"):
+            broker.alter_queue(name, capacity_bytes=0)
+        assert [sum(counts) for counts in steps.values()] == [9_000, 12]
+        assert max(steps[areas[0]]) <= areas[0].chunk_messages
+        assert max(steps[areas[1]]) <= 4
+        with small.get(0) as delivery:
+            assert delivery.body == b"0"

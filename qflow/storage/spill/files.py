@@ -94,6 +94,7 @@ class FilesArea:
     """A `SpillArea` of one file per message."""
 
     chunk_bytes = 64 * 1024
+    chunk_messages = 64
 
     def __init__(self, files: Files, directory: AreaDirectory, owner: int, max_kept: int) -> None:
         self._files = files

@@ -78,6 +78,7 @@ class SegmentsArea:
     """A `SpillArea` of segments."""
 
     chunk_bytes = WRITE_BYTES
+    chunk_messages = 4096
 
     def __init__(self, files: Files, directory: AreaDirectory, owner: int, segment_bytes: int, maps: Maps) -> None:
         self.path = directory.path

@@ -67,6 +67,8 @@ class SpillArea(Protocol):
 
     chunk_bytes: int
     """How much is best written at once."""
+    chunk_messages: int
+    """How many messages are written at once at most: for so many somebody may have to wait."""
 
     def write(self, first: int, records: list[Record]) -> Slots:
         """Write records; record `i` has sequence `first + i`. All or nothing.
