@@ -80,7 +80,7 @@ def _aged(setup: Setup, how: str, aging: Aging, count: int, durable: bool) -> It
         held = aging(old, count)
         begun = perf_counter()
         during = interleave(setup.rounds, setup.size(5, 1), through(old), through(fresh))
-        parts: Any = getattr(old, "parts", None)  # commits from before have none
+        parts: Any = getattr(old, "_parts", None) or getattr(old, "parts", None)  # by commit: now, before, or in itself
         lanes = old.lanes if parts is None else parts.logged_lanes  # type: ignore[attr-defined]
         while any(lane.hollow_due for lane in lanes) and perf_counter() - begun < MAINTENANCE_S:
             sleep(0.1)
