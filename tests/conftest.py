@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,42 @@ SPARK_TIMEOUT_S = 900
 """Some of its tests begin several sessions, each with a Java of its own."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the processes that tests begin share what they compile, also where no bytecode is to lie beside the sources.
+
+    There are more than a thousand of them, and compiling the package takes each longer than the rest of its start. What
+    they compile lies in a directory of the run.
+    """
+    if sys.dont_write_bytecode and sys.pycache_prefix is None:
+        directory = tempfile.TemporaryDirectory(prefix="qflow-bytecode-", ignore_cleanup_errors=True)
+        config.add_cleanup(directory.cleanup)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = directory.name
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process run all that needs Spark, and begin with it: the session is shared, and takes 400 MB."""
+    """Begin with what needs Spark: it takes longest."""
     for item in items:
         if "spark" in item.path.parts:
-            item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    items.sort(key=lambda item: "spark" not in item.path.parts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have one process run all that needs Spark with `--dist loadgroup`: the session is shared, and takes 400 MB.
+
+    With pytest 9.2, pytest-xdist 3.8 sees no mark `xdist_group`: it adds the group to an attribute that is read no more.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class OneSpark(LoadGroupScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if "spark" in nodeid.partition("::")[0].split("/") else str(super()._split_scope(nodeid))
+
+    return OneSpark(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,8 +18,10 @@ from unit.clocks import Clock, open_still
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session with two tasks at once."""
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session with two tasks at once; the only one of a run by groups."""
+    if getattr(request.config.option, "loadgroup", False):
+        (tmp_path_factory.getbasetemp().parent / "the session of Spark").mkdir()
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # quick to start
     pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
     from qflow.spark import session
