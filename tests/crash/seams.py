@@ -21,6 +21,14 @@ COLD = (
     "sync_directory", "write_replacing",
 )  # fmt: skip
 LOG = ("begin", "commit", "make_room", "copy_to", "exchange")
+CHANGING = (
+    *("open", "pwrite", "pwritev", "ftruncate", "unlink"),
+    *("make_directory", "remove_directory", "rename", "allocate", "write_replacing"),
+    *LOG,
+)
+"""What leaves other files behind than there were; `open` where it may create or cut one."""
+TELLING = ("rename", "write_replacing", "commit", "copy_to", "exchange")
+"""Those after which something holds that did not hold before."""
 
 
 class Steps:
@@ -40,6 +48,28 @@ class Steps:
             self.take(name)
             result = real(*arguments, **named)
             self.take("after " + name)
+            return result
+
+        return operation
+
+
+class Kills(Steps):
+    """Counts the steps between which a kill finds other files: before each change, and after those that tell of it.
+
+    A kill leaves what the kernel has. Operations that only read, sync or close change nothing of it: killed before one
+    of them, or after it, the process leaves what it leaves before its next change, when it has promised no less.
+    """
+
+    def watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        if name not in CHANGING:
+            return real
+
+        def operation(*arguments: Any, **named: Any) -> Any:
+            if name != "open" or arguments[1] & (os.O_CREAT | os.O_TRUNC):
+                self.take(name)
+            result = real(*arguments, **named)
+            if name in TELLING:
+                self.take("after " + name)
             return result
 
         return operation
@@ -84,6 +114,17 @@ def run_in_child(task: Callable[[], None]) -> int:
     finally:
         os._exit(code)
     raise AssertionError("a child never comes here")
+
+
+def ended_by_a_kill(task: Callable[[Steps, Path], None], spool: Path, step: int) -> bool:
+    """Run a task in a child, killed at a step, the last of which is the end of the task; tell whether there was such."""
+
+    def run() -> None:
+        steps = Kills(step)
+        task(steps, spool)
+        steps.take("the end")
+
+    return was_killed(run_in_child(run))
 
 
 @contextmanager

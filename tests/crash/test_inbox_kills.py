@@ -10,7 +10,7 @@ import pytest
 
 import inside
 import qflow
-from crash.seams import SteppedFiles, Steps, open_stepped, read_beside, run_in_child, was_killed
+from crash.seams import SteppedFiles, Steps, ended_by_a_kill, open_stepped, read_beside
 from qflow.adoption import Adoption
 from qflow.storage.files import Files
 from qflow.storage.inbox import batches as sink_batches
@@ -29,7 +29,7 @@ def kills(task: Callable[[Steps, Path], None], spool: Path, start: Path) -> Iter
         shutil.rmtree(spool, ignore_errors=True)
         shutil.copytree(start, spool)
         with read_beside(spool, step):
-            if not was_killed(run_in_child(lambda at=step: task(Steps(at), spool))):
+            if not ended_by_a_kill(task, spool, step):
                 return
             yield step
     raise AssertionError("the task never ended")
