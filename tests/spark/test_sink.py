@@ -19,7 +19,7 @@ from spark.trees import copy_the_rest, in_flight, left_in_inbox, said, tell
 from unit.clocks import until
 
 SEED = 20_251_122
-ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "2"))
 
 
 @pytest.fixture

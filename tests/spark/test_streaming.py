@@ -18,7 +18,7 @@ from spark.trees import Trees, said, tell
 from unit.clocks import until
 
 SEED = int(os.environ.get("QFLOW_SEED", "1"))
-ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "2"))
 
 
 class Pipe:
