@@ -30,7 +30,7 @@ MAP_BYTES = 2**30
 
 
 def attributed(setup: Setup) -> Iterator[Row]:
-    total = setup.size(64, 2) * MIB
+    total = setup.size(64, 1) * MIB
     for engine in setup.engines:
         setup.need_disk(total * 5)
         entrant = Entrant(engine)

@@ -160,7 +160,7 @@ def singles(setup: Setup) -> Iterator[Row]:
 
 def _delayed(setup: Setup, way: Way, *, durable: bool, bound: Bound | None = None) -> Iterator[Row]:
     """Let the messages pass through a fresh spool in each round."""
-    count, capacity = setup.size(1_000_000, 20_000), setup.size(CAPACITY, CAPACITY // 50)
+    count, capacity = setup.size(1_000_000, 5_000), setup.size(CAPACITY, CAPACITY // 200)
     setup.need_disk(count * BODY_BYTES * 4)
     found = []
     for _ in range((setup.kept_rounds or setup.size(way.rounds, 1)) + 1):

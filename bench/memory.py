@@ -115,7 +115,7 @@ def batches(setup: Setup) -> Iterator[Row]:
 
 def singles(setup: Setup) -> Iterator[Row]:
     capacity = setup.size(64, 1) * MIB
-    count = setup.size(1_000_000, 8_000)
+    count = setup.size(1_000_000, 5_000)
     what = "1,000,000 x 100 B put one by one"
     yield from Backlog(what=what, count=count, size=100, capacity=capacity, batches=False).rows(setup)
 

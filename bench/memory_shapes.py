@@ -37,13 +37,13 @@ def _row(setup: Setup, role: str, what: str, count: int, capacity: int, note: st
 
 
 def returned(setup: Setup) -> Iterator[Row]:
-    count, capacity = setup.size(629_145, 20_000), setup.size(64, 2) * MIB
+    count, capacity = setup.size(629_145, 10_000), setup.size(64, 1) * MIB
     note = f"{count:,} x 20 B taken in batches of 1,000; of each, every other message is given back, the rest acked"
     yield _row(setup, "returned", "every other small message given back", count, capacity, note)
 
 
 def held(setup: Setup) -> Iterator[Row]:
-    count, capacity = setup.size(372_827, 10_000), setup.size(64, 2) * MIB
+    count, capacity = setup.size(372_827, 5_000), setup.size(64, 1) * MIB
     note = f"{count:,} x 100 B, taken one by one and held, until memory has no room for another"
     yield _row(setup, "held", "deliveries taken one by one and held", count, capacity, note)
 

@@ -22,7 +22,7 @@ HEADERS = {"kind": "flight"}
 
 
 def overhead(setup: Setup) -> Iterator[Row]:
-    count = setup.size(50_000, 4_000)
+    count = setup.size(50_000, BATCH)
     for size in (100, 1024):
         details = []
         for role, what in (
@@ -51,7 +51,7 @@ def overhead(setup: Setup) -> Iterator[Row]:
 
 
 def held(setup: Setup) -> Iterator[Row]:
-    count, capacity = setup.size(400_000, 8_000), setup.size(64, 1) * MIB
+    count, capacity = setup.size(400_000, 5_000), setup.size(64, 1) * MIB
     bare = children.bare_interpreter_bytes()
     with setup.scratch() as path:
         found = children.run("hold", path, count, 100, capacity)

@@ -25,7 +25,7 @@ PATIENCE_S = 300
 
 
 def kill_at_256(setup: Setup) -> Iterator[Row]:
-    total, limit = setup.size(4096, 96) * MIB, setup.size(256, 64) * MIB
+    total, limit = setup.size(4096, 48) * MIB, setup.size(256, 64) * MIB
     capacity = limit // 4
     for engine in setup.engines:
         setup.need_disk(total * 3 // 2)

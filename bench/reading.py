@@ -8,6 +8,7 @@ spool that exists, as most processes do: compiling a module, or creating a log, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -65,7 +66,8 @@ def _told(setup: Setup, size: int) -> Row:
     count = _count(setup, size)
     setup.need_disk(3 * count * size)
     with setup.scratch() as path:
-        compiled = {"PYTHONPYCACHEPREFIX": str(path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
+        prefix = sys.pycache_prefix or str(path / "compiled")
+        compiled = {"PYTHONPYCACHEPREFIX": prefix, "PYTHONDONTWRITEBYTECODE": ""}
 
         def side(hint: int) -> Callable[[], float]:
             def run() -> float:
@@ -91,7 +93,7 @@ def _told(setup: Setup, size: int) -> Row:
 
 def _count(setup: Setup, size: int) -> int:
     """Return how many messages make 64 MiB: an eighth of them in memory is enough to restore a MiB at a time."""
-    return setup.size(64, 4) * 2**20 // size
+    return setup.size(64, 1) * 2**20 // size
 
 
 def _note(count: int) -> str:

@@ -30,7 +30,7 @@ ROOM = "4GiB"
 
 
 def in_batches(setup: Setup) -> Iterator[Row]:
-    sizes = (2_000, 5_000, 10_000) if setup.quick else (10_000, 100_000, 1_000_000, 10_000_000)
+    sizes = (1_000, 2_000, 3_000) if setup.quick else (10_000, 100_000, 1_000_000, 10_000_000)
     yield from _opened(setup, "put in batches of 1,000", [("put_many", size, ROOM) for size in sizes])
 
 

@@ -101,7 +101,7 @@ def refill(
     fresh: bool = False,
 ) -> Refilled:
     """Fill a queue, then drain it and fill it again in turns with the loops; `fresh` for the slow one, too."""
-    count = setup.size(30_000, 1_500)
+    count = setup.size(30_000, 1_200)
     setup.need_disk(count * 4 * 4096)
     with ExitStack() as stack:
         path = stack.enter_context(setup.scratch())
