@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -30,6 +31,8 @@ from qflow.storage.topics import records as topic_records
 
 STREAM, CURSOR = 1, 2
 Change = Callable[[Any], None]
+CHECKS = 100 if os.environ.get("QFLOW_TORTURE") else 25
+"""Beside a busy owner."""
 
 
 @pytest.fixture
@@ -294,7 +297,7 @@ def test_a_check_beside_a_busy_owner_finds_nothing(spool: Path) -> None:
     """He publishes, drops, indexes, acks out of order, declares and deletes: none of that is damage."""
     checking = (
         "import sys\nfrom qflow import inspect\n"
-        "for _ in range(100):\n"
+        f"for _ in range({CHECKS}):\n"
         "    found = inspect.check_spool(sys.argv[1])\n"
         "    assert found == [], found\n"
         "    inspect.read_spool(sys.argv[1])\n"
