@@ -460,11 +460,8 @@ def test_a_spilled_message_dies_with_its_body(open_spool: Open, durable: bool) -
 
 
 @pytest.mark.parametrize("end", ["close", "delete"])
-def test_an_end_while_a_letter_is_carried_away_is_no_trouble(
-    open_spool: Open, durable: bool, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_while_a_letter_is_carried_away_is_no_trouble(open_spool: Open, durable: bool, end: str) -> None:
     """Edge 16: it is in its queue or in the other, or gone with its queue; late settles are answered."""
-    monkeypatch.setattr("qflow.queues.registry.QUIET_S", 0.1)  # who carries it away is the one who would be waited for
     broker = open_spool()
     queue = broker.declare_queue("q", durable=durable, dead_letter="dead")
     broker.declare_queue("dead", durable=durable)
