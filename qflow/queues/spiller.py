@@ -145,13 +145,17 @@ class Spiller:
             self.spill_excess()
 
     def spill_excess(self) -> None:
-        """After messages passed on slack or came back: spill until the queue is within its bounds."""
+        """After messages passed on slack or came back: spill until the queue is within its bounds.
+
+        What passed alone is spilled before others are asked to give way for it.
+        """
         account = self._gate.account
         while True:
             with self._context.lock:
                 self._admission.cover()
                 excess = self._gate.used - min(account.borrowed, account.capacity)
-            if excess <= 0 or not self.find_room(excess):
+                alone = self._gate.put_slack > 0
+            if excess <= 0 or not ((alone and self.spill_tail(excess)) or self.find_room(excess)):
                 return
 
     def spill_left_over(self) -> bool:

@@ -17,7 +17,9 @@ import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.queues import getting
+from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
+from qflow.queues.spiller import Spiller
 from qflow.storage.spill.files import FilesArea
 from unit.clocks import until
 
@@ -520,3 +522,39 @@ def test_a_step_of_spilling_is_a_small_one(spool, faults, spill, monkeypatch):
         assert max(steps[areas[1]]) <= 4
         with small.get(0) as delivery:
             assert delivery.body == b"0"
+
+
+def test_what_passes_alone_leaves_others_a_share(spool, faults, spill, monkeypatch):
+    """While it is committed, and at each step of its way to the disk: small puts of others need not spill for theirs."""
+    moments, looked = [], []
+    with faulty_broker(spool, faults, capacity_bytes="1MiB", max_transaction_bytes="32MiB", **spill) as broker:
+        large, small = broker.declare_queue("large"), broker.declare_queue("small", durable=False)
+        area = parts_of(large).spiller.area
+        publish, write, find_room = Puts.publish, type(area).write, Spiller.find_room
+
+        def put(moment):
+            moments.append(moment)
+            in_thread(lambda: small.put(bytes(100)))
+
+        def published(queue, *arguments):
+            put("committed")
+            publish(queue, *arguments)
+
+        def written(self, *arguments):
+            put("spilled")
+            return write(self, *arguments)
+
+        def looks(spiller, missing):
+            looked.append(spiller.area)
+            return find_room(spiller, missing)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Puts, "publish", published)
+            patch.setattr(type(area), "write", written)
+            patch.setattr(Spiller, "find_room", looks)
+            large.put_many([bytes(2**16)] * 256)
+        assert moments[0] == "committed"
+        assert moments.count("spilled") > 2
+        assert parts_of(small).spiller.area not in looked
+        assert small.stats().spilled_messages == 0
+        assert len(small) == len(moments)
