@@ -558,3 +558,27 @@ def test_what_passes_alone_leaves_others_a_share(spool, faults, spill, monkeypat
         assert parts_of(small).spiller.area not in looked
         assert small.stats().spilled_messages == 0
         assert len(small) == len(moments)
+
+
+def test_what_passed_alone_does_not_ask_others_for_ever(spool: Path) -> None:
+    """They use what they are left, and have some of it to give each time; the put gets none of that."""
+    with qflow.open(spool, capacity_bytes=8_000) as broker:
+        inside.still(broker)
+        queue, other = (broker.declare_queue(name, durable=False) for name in ("q", "other"))
+        ledger, account = broker.engine.ledger, parts_of(other).gate.account
+        asked: list[int] = []
+
+        def give_way(wanted: int, spill: bool) -> bool:
+            asked.append(wanted)
+            assert len(asked) < 100
+            ledger.note_spare(account)
+            return True
+
+        account.give_way = give_way
+        ledger.note_spare(account)
+        spiller = parts_of(queue).spiller
+        real = spiller.spill_tail
+        spiller.spill_tail = lambda _: False  # type: ignore[method-assign]
+        queue.put(bytes(20_000))
+        spiller.spill_tail = real  # type: ignore[method-assign]
+        assert queue.get(0).body == bytes(20_000)
