@@ -15,6 +15,7 @@ from qflow.aio.queue import AsyncQueue
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.options import Body, Key, Moment, PutOptions
+from qflow.queues.assembly import Assembly, Waiting
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
 from qflow.queues.gathering import Gathering
@@ -22,7 +23,6 @@ from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue
 from qflow.queues.together import (
-    Assembly,
     Insert,
     Receipt,
     Together,
@@ -93,11 +93,8 @@ class AsyncTogether:
 
     async def _prepare_together(self, receipts: list[Receipt], assembly: Assembly) -> None:
         """Reserve room for all partitions of streams at once, and add their puts."""
-        first: Any = receipts[0].insert.queue
         drafts = draft_together(receipts)
-        asking = first.begin_puts(drafts)
-        step, give_up = partial(first.try_put, drafts, asking), partial(first.give_up_put, drafts, asking)
-        await attend(self._homes.here(), self._worker, step, give_up)
+        await self._attend(self._together.waiting_together(drafts, assembly))
         assembly.puts += drafts
 
     async def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:
@@ -128,8 +125,11 @@ class AsyncTogether:
 
     async def _reserve(self, putting: Putting, assembly: Assembly) -> None:
         """Reserve room for puts, all at once, and add them."""
-        await attend(self._homes.here(), self._worker, putting.step, putting.give_up)
+        await self._attend(self._together.waiting(assembly, putting.step, putting.give_up))
         assembly.puts += putting.puts
+
+    async def _attend(self, waiting: Waiting) -> None:
+        await attend(self._homes.here(), self._worker, waiting.step, waiting.give_up)
 
     async def _redirect(self, insert: Insert, decision: Decision, assembly: Assembly, dead: bool) -> Insert | None:
         """`Together.redirect`; in a thread if a queue may have to be declared."""

@@ -158,8 +158,11 @@ class Gate:
         return -self.over
 
     def pass_alone(self, amount: int) -> None:
-        """Charge bytes of a put, whatever room there is: what is above goes on slack."""
-        self.ledger.borrow_most(self.account, self.over + amount)
+        """Charge bytes of a put, whatever room there is: what is above goes on slack.
+
+        Others are left a share: their small puts would each have to spill something, for as long as this one takes.
+        """
+        self.ledger.borrow_most(self.account, self.over + amount, alone=True)
         self.used += amount
         self.put_slack = max(0, self.over - self.get_slack)
 

@@ -30,6 +30,8 @@ GROWTH = 4
 """An account that has much borrows one part in so many of that at once, however many accounts there are."""
 MOST_CHUNKS = 8
 """But no more chunks than that."""
+LEFT_SHARE = 8
+"""One part in so many of the capacity is left to others by what passes alone, until it is spilled."""
 ASKED_AGAIN = 16
 """How many accounts that had nothing to spill are asked again each time: they may have something by now."""
 NUMBER_BITS = 32
@@ -111,12 +113,11 @@ class Ledger:
             self._change(account, amount)
             return True
 
-    def borrow_most(self, account: Account, missing: int) -> None:
-        """Lend what there is, up to `missing` bytes."""
+    def borrow_most(self, account: Account, missing: int, *, alone: bool = False) -> None:
+        """Lend what there is, up to `missing` bytes; for what passes alone, all but a share that is left to others."""
         with self._lock:
-            self._change(
-                account, max(0, min(missing, account.capacity - account.borrowed, self.capacity - self.borrowed))
-            )
+            free = self.capacity - self.borrowed - (self.capacity // LEFT_SHARE if alone else 0)
+            self._change(account, max(0, min(missing, account.capacity - account.borrowed, free)))
 
     def give_back(self, account: Account, amount: int) -> None:
         with self._lock:

@@ -327,7 +327,7 @@ class Admission:
         gate = self._gate
         excess = gate.over
         if excess > 0:
-            gate.ledger.borrow_most(gate.account, excess)
+            gate.ledger.borrow_most(gate.account, excess, alone=gate.put_slack > 0)
         elif not gate.slack:
             return 0
         return self._trim()

@@ -196,15 +196,18 @@ class Exits:
             for segments, _, fate in wanted:
                 self.settle_away(segments, fate)
             return True
+        if wanted and self.context.monotonic() < self._bury_again_at:  # which is not put off by who asks meanwhile
+            for segments, _, _ in wanted:
+                self._source.give_back(segments, gained=False)
+            return False
         leavings = {
             self.begin(segments, Fate.EXPIRED if fate is Fate.EXPIRED else Fate.DEAD_LETTERED, {}): reason
             for segments, reason, fate in wanted
         }
-        too_early = self.context.monotonic() < self._bury_again_at
         done = True
         try:
             for leaving, reason in leavings.items():
-                if leaving in self._held.leaving and (too_early or not self._carry_away(leaving, reason)):
+                if leaving in self._held.leaving and not self._carry_away(leaving, reason):
                     self.stays(leaving)
                     done = False
         except BaseException:

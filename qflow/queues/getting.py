@@ -139,6 +139,8 @@ class Getting:
             if wait_s is None:
                 self._done = True
                 self._finish()
+                if lack in SHORT and not has_some:
+                    gate.arrived.notify()  # what it was woken for may still be there: another waits for that
                 return None
             if batch is not None:
                 batches.pop(batch, None)  # until it tries again: many may wait

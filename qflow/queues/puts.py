@@ -114,7 +114,7 @@ class Puts:
                 self.lanes.open_delayed(number)
 
     def draft_all(self, lots: list[tuple[int, list[Record]]], *, dead: bool = False) -> list[Put]:
-        """Return puts that have reserved nothing yet, after checking that they may pass together; see `prepare`."""
+        """Return puts that have reserved nothing yet, after checking that they may pass together; see `begin`."""
         puts = [self.draft(records, is_plain(records), number, dead=dead) for number, records in lots]
         if len(puts) > 1 and self.context.has_limit and not dead:
             check_can_ever_fit(self.name, self.settings, *depth_of(puts))
@@ -164,25 +164,8 @@ class Puts:
         depth = size if leaving is NOTHING else Depth(size.messages - leaving.messages, size.bytes - leaving.bytes)
         return Putting(self, puts, size, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead)
 
-    def prepare(
-        self,
-        lots: list[tuple[int, list[Record]]],
-        timeout: float | None,
-        *,
-        leaving: Depth = NOTHING,
-        dead: bool = False,
-    ) -> list[Put]:
-        """Reserve room for lots of (number of a lane, records) that join a batch; as `begin`.
-
-        Until they are published or `refused`, they are on their way.
-        """
-        puts = self.draft_all(lots, dead=dead)
-        putting = self.begin(puts, timeout, leaving=leaving, dead=dead)
-        attend(partial(putting.step, may_work=True), putting.give_up)
-        return puts
-
     def reserve_at_once(self, put: Put) -> bool:
-        """`prepare` one put that was drafted, if nothing stands in its way; else False, and nothing was done."""
+        """Reserve room for one put that was drafted, if nothing stands in its way; else False, and nothing was done."""
         with self.context.lock:
             return self.admission.reserve(1, len(put.records), put.size, put.charged)
 

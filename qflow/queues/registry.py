@@ -320,6 +320,7 @@ class Queues:
                 return  # the second time
         self._note_source(queue.name, None, before=queue.settings.dead_letter)
         parts_of(queue).gate.account.give_way = None
+        self.router.together.leave_deleted()
         log = self._spool.log
         try:
             settle_down(parts_of(queue), log.drain, QUIET_S)

@@ -91,16 +91,16 @@ class Source:
         overhead = schedule.overhead_bytes
         taken = schedule.take(most, now_ms, segments, before)
         if taken:
-            self._admission.rebalance(overhead - schedule.overhead_bytes)
+            self._admission.rebalance(overhead - schedule.overhead_bytes, gained=False)
         return taken
 
-    def give_back(self, segments: list[Segment], due_ms: int = 0) -> None:
-        """Put taken messages back in their place, or in a schedule until they are due."""
+    def give_back(self, segments: list[Segment], due_ms: int = 0, *, gained: bool = True) -> None:
+        """Put taken messages back in their place, or in a schedule until they are due; as `Admission.rebalance`."""
         lanes, gate = self._lanes, self._gate
         for first, records, marks in segments:
             if not lanes.add(first, records, marks, due_ms):
                 lanes.list_of(first).give_back(first, records, marks)
         lanes.renew_front()
-        if gate.getters:
+        if gate.getters and gained:
             gate.arrived.notify(sum(len(records) for _, records, _ in segments))
-        self._admission.rebalance()
+        self._admission.rebalance(gained=gained)

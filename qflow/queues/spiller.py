@@ -145,14 +145,25 @@ class Spiller:
             self.spill_excess()
 
     def spill_excess(self) -> None:
-        """After messages passed on slack or came back: spill until the queue is within its bounds."""
+        """After messages passed on slack or came back: spill until the queue is within its bounds.
+
+        What passed alone is spilled before others are asked to give way for it; not again where that brought nothing:
+        what they give may belong to the share that is left to them.
+        """
         account = self._gate.account
+        asked_for = None
         while True:
             with self._context.lock:
                 self._admission.cover()
                 excess = self._gate.used - min(account.borrowed, account.capacity)
-            if excess <= 0 or not self.find_room(excess):
+                alone = self._gate.put_slack > 0
+            if excess <= 0:
                 return
+            if alone and self.spill_tail(excess):
+                continue
+            if (alone and asked_for is not None and excess >= asked_for) or not self.find_room(excess):
+                return
+            asked_for = excess
 
     def spill_left_over(self) -> bool:
         """Spill what was above the bounds at the last call, too: mostly the putting thread has done that.

@@ -189,13 +189,17 @@ def refuse_calls(queue: Parts, reason: type[QflowError]) -> None:
 
 
 def settle_down(queue: Parts, drain: Callable[[], None], patience_s: float) -> None:
-    """After `refuse_calls`: return when nothing is on its way; a put may have reserved and not joined yet."""
+    """After `refuse_calls`: return when nothing is on its way; a put may have reserved and not joined yet.
+
+    What is leaving with a commit that has not been put together finds that the queue has ended, and settles nothing.
+    """
     context = queue.context
     deadline = context.monotonic() + patience_s
     while True:
         drain()
         with context.lock:
-            if not (queue.admission.pending or queue.held.leaving) or context.monotonic() > deadline:
+            leaves = any(leaving.unit is not None for leaving in queue.held.leaving)
+            if not (queue.admission.pending or leaves) or context.monotonic() > deadline:
                 return
         threading.Event().wait(0.01)
 

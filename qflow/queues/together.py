@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from qflow.delivery import Segment
 from qflow.errors import again
-from qflow.memory.waiting import shelter, sheltered
+from qflow.memory.line import Wake
+from qflow.memory.waiting import attend, shelter, sheltered
 from qflow.message import Record, is_plain
+from qflow.queues.assembly import Assembly, ReserveStep, Waiting
 from qflow.queues.dead_letters import dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
@@ -69,6 +71,7 @@ class Together:
         self._dead_letter_queue = dead_letter_queue
         self._clock = clock
         self._monotonic = monotonic
+        self._waiting: dict[Assembly, Wake | None] = {}  # commits that wait for room, with what wakes them
 
     def commit(
         self,
@@ -139,7 +142,7 @@ class Together:
                 start = shelter(partial(reserve_at_once, lanes, start, assembly))
             if receipts := of_one_party(lanes, start):
                 if receipts[0].insert.queue.reserves_together:
-                    prepare_together(receipts, assembly)
+                    self._prepare_together(receipts, assembly)
                 else:
                     left = None if deadline is None else max(0.0, deadline - self._monotonic())
                     self.prepare(receipts, left, assembly, dead)
@@ -150,7 +153,7 @@ class Together:
         queue = receipts[0].insert.queue
         lots = [(receipt.insert.number, receipt.insert.records) for receipt in receipts]
         try:
-            puts = queue.prepare(lots, timeout, leaving=assembly.leaving(queue), dead=dead)
+            puts = self._reserve(queue, lots, timeout, assembly, leaving=assembly.leaving(queue), dead=dead)
         except TurnedAway as error:
             whole = Insert(queue, 0, [record for _, records in lots for record in records])
             now = self.redirect(whole, error.decision, assembly, dead)
@@ -161,11 +164,63 @@ class Together:
             return
         while now is not None:
             try:
-                assembly.puts += now.queue.prepare([(0, now.records)], timeout, dead=True)
+                assembly.puts += self._reserve(now.queue, [(0, now.records)], timeout, assembly, dead=True)
             except TurnedAway as error:
                 now = self.redirect(now, error.decision, assembly, True)
             else:
                 return
+
+    def _reserve(
+        self,
+        queue: Puts,
+        lots: list[tuple[int, list[Record]]],
+        timeout: float | None,
+        assembly: Assembly,
+        *,
+        leaving: Depth = NOTHING,
+        dead: bool = False,
+    ) -> list[Put]:
+        """Reserve room for lots of (number of a lane, records) of one queue; see `Puts.begin`."""
+        puts = queue.draft_all(lots, dead=dead)
+        putting = queue.begin(puts, timeout, leaving=leaving, dead=dead)
+        waiting = self.waiting(assembly, putting.step, putting.give_up)
+        attend(partial(waiting.step, may_work=True), waiting.give_up)
+        return puts
+
+    def _prepare_together(self, receipts: list[Receipt], assembly: Assembly) -> None:
+        """Reserve room for all partitions of streams, and add their puts."""
+        drafts = draft_together(receipts)
+        first: Any = receipts[0].insert.queue
+        if not first.reserve_puts_at_once(drafts):
+            waiting = self.waiting_together(drafts, assembly)
+            attend(partial(waiting.step, may_work=True), waiting.give_up)
+        assembly.puts += drafts
+
+    def waiting(self, assembly: Assembly, step: ReserveStep, give_up: Callable[[], object]) -> Waiting:
+        """Return steps of reserving that end when a queue is deleted in which the commit has room; see `Waiting`."""
+        return Waiting(self._waiting, assembly, step, give_up)
+
+    def waiting_together(self, drafts: list[Put], assembly: Assembly) -> Waiting:
+        """The same for partitions of streams, whose room is reserved all at once."""
+        first: Any = drafts[0].lane.publisher
+        asking = first.begin_puts(drafts)
+        step, give_up = partial(first.try_put, drafts, asking), partial(first.give_up_put, drafts, asking)
+        return self.waiting(assembly, step, give_up)
+
+    def leave_deleted(self) -> None:
+        """Have commits that wait for room elsewhere give back what they have in queues that were deleted, and fail.
+
+        It is given back here: whoever waits may be kept from that, by a signal handler, or a loop that is busy. What
+        enters a batch has asked before whether a queue was deleted, and waits no more.
+
+        Cost: O(commits that wait for room, and their queues).
+        """
+        for assembly in list(self._waiting):
+            if assembly.is_in_vain():
+                assembly.give_back()
+                wake = self._waiting.get(assembly)
+                if wake is not None:
+                    wake()
 
     def redirect(self, insert: Insert, decision: Decision, assembly: Assembly, dead: bool) -> Insert | None:
         """Return where the messages of an insert go that a limit turned away; None if they are dropped.
@@ -196,21 +251,19 @@ class Together:
         alone, leavings = assembly.puts, assembly.leavings
         puts = alone + assembly.spreads()
         try:
-            for fan in assembly.fans:
-                fan.check_not_deleted()
+            assembly.check_not_deleted()
             for put in alone:
                 publisher: Any = put.lane.publisher
                 if publisher.reserves_together:
                     publisher.begin_joining(assembly)
-                else:
-                    publisher.check_not_deleted()
-            settles = [part for leaving in leavings for part in leaving.settles()]
-            if settles or any(put.is_logged for put in puts) or any(leaving.writes for leaving in leavings):
-                writes: list[Any] = [write for leaving in leavings for write in leaving.writes]
-                unit = assembly.unit = Unit(puts, settles, leavings, writes)
+            unit = Unit(puts, parties=leavings)
+            for leaving in leavings:
+                leaving.unit = unit  # before the look: the end of its queue waits for it, or it finds the end
+            unit.settles = [part for leaving in leavings for part in leaving.settles()]
+            unit.writes = [write for leaving in leavings for write in leaving.writes]
+            if unit.settles or unit.writes or any(put.is_logged for put in puts):
                 unit.future = future
-                for leaving in leavings:
-                    leaving.unit = unit
+                assembly.unit = unit
                 return self._log.join(unit, soon)
             for put in puts:
                 put.lane.publisher.publish_transient(put)
@@ -227,48 +280,6 @@ class Together:
         if future is not None:
             future.set_result(None)
         return None
-
-
-class Assembly:
-    """What one commit is made of, while that is put together."""
-
-    def __init__(self, leavings: Iterable[Leaving], puts: Iterable[Put | FanOut] = ()) -> None:
-        self.puts: list[Put] = []
-        """Each for one lane. They have their room."""
-        self.fans: list[FanOut] = []
-        for put in puts:
-            (self.fans if isinstance(put, FanOut) else self.puts).append(put)  # type: ignore[arg-type]
-        self.leavings = list(leavings)
-        self.turned: list[tuple[Puts, int, bool]] = []
-        """(queue, messages, they are dropped) of what limits turned away."""
-        self.unit: Unit | None = None
-        """All of it, once it is to join a batch."""
-        self._leave: dict[object, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
-
-    def spreads(self) -> list[Put]:
-        """Return what fans out into queues that have room for it."""
-        return [fan.spread for fan in self.fans if fan.spread.lanes]
-
-    def leaving(self, queue: Puts) -> Depth:
-        """Return what leaves a queue, the first time."""
-        return self._leave.pop(queue.context, NOTHING)
-
-    def has_leaving(self, queue: Puts) -> bool:
-        """Tell whether something leaves a queue that `leaving` was not asked for."""
-        return bool(self._leave) and queue.context in self._leave
-
-    def withdraw(self) -> None:
-        """Give back what was reserved, if it did not join a batch; what was leaving stays."""
-        if self.unit is None or not self.unit.joined:
-            for put in [*self.puts, *self.spreads()]:
-                put.give_back()
-        for leaving in self.leavings:
-            leaving.give_up()
-
-    def count_turned_away(self) -> None:
-        """Count messages that queues turned away, now that what came of it is certain."""
-        for queue, messages, dropped in self.turned:
-            queue.count_turned_away(messages, dropped=dropped)
 
 
 def by_lane(inserts: Iterable[Insert]) -> tuple[list[Receipt], list[Receipt]]:
@@ -345,11 +356,3 @@ def draft_together(receipts: list[Receipt]) -> list[Put]:
     for receipt, put in zip(receipts, drafts, strict=True):
         receipt.put = put
     return drafts
-
-
-def prepare_together(receipts: list[Receipt], assembly: Assembly) -> None:
-    """Reserve room for all partitions of streams, and add their puts."""
-    first: Any = receipts[0].insert.queue
-    drafts = draft_together(receipts)
-    first.prepare_together(drafts)
-    assembly.puts += drafts

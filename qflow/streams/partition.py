@@ -38,7 +38,8 @@ class Partition:
     """See the module. What `Together` calls is named as in `Puts`."""
 
     reserves_together = True
-    """Partitions of all streams reserve memory in one place, at once: see `prepare_together`."""
+    """Partitions of all streams reserve memory in one place, at once: calls that each hold a part and wait for the rest
+    could wait for each other."""
     exceeds = False
     """It never takes more memory than it has reserved."""
 
@@ -105,13 +106,6 @@ class Partition:
 
     # Called by publishers -------------------------------------------------------------------------------------------
 
-    def prepare_together(self, drafts: list[Put]) -> None:
-        """Reserve memory for all that one commit puts into partitions, waiting for it; an interrupted call has none.
-
-        All at once: calls that each hold a part and wait for the rest could wait for each other.
-        """
-        self.room.reserve(sum(map(put_charge, drafts)))
-
     def begin_joining(self, caller: object) -> None:
         """Have an end of the stream wait until `end_joining`; refuse a stream that has ended.
 
@@ -152,8 +146,12 @@ class Partition:
         charged = size + (OVERHEAD_BYTES + 4) * len(records) + sum(map(len, topics)) * 4
         return Put(self.lane, records, sizes, plain, size, charged, topics)
 
+    def reserve_puts_at_once(self, drafts: list[Put]) -> bool:
+        """Reserve memory for what one commit puts into partitions, if there is some; an interrupted call has none."""
+        return self.room.reserve_at_once(sum(map(put_charge, drafts)))
+
     def begin_puts(self, drafts: list[Put]) -> Asking:
-        """Begin `prepare_together` for a task: call `try_put` until the memory is reserved."""
+        """Begin to reserve memory for them: call `try_put` until it is reserved."""
         return Asking(sum(map(put_charge, drafts)))
 
     def try_put(self, puts: list[Put], asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:

@@ -17,7 +17,9 @@ import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.queues import getting
+from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
+from qflow.queues.spiller import Spiller
 from qflow.storage.spill.files import FilesArea
 from unit.clocks import until
 
@@ -520,3 +522,63 @@ def test_a_step_of_spilling_is_a_small_one(spool, faults, spill, monkeypatch):
         assert max(steps[areas[1]]) <= 4
         with small.get(0) as delivery:
             assert delivery.body == b"0"
+
+
+def test_what_passes_alone_leaves_others_a_share(spool, faults, spill, monkeypatch):
+    """While it is committed, and at each step of its way to the disk: small puts of others need not spill for theirs."""
+    moments, looked = [], []
+    with faulty_broker(spool, faults, capacity_bytes="1MiB", max_transaction_bytes="32MiB", **spill) as broker:
+        large, small = broker.declare_queue("large"), broker.declare_queue("small", durable=False)
+        area = parts_of(large).spiller.area
+        publish, write, find_room = Puts.publish, type(area).write, Spiller.find_room
+
+        def put(moment):
+            moments.append(moment)
+            in_thread(lambda: small.put(bytes(100)))
+
+        def published(queue, *arguments):
+            put("committed")
+            publish(queue, *arguments)
+
+        def written(self, *arguments):
+            put("spilled")
+            return write(self, *arguments)
+
+        def looks(spiller, missing):
+            looked.append(spiller.area)
+            return find_room(spiller, missing)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Puts, "publish", published)
+            patch.setattr(type(area), "write", written)
+            patch.setattr(Spiller, "find_room", looks)
+            large.put_many([bytes(2**16)] * 256)
+        assert moments[0] == "committed"
+        assert moments.count("spilled") > 2
+        assert parts_of(small).spiller.area not in looked
+        assert small.stats().spilled_messages == 0
+        assert len(small) == len(moments)
+
+
+def test_what_passed_alone_does_not_ask_others_for_ever(spool: Path) -> None:
+    """They use what they are left, and have some of it to give each time; the put gets none of that."""
+    with qflow.open(spool, capacity_bytes=8_000) as broker:
+        inside.still(broker)
+        queue, other = (broker.declare_queue(name, durable=False) for name in ("q", "other"))
+        ledger, account = broker.engine.ledger, parts_of(other).gate.account
+        asked: list[int] = []
+
+        def give_way(wanted: int, spill: bool) -> bool:
+            asked.append(wanted)
+            assert len(asked) < 100
+            ledger.note_spare(account)
+            return True
+
+        account.give_way = give_way
+        ledger.note_spare(account)
+        spiller = parts_of(queue).spiller
+        real = spiller.spill_tail
+        spiller.spill_tail = lambda _: False  # type: ignore[method-assign]
+        queue.put(bytes(20_000))
+        spiller.spill_tail = real  # type: ignore[method-assign]
+        assert queue.get(0).body == bytes(20_000)

@@ -20,7 +20,7 @@ from model.spool_machine import SpoolMachine
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.delivery import Delivery
-from qflow.queues import admission
+from qflow.queues import admission, exits
 from qflow.queues.admission import Admission
 from qflow.queues.dead_letters import COUNT, QUEUE, REASON
 
@@ -113,7 +113,8 @@ class BrokerMachine(SpoolMachine):
             return patience(queue, *arguments)
 
         self.patch.setattr(Admission, "patience_s", checked)
-        self.patch.setattr(admission, "RETRY_S", 0.005)
+        for room in (admission, exits):
+            self.patch.setattr(room, "RETRY_S", 0.005)
 
     def open(self) -> None:
         self.still(make_broker(self.path, self.broker_settings, clock=self.clock, monotonic=self.monotonic))
@@ -280,7 +281,7 @@ class BrokerMachine(SpoolMachine):
 
     def get_one(self, queue: qflow.Queue) -> Delivery:
         """Get a message; what is on its way to be a dead letter may have to be gone first."""
-        for _ in range(10):
+        for _ in range(50):
             try:
                 return queue.get(0)
             except qflow.QueueEmpty:

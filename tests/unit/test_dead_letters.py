@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import qflow
 from faults.seams import Faults, faulty_broker, in_thread
 from qflow import Overflow, inspect
 from qflow.delivery import Segment
+from qflow.memory.waiting import shelter
 from qflow.message import Message, encode_headers
 from qflow.queues.dead_letters import check_no_cycle, dead_letters, headers_of, revived
 from qflow.queues.queue import parts_of
@@ -429,6 +431,55 @@ def test_dead_letters_stay_while_the_disk_is_full_and_go_later(spool: Path) -> N
     assert inspect.check_spool(spool) == []
 
 
+def test_who_asks_often_does_not_put_off_what_stayed(open_at: Open, clock: Clock, durable: bool) -> None:
+    """A dead letter that could not go is tried again half a second later, however many gets have found it meanwhile."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, dead_letter="dead")
+    dead = broker.declare_queue("dead", durable=durable)
+    queue.put(b"late", ttl_s=1)
+    queue.put(b"behind it")
+    exits = parts_of(queue).exits
+    real = exits.bury
+    exits.bury = lambda *_: False
+    clock.advance(2)
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(0)
+    exits.bury = real
+    for _ in range(4):
+        clock.advance(0.1)
+        with pytest.raises(qflow.QueueEmpty):
+            queue.get(0)
+    clock.advance(0.2)
+    assert queue.get(0).body == b"behind it"
+    broker.engine.log.drain()
+    assert bodies_of(dead) == [b"late"]
+
+
+@pytest.mark.parametrize("delay", [None, 1.0])
+def test_who_waits_behind_what_stayed_wakes_nobody_for_that(open_at: Open, clock: Clock, delay: float | None) -> None:
+    """Gets that wait behind a dead letter which cannot go would else wake each other all the time."""
+    broker = open_at()
+    queue = broker.declare_queue("q", dead_letter="dead")
+    broker.declare_queue("dead")
+    queue.put(b"late", ttl_s=1, delay_s=delay)
+    exits = parts_of(queue).exits
+    real = exits.bury
+    exits.bury = lambda *_: False
+    clock.advance(3)
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(0)
+    woken: list[int] = []
+    gets = [parts_of(queue).gets.begin(1, 2, single=True) for _ in range(3)]
+    for _ in range(2):
+        for number, getting in enumerate(gets):
+            step = partial(getting.step, partial(woken.append, number), may_work=True)
+            assert shelter(step) is not None
+    assert woken == []
+    exits.bury = real
+    for getting in gets:
+        shelter(getting.give_up)
+
+
 def test_a_put_turned_away_onto_a_full_disk_says_so(spool: Path) -> None:
     """The put raises, nothing is anywhere, and nothing is counted."""
     faults = Faults()
@@ -460,11 +511,8 @@ def test_a_spilled_message_dies_with_its_body(open_spool: Open, durable: bool) -
 
 
 @pytest.mark.parametrize("end", ["close", "delete"])
-def test_an_end_while_a_letter_is_carried_away_is_no_trouble(
-    open_spool: Open, durable: bool, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_while_a_letter_is_carried_away_is_no_trouble(open_spool: Open, durable: bool, end: str) -> None:
     """Edge 16: it is in its queue or in the other, or gone with its queue; late settles are answered."""
-    monkeypatch.setattr("qflow.queues.registry.QUIET_S", 0.1)  # who carries it away is the one who would be waited for
     broker = open_spool()
     queue = broker.declare_queue("q", durable=durable, dead_letter="dead")
     broker.declare_queue("dead", durable=durable)

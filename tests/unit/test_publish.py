@@ -324,11 +324,8 @@ def test_a_publisher_that_waits_sees_the_end_of_a_queue(open_spool: Open, durabl
         assert bodies_of(one) == [b"1", b"2"]
 
 
-def test_a_queue_deleted_under_what_is_reserved_in_it_gets_nothing(
-    open_spool: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_deleted_under_what_is_reserved_in_it_gets_nothing(open_spool: Open) -> None:
     """One queue blocks, another one is deleted meanwhile: its part is given up, and nothing of it is in the log."""
-    monkeypatch.setattr("qflow.queues.registry.QUIET_S", 0.05)
     broker = open_spool()
     one, two = bound(broker, "one", "two")
     owner = parts_of(one).context.owner

@@ -375,11 +375,8 @@ def test_acks_of_what_was_purged_or_deleted_do_nothing(open_spool: Open, durable
 
 
 @pytest.mark.parametrize("how", ["purge", "delete"])
-def test_a_purge_or_delete_meets_a_commit_on_its_way(
-    open_spool: Open, durable: bool, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_purge_or_delete_meets_a_commit_on_its_way(open_spool: Open, durable: bool, how: str) -> None:
     """Edge 16: it comes after the messages were taken from their holders, and before the commit."""
-    monkeypatch.setattr("qflow.queues.registry.QUIET_S", 0.1)  # the commit is the one that would be waited for
     broker = open_spool()
     source, queue = (broker.declare_queue(name, durable=durable) for name in ("source", "q"))
     source.put_many([b"1", b"2", b"3"])
