@@ -10,6 +10,7 @@ What lies in it:
     cursors/     how far groups of readers outside have come; see `storage.groups`
     inbox/       batches handed in from outside, which the owner adopts; see `storage.stages`
     stats.json   what the owner is doing, renewed each second
+    amqp/        where a local server and its clients find each other; see `amqp.local`
 
 Opening, in order, each step repeatable after a crash: lock (before anything is touched), log (created whole or not at
 all), journal carried over, rows read, `dirty` synced, spill set aside.

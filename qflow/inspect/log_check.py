@@ -15,7 +15,7 @@ from qflow.errors import CorruptionError
 from qflow.inspect.stream_check import as_problems, check_streams
 from qflow.storage.environment import Environment
 from qflow.storage.inbox import batches as sink_batches
-from qflow.storage.log import bodies, removal
+from qflow.storage.log import bodies, facts, removal
 from qflow.storage.log.keys import kept_damaged
 from qflow.storage.log.reading import in_words, read_unsettled
 from qflow.storage.log.recovery import QueueRecord, Recovery
@@ -44,6 +44,7 @@ def check_log(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator
     yield from as_problems(_in_transaction(env, producers.problems), "producers: ")
     yield from as_problems(_in_transaction(env, sink_batches.problems), "batches from outside: ")
     yield from as_problems(_in_transaction(env, eras.problems), "eras: ")
+    yield from as_problems(_in_transaction(env, facts.problems), "facts: ")
     yield from check_streams(env, found, lost)
     yield from as_problems(check_bodies(env), "shared bodies: ")
     yield from as_problems(_walk(env))

@@ -23,7 +23,9 @@ from qflow.storage.streams.groups import CURSORS
 _OF_A_LOG = frozenset({SPILL, WIPING, INBOX, CURSORS, "stats.json", "stats.json.new"})
 """What is made in a spool that has a log, and by nobody else."""
 _LOGS = frozenset({LOG, OLD})
-_OURS = _OF_A_LOG | _LOGS | {LOCK_NAME, STAGED, "lost+found"}
+_LOCAL = "amqp"
+"""Where a local server and its clients find each other; made before there is a log. See `amqp.local`."""
+_OURS = _OF_A_LOG | _LOGS | {LOCK_NAME, STAGED, _LOCAL, "lost+found"}
 
 
 def take_place(path: str, files: Files, *, unsafe_filesystem: bool = False) -> SpoolLock:

@@ -11,6 +11,7 @@
     META    name                             format, uuid, clean mark, the last record of the journal that is in here
     BODIES  0  0  number                     what several queues share: see `bodies.py`
     ERAS    owner  lane  first sequence      by which opening a stream's messages were written: see `eras.py`
+    FACTS   room  key                        what is built on the engine keeps here: see `facts.py`
 
 All numbers in keys are big-endian, so keys sort as numbers. Small records of ours (rows, marks, attempts) carry a
 CRC-32, for LMDB has none: see `sealing.py`. What rows say is in `rows.py`.
@@ -30,7 +31,7 @@ from typing import Any
 
 from qflow.storage.log import table
 
-BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META, ERAS, WINDOWS = 1, 2, 3, 4, 5, 6, 15, 16
+BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META, ERAS, WINDOWS, FACTS = 1, 2, 3, 4, 5, 6, 15, 16, 17
 FORMAT = 6
 OLDEST_FORMAT = 4
 """In which all that was settled above the floor lies in ranges. It is read, and carried over where it is opened.
