@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench import (
     acks,
     aging,
+    amqp,
     asyncio_rows,
     attribution,
     broker_features,
@@ -59,6 +60,7 @@ THEMES: dict[str, list[Workload]] = {
         *stream_retention.WORKLOADS,
         *stream_memory.WORKLOADS,
     ],
+    "amqp": amqp.WORKLOADS,
     "spark": [*spark.WORKLOADS, *spark_triggers.WORKLOADS, *spark_writing.WORKLOADS],
     "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],
 }

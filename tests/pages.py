@@ -14,7 +14,12 @@ ROOT = Path(__file__).parent.parent
 
 def blocks_of(page: str) -> list[str]:
     """Return the blocks of Python in a page."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    return blocks_in((ROOT / page).read_text())
+
+
+def blocks_in(text: str) -> list[str]:
+    """Return the blocks of Python in a text."""
+    return re.findall(r"```python\n(.*?)```", text, re.S)
 
 
 def needs_spark(block: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pages import ROOT, blocks_of, needs_spark, run
+from amqp_clients import serving
+from local_servers import entry_points
+from pages import ROOT, blocks_in, blocks_of, needs_spark, run
 
 HOWTOS = (
     "spill-stores",
@@ -22,8 +25,8 @@ HOWTOS = (
     "asyncio",
     "snapshots",
 )
-PAGES = ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in HOWTOS)]
-NOT_HERE = ("flights.py", "usage.py", "spark_flights.py")
+PAGES = ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in HOWTOS), "docs/reference/amqp.md"]
+NOT_HERE = ("flights.py", "usage.py", "amqp_server.py", "spark_flights.py")
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in NOT_HERE)
 
 
@@ -43,6 +46,25 @@ def test_pages_can_be_followed_one_after_the_other_in_one_directory(
         run(page, [block for block in blocks_of(page) if not needs_spark(block)], tmp_path, monkeypatch, capsys)
 
 
+def test_the_tutorial_of_amqp_runs_with_a_server_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server is where the page says, on a port of its own, and is killed and stopped where the page does that."""
+    page = "docs/tutorial-amqp.md"
+    sections = re.split(r"^## (Kill it|In a program of your own)$", (ROOT / page).read_text(), flags=re.M)
+
+    def read(section: str, port: int) -> None:
+        run(page, [block.replace("5672", str(port)) for block in blocks_in(section)], tmp_path, monkeypatch, capsys)
+
+    with serving(tmp_path / "spool") as (server, process):
+        read(sections[0], server.port)
+        process.kill()
+        process.wait()
+    with serving(tmp_path / "spool") as (server, _):
+        read(sections[2], server.port)
+    read(sections[4], 0)
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     """Each example does what it says on a fresh spool; its own assertions tell."""
@@ -52,6 +74,10 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         text=True,
         timeout=120,
         check=False,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(entry_points(tmp_path)), os.environ.get("PYTHONPATH", "")]),
+        },
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout

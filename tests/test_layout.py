@@ -40,8 +40,24 @@ MAY_IMPORT = {
     "opening": {"words", "memory", "broker"},
     "inspect": {"words", "storage", "streams", "inspect"},
     "spark": {"words", "storage", "streams", "routing", "opening", "spark"},
-    "cli": {"words", "facade", "broker", "queues", "streams", "routing", "inspect", "spark", "cli"},
+    "cli": {
+        "words",
+        "facade",
+        "broker",
+        "queues",
+        "streams",
+        "routing",
+        "inspect",
+        "spark",
+        "aio",
+        "amqp",
+        "serving",
+        "cli",
+    },
     "aio": {"words", "memory", "broker", "opening", "queues", "streams", "routing", "publishing", "aio"},
+    "serving": {"words", "serving"},
+    "amqp": {"words", "facade", "memory", "queues", "broker", "aio", "serving", "amqp"},
+    "kombu": {"words", "amqp", "kombu"},
     "facade": {"words", "broker", "opening", "queues", "streams", "routing"},
     "__main__": {"cli"},
 }
@@ -99,6 +115,9 @@ def test_one_room_touches_lmdb() -> None:
 def test_the_byte_layout_is_known_to_few() -> None:
     """Messages and blocks are packed in one room each; keys and small records in those that own them."""
     assert {name for name in users_of({"struct"}) if not name.startswith("qflow.cli")} == {
+        "qflow.amqp.wire.frames",
+        "qflow.amqp.wire.methods",
+        "qflow.amqp.wire.properties",
         "qflow.message",
         "qflow.storage.blocks",
         "qflow.storage.encoding",

@@ -22,7 +22,7 @@ from qflow.broker import Broker
 from qflow.config import check_names
 from qflow.errors import BrokerClosed
 from qflow.events import Event
-from qflow.message import Headers
+from qflow.message import Headers, Message, encode_headers
 from qflow.opening import open_broker
 from qflow.options import (
     Admits,
@@ -296,6 +296,14 @@ class AsyncBroker:
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.broker)[1:]}"
+
+
+async def put_into_all(broker: AsyncBroker, queues: Sequence[AsyncQueue], body: bytes, headers: Headers) -> None:
+    """Put a message into durable queues, without a time to live, in one commit; memory has it once for all of them.
+
+    Cancelled as `AsyncQueue.put`. Cost: a commit, and 8 µs a queue.
+    """
+    await broker._together.put_into_all([queue.queue for queue in queues], Message(body, encode_headers(headers)))
 
 
 def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Opening[AsyncBroker]:

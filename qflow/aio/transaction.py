@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, Unpack
 
@@ -13,7 +14,7 @@ from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue
 from qflow.memory.waiting import in_place
-from qflow.message import Headers
+from qflow.message import Headers, Message
 from qflow.options import Body, Key, Moment, PutOptions
 from qflow.queues.assembly import Assembly, Waiting
 from qflow.queues.exits import Leaving
@@ -21,7 +22,7 @@ from qflow.queues.fan_out import FanOut
 from qflow.queues.gathering import Gathering
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
-from qflow.queues.queue import Queue
+from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import (
     Insert,
     Receipt,
@@ -90,6 +91,11 @@ class AsyncTogether:
             if queue.exceeds:
                 self._worker.spill(queue.spiller)
         return receipts
+
+    async def put_into_all(self, queues: Iterable[Queue], record: Message) -> None:
+        """Put a record that neither expires nor is delayed into durable queues, in one commit."""
+        puts = sorted((parts_of(queue).puts for queue in queues), key=attrgetter("context.owner"))
+        await self.commit([], [], puts=[FanOut(puts, [record])])
 
     async def _prepare_together(self, receipts: list[Receipt], assembly: Assembly) -> None:
         """Reserve room for all partitions of streams at once, and add their puts."""

@@ -19,6 +19,7 @@ from qflow.cli.pipeline import pipeline
 from qflow.cli.publish import publish
 from qflow.cli.put import put
 from qflow.cli.redrive import redrive
+from qflow.cli.serve import serve
 from qflow.cli.show import show
 from qflow.cli.snapshot import snapshot
 from qflow.cli.spilled import spilled
@@ -26,6 +27,7 @@ from qflow.cli.stats import stats
 from qflow.cli.stop import Interrupted
 from qflow.cli.streams import streams
 from qflow.cli.subscribe import subscribe
+from qflow.cli.users import users
 from qflow.errors import QflowError
 
 
@@ -69,13 +71,14 @@ def app() -> None:
     """Queues in a directory: memory is bounded, disk is used when memory is full, confirmed messages survive a crash.
 
     A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get`, `pipe`, `redrive`,
-    `publish` and `compact` need it for themselves; `subscribe`, `streams`, `stats`, `spilled`, `show`, `check` and
-    `snapshot` only read, also beside an owner. `pipeline` works either way.
+    `publish`, `serve` and `compact` need it for themselves; `subscribe`, `streams`, `stats`, `spilled`, `show`, `check`
+    and `snapshot` only read, also beside an owner. `pipeline` works either way.
     """
 
 
 _COMMANDS = (
     *(demo, put, get, pipe, redrive, publish, subscribe, streams),
+    *(serve, users),
     *(stats, spilled, show, check, snapshot, compact, pipeline),
 )
 for _command in _COMMANDS:

@@ -1,0 +1,178 @@
+"""AMQP 0-9-1: `qflow serve` against RabbitMQ, with the same code of the same clients, in turns.
+
+Messages are persistent, in a durable queue, 1 KiB each. A confirm of qflow's is a sync; RabbitMQ documents its as sent
+once the message was persisted to disk. The client runs in the process of the bench and takes most of a core, the broker
+has the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from time import perf_counter, sleep
+from typing import Any
+
+from bench import amqp_brokers, amqp_clients
+from bench.amqp_brokers import QFLOW, RABBITMQ, Broker
+from bench.amqp_clients import AioPika, Pika, control, waiting
+from bench.errors import CannotRun
+from bench.measure import Bound, Row, Series, Setup, Workload, at_least, at_most, interleave, rates, ratio
+from bench.restart import drop_caches
+
+MIB = 2**20
+WINDOW = amqp_clients.WINDOW
+Client = AioPika | Pika
+Connect = Callable[[Broker, ExitStack], Client]
+Turn = Callable[[Client, int], float]
+
+
+def publish(setup: Setup) -> Iterator[Row]:
+    what = f"AMQP publish, confirms in windows of {amqp_clients.WINDOW}"
+    yield from _in_turns(
+        setup, what, at_least(1.3), setup.size(5_000, 500), lambda client, some: client.publish(some, WINDOW)
+    )
+
+
+def consume(setup: Setup) -> Iterator[Row]:
+    what = f"AMQP consume, an ack for {amqp_clients.ACK_EVERY}"
+    yield from _in_turns(
+        setup, what, at_least(0.9), setup.size(10_000, 500), lambda client, some: client.consume(some), filled=True
+    )
+
+
+def one_by_one(setup: Setup) -> Iterator[Row]:
+    what = "AMQP publish, confirmed one by one"
+    yield from _in_turns(setup, what, at_least(2), setup.size(200, 20), lambda client, some: client.publish(some, 1))
+
+
+def at_once(setup: Setup) -> Iterator[Row]:
+    times, connections = setup.size(40, 2), setup.size(amqp_clients.CONNECTIONS, 5)
+
+    def turn(client: Client, _: int) -> float:
+        assert isinstance(client, AioPika)
+        return client.publish_at_once(times)
+
+    with amqp_brokers.running(setup) as (brokers, problem):
+        found = _measure(
+            setup, brokers, lambda broker, stack: AioPika(broker, stack, connections), times * connections, turn
+        )
+        what = f"AMQP publish, {connections} connections at once, one message each, confirmed, aio-pika"
+        yield _row(what, found, at_least(1.5), problem)
+
+
+def _in_turns(setup: Setup, what: str, bound: Bound, number: int, turn: Turn, *, filled: bool = False) -> Iterator[Row]:
+    """Let the brokers take turns with so many messages, by each of the clients."""
+    with amqp_brokers.running(setup) as (brokers, problem):
+        for kind in (AioPika, Pika):
+            found = _measure(setup, brokers, kind, number, turn, filled=filled)
+            yield _row(f"{what}, {kind.name}", found, bound, problem)
+
+
+def _measure(
+    setup: Setup, brokers: dict[str, Broker], connect: Connect, number: int, turn: Turn, *, filled: bool = False
+) -> dict[str, Series]:
+    """Return the rates of the brokers; the queue is filled before, or emptied after a turn, which is not timed."""
+    with ExitStack() as stack:
+        sides = []
+        for broker in brokers.values():
+            channel = stack.enter_context(control(broker))
+            filler = Pika(broker, stack) if filled else None
+            sides.append(_side(connect(broker, stack), channel, filler, number, turn))
+        seconds = interleave(setup.few_rounds, setup.size(3, 1), *sides)
+    return {broker: rates(broker, number, taken) for broker, taken in zip(brokers, seconds, strict=True)}
+
+
+def _side(client: Client, channel: Any, filler: Pika | None, number: int, turn: Turn) -> Callable[[], float]:
+    def side() -> float:
+        if filler is not None:
+            filler.publish(number, amqp_clients.WINDOW)
+        seconds = turn(client, number)
+        if filler is None and waiting(channel) != number:
+            raise AssertionError(f"{waiting(channel)} of {number} confirmed messages are there")
+        channel.queue_purge(amqp_clients.QUEUE)
+        return seconds
+
+    return side
+
+
+def _row(name: str, found: dict[str, Series], bound: Bound, problem: str) -> Row:
+    """Return the row of a ratio; of what there is, and why there is no more, if a broker is missing."""
+    name = f"{name}: rate over {RABBITMQ}"
+    if len(found) == 2:
+        ours, theirs = found[QFLOW], found[RABBITMQ]
+        return Row(name=name, figure=ratio(ours, theirs), bound=bound, details=[ours, theirs])
+    return Row(name=name, problem=f"not measured: {problem}", details=[*found.values()])
+
+
+# A backlog -----------------------------------------------------------------------------------------------------------
+
+
+def backlog(setup: Setup) -> Iterator[Row]:
+    """Fill a queue, look at the memory, kill the broker, and start it again."""
+    number = setup.size(2**20, 2_000)
+    setup.need_disk(number * 1024 * 6)
+    memory: dict[str, Series] = {}
+    restart: dict[str, Series] = {}
+    cold = ""
+    started, problems = amqp_brokers.starters(setup)
+    for name, start in started.items():
+        with setup.scratch() as directory:
+            try:
+                with start(directory, amqp_brokers.free_port()) as broker, ExitStack() as stack:
+                    amqp_brokers.wait_until_it_listens(broker)
+                    stack.enter_context(control(broker))
+                    Pika(broker, stack).publish(number, amqp_clients.WINDOW)
+                    memory[name] = Series(name, "MiB", [broker.anonymous_bytes() / MIB])
+                taken = []
+                for _ in range(setup.few_rounds):
+                    cold = drop_caches(setup)
+                    taken.append(_seconds_to_deliver(start, directory))
+                restart[name] = Series(name, "s", taken)
+            except CannotRun as error:
+                problems[name] = str(error)
+    body = f"{number * 1024 / MIB:,.0f} MiB of 1 KiB"
+    capacity = f"its capacity is {amqp_brokers.CAPACITY}"
+    yield _own(f"AMQP: RssAnon of the broker, {body} waiting", memory, at_most(160, "MiB"), problems, [capacity])
+    what = f"AMQP: a broker killed and started, {number:,} messages waiting, to the first delivery"
+    yield _own(what, restart, at_most(1, "s"), problems, [f"from the start of the process; {cold}"])
+
+
+def _seconds_to_deliver(start: amqp_brokers.Start, directory: Any) -> float:
+    """Start a broker on what a killed one left, and take one message as soon as it is given; it is not acked."""
+    import pika
+
+    begun = perf_counter()
+    with start(directory, amqp_brokers.free_port()) as broker:
+        amqp_brokers.wait_until_it_listens(broker)
+        deadline = begun + amqp_brokers.PATIENCE_S
+        while True:
+            try:
+                with control(broker) as channel:
+                    _, _, body = next(channel.consume(amqp_clients.QUEUE, inactivity_timeout=amqp_clients.PATIENCE_S))
+                    seconds = perf_counter() - begun
+                    if body != amqp_clients.BODY:
+                        raise AssertionError("the first message came back changed, or none did")
+                    return seconds
+            except pika.exceptions.AMQPError as error:
+                if perf_counter() > deadline:
+                    raise CannotRun(f"{broker.name} let nobody in: {error!r}") from error
+                sleep(amqp_brokers.LOOK_S)
+
+
+def _own(name: str, found: dict[str, Series], bound: Bound, problems: dict[str, str], notes: list[str]) -> Row:
+    """Return the row of a figure of qflow's own, with RabbitMQ's beside it."""
+    others = [series for broker, series in found.items() if broker != QFLOW]
+    if QFLOW not in found:
+        return Row(name=name, problem=f"not measured: {problems[QFLOW]}", details=others, notes=notes)
+    return Row(name=name, figure=found[QFLOW], bound=bound, details=others, notes=[*notes, *problems.values()])
+
+
+WORKLOADS = [
+    Workload(
+        "amqp-publish", "a client publishes with 500 confirms under way; qflow serve and RabbitMQ in turns", publish
+    ),
+    Workload("amqp-consume", "a client takes what waits with an ack for every hundred; both in turns", consume),
+    Workload("amqp-at-once", "50 connections publish one message each at the same time; both in turns", at_once),
+    Workload("amqp-singles", "a client waits for the confirm of each message; both in turns", one_by_one),
+    Workload("amqp-backlog", "1 GiB waits: memory of the broker, and its start after SIGKILL", backlog),
+]

@@ -1,0 +1,154 @@
+"""Clients: finding the local server of a spool, and starting it where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+import qflow.errors
+from qflow.amqp.local.place import LOG, Place, Where
+from qflow.amqp.local.settings import LocalSettings
+from qflow.errors import QflowError, StorageError
+
+START_S = 30.0
+"""A server takes clients after so many seconds at most, another one's end included."""
+PAUSE_S = 0.02
+RETRY_S = 1.0
+"""A server that has published where it listens, and refuses, is tried for so long: it may have been killed just now."""
+BUSY = "busy"
+"""The kind of failure that another server was there first."""
+
+T = TypeVar("T")
+
+
+def join(settings: LocalSettings, connect: Callable[[Where], T], errors: tuple[type[Exception], ...]) -> T:
+    """Return what `connect` makes of the server of a spool, which is started if there is none.
+
+    Any number of processes and threads may do so at once: one of them starts it, the others wait. A server that ends,
+    or is killed, before the client is connected is followed by another one.
+
+    Args:
+        settings: the spool, and how a server that is started here serves it.
+        connect: connects to a server. It is called again where it raises one of `errors` and the server has gone.
+
+    Raises:
+        SpoolInUse: another process owns the spool. Other `QflowError`s: the server cannot open it, as `qflow.open`.
+        TimeoutError: no server was there in 30 s. ConnectionError: one was killed before it listened. Other `OSError`s:
+            the spool's directory cannot be used.
+        What `connect` raises, where the server stays.
+    Cost: a few system calls beside `connect`; where a server is started, a start of Python and what `qflow.open` costs.
+    """
+    place = Place(settings.spool)
+    place.make()
+    end = time.monotonic() + START_S
+    tries = _Tries()
+    while True:
+        seen = place.look()
+        if seen.where is not None:
+            try:
+                return connect(seen.where)
+            except errors:
+                if not tries.again(seen.where):
+                    raise
+        elif not seen.is_served:
+            with place.starting() as is_first:
+                if is_first and not place.look().is_served:
+                    _start(settings, place, end)
+                    continue
+        if time.monotonic() > end:
+            raise TimeoutError(
+                f"no server of {settings.spool} took clients within {START_S:g} s; see {place.path(LOG)}"
+            )
+        time.sleep(PAUSE_S)
+
+
+@attrs.define
+class _Tries:
+    """How long a server has refused a client."""
+
+    where: Where | None = None
+    since_s: float = 0.0
+
+    def again(self, where: Where) -> bool:
+        """Note that a server has refused; tell whether to try once more."""
+        now = time.monotonic()
+        if where != self.where:
+            self.where, self.since_s = where, now
+        return now - self.since_s < RETRY_S
+
+
+def _start(settings: LocalSettings, place: Place, end_s: float) -> None:
+    """Start a server, and wait until it listens, or has failed.
+
+    It is a process of its own: it has no terminal, and what it keeps open of this one is the pipe that it says one line
+    to, and closes.
+    """
+    given = json.dumps(attrs.asdict(settings, filter=_is_setting))
+    command = [_python(), "-P", "-m", "qflow.amqp.local", settings.spool, given]
+    log = os.open(place.path(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=_environment(),
+            start_new_session=True,
+        ) as process:
+            assert process.stdout is not None
+            said = _line(process.stdout.fileno(), end_s)
+    finally:
+        os.close(log)
+    if said is None:
+        return  # it is slow: whoever waits for it waits on
+    if not said:
+        raise ConnectionError(f"the server of {settings.spool} ended before it listened; {place.path(LOG)} may say why")
+    failure = json.loads(said)
+    if failure and failure["kind"] != BUSY:
+        raise error_of(**failure)
+
+
+def _is_setting(field: Any, value: object) -> bool:
+    return field.name != "spool" and value is not None
+
+
+def _line(pipe: int, end_s: float) -> bytes | None:
+    """Read what a process says until it closes its end; None if it takes too long."""
+    said = b""
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, end_s - time.monotonic()))
+        if not ready:
+            return None
+        more = os.read(pipe, 65536)
+        if not more:
+            return said
+        said += more
+
+
+def _python() -> str:
+    """Return the interpreter: a program that embeds it has its own name in `sys.executable`."""
+    if "python" in os.path.basename(sys.executable or ""):
+        return sys.executable
+    return os.path.join(sys.exec_prefix, "bin", "python3")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the server: it has to find this package as this process did."""
+    package = str(Path(qflow.errors.__file__).parent.parent)
+    known = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, known)))}
+
+
+def error_of(kind: str, text: str) -> QflowError:
+    """Return the error that a server has failed with; what is none of this package is of the system."""
+    error: QflowError = getattr(qflow.errors, kind, StorageError)(text)
+    return error

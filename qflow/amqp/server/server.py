@@ -1,0 +1,256 @@
+"""The server: sockets, connections, virtual hosts, and what is done for all of them once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl as tls
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from pamqp.common import FieldTable
+
+from qflow import __version__
+from qflow.aio.broker import AsyncBroker
+from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.server.host import Host, Hosts
+from qflow.amqp.server.logging_in import AMQPLAIN, EXTERNAL, PLAIN, credentials
+from qflow.amqp.server.permissions import Permissions
+from qflow.amqp.server.session import Session
+from qflow.amqp.server.tasks import Tasks
+from qflow.amqp.wire.connection import SERVER_PROPERTIES, Connection
+from qflow.amqp.wire.events import Login
+from qflow.amqp.wire.limits import Limits
+from qflow.broker import Broker
+from qflow.errors import InvalidArgument
+from qflow.serving.addresses import is_loopback
+from qflow.serving.certificates import Renewable
+from qflow.serving.logins import Logins
+from qflow.serving.users import User, Users
+
+LOGIN_S = 10.0
+"""A client has so long to log in and to open a virtual host."""
+MOST_CONNECTIONS = 20_000
+TOLD_EACH_S = 10.0
+"""The log has one line about the same trouble in so many seconds."""
+PROPERTIES: FieldTable = {**SERVER_PROPERTIES, "version": __version__}
+UNIT_BYTES = 64 * 1024**2
+DRAINING_S = 0.02
+TICK_S = 1.0
+"""Between looks for heartbeats, for what takes too long, and for queues that nobody uses."""
+
+_logger = logging.getLogger("qflow.amqp")
+
+
+class Server:
+    """AMQP 0-9-1 clients on the queues of a broker. Made by `serve`; `async with` closes it."""
+
+    def __init__(self, broker: AsyncBroker, users: Users | None, ssl: tls.SSLContext | None) -> None:
+        self.broker = broker
+        self.login_s = LOGIN_S
+        self.max_unit_bytes = UNIT_BYTES
+        self._hosts: Hosts | None = None
+        self._tasks = Tasks()
+        self._logins = Logins(users)
+        self._tls = None if ssl is None else Renewable(ssl)
+        self._sessions: set[Session] = set()
+        self._listening: asyncio.Server | None = None
+        self._told_s = 0.0
+        self._closed = False
+
+    # Listening ---------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        self._hosts = await Hosts.of(self.broker)
+        context = None if self._tls is None else self._tls.listening
+        try:
+            self._listening = await asyncio.start_server(
+                self._connected,
+                host,
+                port,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else LOGIN_S,
+                backlog=1024,
+            )
+        except BaseException:
+            await self.close()
+            raise
+        self.spawn(self._tick())
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """Where it listens."""
+        return self._listening.sockets if self._listening is not None else ()
+
+    @property
+    def port(self) -> int:
+        """The port of the first socket it listens on."""
+        return int(self.sockets[0].getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._sessions)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed or self._hosts is None or len(self._sessions) >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        session = Session(self, next(self._hosts.numbers), reader, writer)
+        self._sessions.add(session)
+        try:
+            await session.run()
+        except Exception:
+            _logger.exception("%s: the connection ends by a fault of the server", session.peer)
+        finally:
+            self._sessions.discard(session)
+
+    def new_machine(self, writer: asyncio.StreamWriter) -> Connection:
+        """Return the protocol machine of a connection."""
+        mechanisms: tuple[str, ...] = (PLAIN, AMQPLAIN)
+        if writer.get_extra_info("peercert"):
+            mechanisms = (EXTERNAL, *mechanisms)
+        return Connection(limits=Limits(), mechanisms=mechanisms, server_properties=PROPERTIES)
+
+    # Logging in --------------------------------------------------------------------------------------------------
+
+    async def login(self, login: Login, address: str, certificate: dict[str, Any] | None) -> User | None:
+        """Return who logs in; None if that is refused."""
+        given = credentials(login.mechanism, login.response, certificate)
+        if given is None:
+            return None
+        if given.password is None:
+            users = self._logins.users
+            return None if users is None else users.get(given.name)
+        return await self._logins.check(given.name, given.password, address)
+
+    async def host(self, name: str) -> Host | None:
+        """Return a virtual host; None if there is none of this name."""
+        users = self._logins.users
+        known = users.virtual_hosts if users is not None else ("/",)
+        return await self._hosts.find(name) if self._hosts is not None and name in known else None
+
+    def permissions(self, user: User, host_name: str) -> Permissions | None:
+        """Return what a user may do in a virtual host; None: not even enter it."""
+        return Permissions(user, host_name) if user.may_enter(host_name) else None
+
+    def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
+        """Use these users, and the certificates of this context, from now on.
+
+        Who is connected and no user any more, or may not enter the virtual host any more, is told to close.
+        """
+        self._logins.users = users
+        if self._tls is not None and ssl is not None:
+            self._tls.renew(ssl)
+        for session in list(self._sessions):
+            session.reload(users)
+
+    # Beside ------------------------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have a task do something; what it raises is logged."""
+        self._tasks.spawn(work)
+
+    def tell(self, text: str, *values: object) -> None:
+        """Write a warning to the log, unless there was one a short time ago."""
+        now = time.monotonic()
+        if now - self._told_s >= TOLD_EACH_S:
+            self._told_s = now
+            _logger.warning(text, *values)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for session in list(self._sessions):
+                try:
+                    session.tick(now)
+                except Exception:
+                    _logger.exception("%s: the connection ends by a fault of the server", session.peer)
+                    session.abort()
+
+    # Ending ------------------------------------------------------------------------------------------------------
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more clients, ask those there are to close, and return when all have gone, or after `grace_s`.
+
+        Publishes that were read are confirmed before; what a client holds it can still settle.
+        """
+        if self._listening is not None:
+            self._listening.close()
+        for session in list(self._sessions):
+            session.stop(_shutdown())
+        end = time.monotonic() + grace_s
+        while self._sessions and time.monotonic() < end:
+            for session in self._sessions:
+                if not session.is_busy:
+                    session.end(_shutdown())
+            await asyncio.sleep(DRAINING_S)
+        for session in self._sessions:
+            session.end(_shutdown())
+
+    async def close(self) -> None:
+        """End all connections at once; what was confirmed is kept. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._listening is not None:
+            self._listening.close()
+        for session in list(self._sessions):
+            session.end(_shutdown())
+            session.abort()
+        while self._sessions:
+            await asyncio.sleep(0.01)
+        self._logins.close()
+        await self._tasks.close()
+        if self._hosts is not None:
+            await self._hosts.leave()
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def serve(
+    broker: AsyncBroker | Broker,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 5672,
+    ssl: tls.SSLContext | None = None,
+    users: Users | None = None,
+) -> Server:
+    """Listen for AMQP 0-9-1 clients, which use the queues of a broker beside the program; see `Server`.
+
+    Args:
+        port: 0 = any that is free; see `Server.port`.
+        ssl: the certificate of the server; one that asks clients for theirs has them log in by it (EXTERNAL).
+        users: who may log in; None = `guest`, password `guest`, from this machine alone.
+
+    Raises:
+        OSError: the address cannot be listened on.
+        InvalidArgument: another address than one of this machine alone, without users.
+    """
+    around = broker if isinstance(broker, AsyncBroker) else AsyncBroker(broker)
+    _check_loopback(host, users)
+    server = Server(around, users, ssl)
+    await server.start(host, port)
+    return server
+
+
+def _shutdown() -> AmqpError:
+    return AmqpError(ReplyCode.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")
+
+
+def _check_loopback(host: str, users: Users | None) -> None:
+    if users is None and host != "localhost" and not is_loopback(host):
+        raise InvalidArgument(
+            f"{host!r} can be reached from other machines: give users, or listen on 127.0.0.1, ::1 or localhost"
+        )

@@ -1,0 +1,156 @@
+"""A transaction of a channel: publishes and settles that are committed together, in one commit of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.server.client import until_done
+from qflow.errors import AlreadySettled, InvalidArgument, QflowError, QueueDeleted, QueueFull, StreamDeleted
+
+if TYPE_CHECKING:
+    from qflow.amqp.server.client import Client
+    from qflow.amqp.server.content import Properties
+    from qflow.amqp.server.holding import Held, Holding
+    from qflow.amqp.server.host import Host
+    from qflow.amqp.server.hosted import HostedQueue
+    from qflow.amqp.server.parcels import Parcel
+
+
+OVERHEAD_BYTES = 1024
+"""What a message is counted to have beside its body."""
+
+
+class _Returned(NamedTuple):
+    """A mandatory message that no queue takes: it goes back when the transaction commits."""
+
+    exchange: str
+    routing_key: str
+    properties: Properties
+    body: bytes
+
+
+class UnitChannel(Protocol):
+    """A channel, as far as its transaction sees it."""
+
+    @property
+    def client(self) -> Client: ...
+    @property
+    def host(self) -> Host: ...
+    @property
+    def holding(self) -> Holding: ...
+    @property
+    def publishing(self) -> Returning: ...
+    def settled(self, taken: dict[int, Held]) -> None:
+        """Let consumers have others for messages that were settled."""
+
+    async def give_back(self, taken: dict[int, Held], requeue: bool) -> None:
+        """Have messages go back to their queues, or to where dead letters go."""
+
+
+class Returning(Protocol):
+    """What sends a message back that no queue takes."""
+
+    def return_(self, exchange: str, routing_key: str, properties: Properties, body: bytes) -> None: ...
+
+
+class Unit:
+    """See the module. The next one begins when one is committed or rolled back."""
+
+    def __init__(self, channel: UnitChannel) -> None:
+        self._channel = channel
+        self._committing: asyncio.Task[None] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._puts: list[tuple[HostedQueue, Parcel]] = []
+        self._size = 0
+        self._returned: list[_Returned] = []
+        self._acked: dict[int, Held] = {}
+        self._nacked: list[tuple[dict[int, Held], bool]] = []
+
+    def publish(
+        self, queues: list[HostedQueue], parcel: Parcel, mandatory: bool, where: tuple[str, str, Properties]
+    ) -> None:
+        """Put a message into its queues when the transaction commits."""
+        self._size += (len(parcel.body) + OVERHEAD_BYTES) * max(1, len(queues))
+        most = self._channel.client.max_unit_bytes
+        if self._size > most:
+            raise AmqpError(ReplyCode.RESOURCE_ERROR, f"a transaction holds at most {most:,} bytes")
+        self._puts += [(hosted, parcel) for hosted in queues]
+        if mandatory and not queues:
+            self._returned.append(_Returned(*where, parcel.body))
+
+    def ack(self, taken: dict[int, Held]) -> None:
+        """Settle messages when the transaction commits."""
+        self._acked |= taken
+
+    def nack(self, taken: dict[int, Held], requeue: bool) -> None:
+        """Have messages go back when the transaction has committed."""
+        self._nacked.append((taken, requeue))
+
+    async def commit(self) -> None:
+        """Commit; nothing of it is done if that fails, which ends the channel."""
+        channel = self._channel
+        puts, acked, nacked, returned = self._puts, self._acked, self._nacked, self._returned
+        limited = [hosted for hosted in dict.fromkeys(hosted for hosted, _ in puts) if hosted.has_limit]
+        try:
+            for hosted in limited:
+                if hosted.rejects and hosted.is_full:
+                    raise QueueFull(f"{hosted.where} is full")
+            await self._until_committed(puts, acked)
+        except (QueueFull, QueueDeleted, StreamDeleted, AlreadySettled, InvalidArgument) as error:
+            self.rollback()
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"not committed: {error}") from error
+        except QflowError as error:
+            self.rollback()
+            raise AmqpError(ReplyCode.INTERNAL_ERROR, f"not committed: {error}") from error
+        self._clear()
+        channel.settled(acked)
+        for hosted in limited:
+            if not hosted.rejects:
+                channel.host.trim_soon(hosted)
+        try:
+            while nacked:
+                await channel.give_back(*nacked.pop(0))
+        finally:
+            for taken, _ in nacked:  # it failed, or was cancelled
+                channel.holding.restore(taken)
+        for one in returned:
+            channel.publishing.return_(*one)
+
+    async def _until_committed(self, puts: list[tuple[HostedQueue, Parcel]], acked: dict[int, Held]) -> None:
+        self._committing = task = asyncio.ensure_future(self._commit(puts, acked))
+        try:
+            await until_done(self._channel.client, [task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        finally:
+            self._committing = None
+        if task.cancelled():
+            raise InvalidArgument("the channel is closed")
+        task.result()
+
+    async def _commit(self, puts: list[tuple[HostedQueue, Parcel]], acked: dict[int, Held]) -> None:
+        async with self._channel.host.broker.transaction() as transaction:
+            for hosted, parcel in puts:
+                await hosted.store.put_in(transaction, parcel)
+            for held in acked.values():
+                await transaction.ack(held.delivery)
+
+    async def end(self) -> None:
+        """Give up what is not committed; what was settled is held again."""
+        if self._committing is not None:
+            self._committing.cancel()
+            await asyncio.wait([self._committing])
+        self.rollback()
+
+    def rollback(self) -> None:
+        """Drop the publishes; what was settled is held again."""
+        self._channel.holding.restore(self._acked)
+        for taken, _ in self._nacked:
+            self._channel.holding.restore(taken)
+        self._clear()

@@ -1,0 +1,198 @@
+"""`qflow users`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+from qflow.cli import facts, options
+from qflow.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from qflow.serving.users import Account, Users
+
+_MOST_PASSWORD_BYTES = 4096
+_file = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+_user = click.argument("name", metavar="USER")
+
+
+@click.group(short_help="Say who may log in to `qflow serve`, and what they may do.")
+def users() -> None:
+    """Change a users file, for `qflow serve --users FILE`.
+
+    A server reads it at its start, and again on SIGHUP. It has hashes of passwords (scrypt), never a password; it is
+    JSON, made with mode 0600, and may be edited by hand.
+
+    A password is asked for on a terminal; else it is the first line of stdin.
+    """
+
+
+@users.command(short_help="Add a user.")
+@_file
+@_user
+@click.option("--tag", "tags", multiple=True, help="Such as `administrator`; may be given several times.")
+def add(file: Path, name: str, tags: tuple[str, ...]) -> None:
+    """Add USER to FILE, which is made if it is missing; the user may do nothing yet, see `qflow users permit`."""
+    from qflow.serving.passwords import PasswordHash
+    from qflow.serving.users import Account, User, check_text
+
+    user = User(check_text(name, "user"), frozenset(check_text(tag, "tag") for tag in tags))
+    password = PasswordHash.of(_password())
+
+    def added(users: Users) -> Users:
+        if name in users.accounts:
+            raise InvalidArgument(f"there is a user {name!r}; `qflow users passwd` changes the password")
+        return _with(users, Account(user, password))
+
+    _change(file, added, create=True)
+    click.echo(f"user {facts.readable(name)} is added, and may do nothing yet: see `qflow users permit`")
+
+
+@users.command(short_help="Change the password of a user.")
+@_file
+@_user
+def passwd(file: Path, name: str) -> None:
+    """Change the password of USER. A server that runs takes it at the next SIGHUP."""
+    from qflow.serving.passwords import PasswordHash
+
+    password = PasswordHash.of(_password())
+
+    def with_password(users: Users) -> Users:
+        return _with(users, attrs.evolve(_account(users, name), password=password))
+
+    _change(file, with_password)
+
+
+@users.command(short_help="Remove a user.")
+@_file
+@_user
+def remove(file: Path, name: str) -> None:
+    """Remove USER, with all permissions."""
+
+    def removed(users: Users) -> Users:
+        _account(users, name)
+        left = {other: account for other, account in users.accounts.items() if other != name}
+        return attrs.evolve(users, accounts=MappingProxyType(left))
+
+    _change(file, removed)
+
+
+@users.command(short_help="Say what a user may do in a virtual host.")
+@_file
+@_user
+@click.option("--vhost", "virtual_host", metavar="NAME", default="/", show_default=True, help="The virtual host.")
+@click.option("--configure", metavar="REGEX", help="Names of what the user may declare and delete.")
+@click.option("--write", metavar="REGEX", help="Names of what the user may publish to.")
+@click.option("--read", metavar="REGEX", help="Names of what the user may consume from.")
+@click.option("--all", "everything", is_flag=True, help="Everything there; the same as '.*' for each of the three.")
+@click.option("--none", "nothing", is_flag=True, help="Nothing, and the user may not enter it.")
+def permit(
+    file: Path,
+    name: str,
+    virtual_host: str,
+    configure: str | None,
+    write: str | None,
+    read: str | None,
+    everything: bool,
+    nothing: bool,
+) -> None:
+    """Say what USER may do in a virtual host, in place of what was said before; one that is not there yet is made.
+
+    A regular expression is searched for in a name: 'a' allows all names that have an a in them, '^a$' that name alone.
+    What is not given allows nothing.
+    """
+    from qflow.serving.users import Permission, check_text
+
+    given = [each for each in (configure, write, read) if each is not None]
+    if (bool(given), everything, nothing).count(True) != 1:
+        raise click.UsageError("give --all, or --none, or one or more of --configure, --write and --read")
+    check_text(virtual_host, "virtual host")
+    permission = Permission(".*", ".*", ".*") if everything else Permission(configure or "", write or "", read or "")
+
+    def permitted(users: Users) -> Users:
+        account = _account(users, name)
+        granted = dict(account.user.permissions)
+        granted.pop(virtual_host, None)
+        if not nothing:
+            granted[virtual_host] = permission
+            if virtual_host not in users.virtual_hosts:
+                users = attrs.evolve(users, virtual_hosts=(*users.virtual_hosts, virtual_host))
+        user = attrs.evolve(account.user, permissions=MappingProxyType(granted))
+        return _with(users, attrs.evolve(account, user=user))
+
+    _change(file, permitted)
+
+
+@users.command("list", short_help="List users, and what they may do.")
+@_file
+@options.as_json
+def list_users(file: Path, as_json: bool) -> None:
+    """List the users of FILE with their tags and permissions."""
+    from qflow.serving.users import ACTIONS, Users
+
+    said = Users.load(file)
+    rows = [
+        {
+            "user": name,
+            "tags": sorted(account.user.tags),
+            "permissions": {
+                host: {action: getattr(granted, action).pattern for action in ACTIONS}
+                for host, granted in account.user.permissions.items()
+            },
+        }
+        for name, account in said.accounts.items()
+    ]
+    if as_json:
+        facts.print_json({"virtual_hosts": said.virtual_hosts, "users": rows})
+        return
+    headings = ("user", "tags", "virtual host", *ACTIONS)
+    cells = [
+        (facts.readable(name), " ".join(sorted(account.user.tags)), *granted)
+        for name, account in said.accounts.items()
+        for granted in [
+            (facts.readable(host), *(getattr(permission, action).pattern for action in ACTIONS))
+            for host, permission in account.user.permissions.items()
+        ]
+        or [(None,) * 4]
+    ]
+    facts.print_table(headings, cells)
+
+
+def _change(file: Path, changed: Callable[[Users], Users], *, create: bool = False) -> None:
+    from qflow.serving.users_file import change
+
+    change(file, changed, create=create)
+
+
+def _account(users: Users, name: str) -> Account:
+    found = users.accounts.get(name)
+    if found is None:
+        names = ", ".join(map(facts.readable, users.accounts)) or "none"
+        raise NotFound(f"there is no user {name!r}; there are: {names}")
+    return found
+
+
+def _with(users: Users, account: Account) -> Users:
+    """Return users with one more, or another one of the name."""
+    accounts = {**users.accounts, account.user.name: account}
+    return attrs.evolve(users, accounts=MappingProxyType(accounts))
+
+
+def _password() -> str:
+    """Ask for a password on a terminal, or take the first line of stdin; never an argument, which others could see."""
+    if sys.stdin is None:  # it was closed from the start
+        line = b""
+    elif sys.stdin.isatty():
+        return click.prompt("Password", type=str, hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        line = sys.stdin.buffer.readline(_MOST_PASSWORD_BYTES + 2)
+    password = line.removesuffix(b"\n").removesuffix(b"\r")
+    if not password or len(password) > _MOST_PASSWORD_BYTES:
+        raise InvalidArgument(f"a password, of 1 to {_MOST_PASSWORD_BYTES} bytes, must be the first line of stdin")
+    return password.decode(errors="surrogateescape")

@@ -1,0 +1,50 @@
+"""Addresses of doors and of clients."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import attrs
+
+from qflow.errors import InvalidArgument
+
+
+@attrs.frozen
+class Address:
+    """Where a door is to be: a name or an IP address, and a port; 0 = any that is free."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Return the address of a text such as `127.0.0.1:5672` or `[::1]:5672`.
+
+        Raises:
+            InvalidArgument: it is none.
+        """
+        host, colon, port = text.rpartition(":")
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if is_bracketed else host
+        is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 2**16
+        if not colon or not host or not is_port or (":" in host and not is_bracketed) or not host.isprintable():
+            raise InvalidArgument(f"an address is HOST:PORT, such as 127.0.0.1:5672 or [::1]:5672, not {text!r}")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether an IP address, also an IPv4 one that is mapped to IPv6, is of this machine alone."""
+    found = ip_address(address)
+    return found is not None and found.is_loopback
+
+
+def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an IP address, as IPv4 where it is one that is mapped to IPv6; None if the text is none."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if isinstance(found, ipaddress.IPv6Address) else found

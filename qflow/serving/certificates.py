@@ -1,0 +1,98 @@
+"""The certificates of a door, from files."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import attrs
+
+from qflow.errors import InvalidArgument
+
+
+class _Encrypted(Exception):
+    """A key is encrypted, and nobody is there to type its password."""
+
+
+@attrs.frozen
+class Certificates:
+    """Where the certificates of a door lie.
+
+    Args:
+        cert: the certificate of the server, and those between it and the one that clients trust (PEM).
+        key: its private key, not encrypted (PEM).
+        ca: certificates of who signs those of clients: with it, a client has to show one. None = none is asked for.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files; return what a server needs of them: TLS 1.2 or later.
+
+        Raises:
+            InvalidArgument: a file cannot be read, or is not what it should be; the text names it.
+        Cost: some ms.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        for path in filter(None, (self.cert, self.key, self.ca)):
+            _check_readable(path)
+        try:
+            context.load_cert_chain(self.cert, self.key, password=_refuse)
+        except _Encrypted as error:
+            raise InvalidArgument(f"the key {str(self.key)!r} is encrypted; store it without a password") from error
+        except OSError as error:
+            raise InvalidArgument(
+                f"{str(self.cert)!r} and {str(self.key)!r} are no certificate and its key: {_why(error)}"
+            ) from error
+        if self.ca is not None:
+            try:
+                context.load_verify_locations(self.ca)
+            except OSError as error:
+                raise InvalidArgument(f"{str(self.ca)!r} has no certificates: {_why(error)}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+class Renewable:
+    """A context to listen with, whose certificates can be renewed: each handshake takes those that are newest then.
+
+    A listening socket keeps the context that it was opened with. Loading other files into that one would add to it:
+    certificates of another kind of key, and those of clients' authorities, would stay beside the new ones.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.listening = context
+        """What is listened with."""
+        self._newest = context
+        context.sni_callback = self._choose
+        if context.verify_mode != ssl.CERT_NONE:  # a session that is resumed shows no certificate again
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Take the certificates of another context for the handshakes to come. It asks clients for theirs as before."""
+        self._newest = context
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Called in each handshake, also of clients that name no server."""
+        connection.context = self._newest
+
+
+def _refuse() -> str:
+    raise _Encrypted
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        with path.open("rb"):
+            return
+    except OSError as error:
+        raise InvalidArgument(f"{str(path)!r} cannot be read: {error.strerror}") from error
+
+
+def _why(error: OSError) -> str:
+    reason = getattr(error, "reason", None) or error.strerror or str(error)
+    return str(reason).replace("_", " ").lower()

@@ -1,0 +1,198 @@
+"""Doors to the network, in one process: opened, told of new users and certificates, drained on a signal, closed.
+
+A door is a server of one protocol at one address. What the signals do:
+
+    SIGTERM, SIGINT    the first drains all doors, the second ends that at once
+    SIGHUP             users and certificates are read again; if something is wrong with them, the old ones stay
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple, Protocol
+
+import attrs
+
+from qflow.errors import InvalidArgument, QflowError
+from qflow.serving import notify as manager
+from qflow.serving.addresses import Address
+from qflow.serving.users import Users
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Door(Protocol):
+    """A server that listens."""
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """Where it listens; each has `getsockname()`."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more clients, tell those there are, and return when all have gone, or after so many seconds."""
+
+    async def close(self) -> None:
+        """Close all connections at once; nothing that was confirmed is lost. Twice is fine."""
+
+    def reload(self, *, users: Users | None, ssl: ssl.SSLContext | None) -> None:
+        """Use these for the logins and connections to come; the context may be the same, with other certificates."""
+
+
+class Secrets(NamedTuple):
+    """What is read at the start, and again on SIGHUP."""
+
+    users: Users | None
+    ssl: ssl.SSLContext | None
+    """None where no door has TLS."""
+
+
+@attrs.frozen
+class Opening:
+    """A door that is to be opened.
+
+    Args:
+        name: what it is called in the line that says where it listens.
+        address: where it is to be.
+        open: returns it when it listens; raises `OSError` if it cannot listen there.
+        has_tls: it is opened with certificates.
+    """
+
+    name: str
+    address: Address
+    open: Callable[[Address, Users | None, ssl.SSLContext | None], Awaitable[Door]]
+    has_tls: bool = False
+
+
+class Service:
+    """Doors in one process, from the first that is opened to the signal that ends them all.
+
+    Args:
+        openings: the doors.
+        read: reads users and certificates; called in a thread. Raises `QflowError` or `OSError` if they are wrong.
+        grace_s: seconds that clients have to finish, once a signal came.
+        tell: takes a line for each address that is listened at.
+        warn: takes a sentence for people.
+        notify: tells the service manager.
+    """
+
+    def __init__(
+        self,
+        openings: Sequence[Opening],
+        read: Callable[[], Secrets],
+        *,
+        grace_s: float,
+        tell: Callable[[str], object],
+        warn: Callable[[str], object],
+        notify: Callable[[str], None] = manager.notify,
+    ) -> None:
+        self._openings = openings
+        self._read = read
+        self._grace_s = grace_s
+        self._tell = tell
+        self._warn = warn
+        self._notify = notify
+        self._doors: list[tuple[Opening, Door]] = []
+        self._stops: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._is_to_reload = asyncio.Event()
+
+    def receive(self, number: signal.Signals) -> None:
+        """Do what a signal asks for; in the thread of the event loop."""
+        if number in STOPS:
+            self._stops.put_nowait(number)
+        else:
+            self._is_to_reload.set()
+
+    async def run(self) -> signal.Signals:
+        """Open all doors, and return when they are closed: the signal that ended them.
+
+        Handlers of SIGINT, SIGTERM and SIGHUP are those of the event loop meanwhile, and the default ones afterwards.
+
+        Raises:
+            InvalidArgument: it cannot be listened at an address, or users or certificates are wrong.
+        """
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            for number in (*STOPS, signal.SIGHUP):
+                loop.add_signal_handler(number, self.receive, number)
+                stack.callback(loop.remove_signal_handler, number)
+            secrets = await asyncio.to_thread(self._read)
+            for opening in self._openings:
+                door = await self._opened(opening, secrets)
+                stack.push_async_callback(door.close)
+                self._doors.append((opening, door))
+            for opening, door in self._doors:
+                for listening in door.sockets:
+                    self._tell(f"{opening.name} on {Address(*listening.getsockname()[:2])}")
+            self._notify(manager.READY)
+            number = await self._until_stopped()
+            self._notify(manager.STOPPING)
+            return await self._drained(number)
+
+    async def _opened(self, opening: Opening, secrets: Secrets) -> Door:
+        try:
+            return await opening.open(opening.address, secrets.users, secrets.ssl if opening.has_tls else None)
+        except OSError as error:
+            # The loop of asyncio puts the address into the text a second time.
+            number = error.errno or 0
+            what = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise InvalidArgument(f"{opening.name} cannot listen on {opening.address}: {what.lower()}") from error
+
+    async def _until_stopped(self) -> signal.Signals:
+        """Return the first signal that asks to stop; reload at the others meanwhile."""
+        reloading = asyncio.create_task(self._reload_when_asked())
+        stopping = asyncio.create_task(self._stops.get())
+        try:
+            await asyncio.wait({reloading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if reloading.done():
+                await reloading  # raises: it does not return
+            return stopping.result()
+        finally:
+            await _cancelled([reloading, stopping])
+
+    async def _reload_when_asked(self) -> None:
+        while True:
+            await self._is_to_reload.wait()
+            self._is_to_reload.clear()
+            self._notify(manager.reloading())
+            try:
+                secrets = await asyncio.to_thread(self._read)
+            except (QflowError, OSError) as error:
+                self._warn(f"nothing is reloaded, what was loaded before stays: {' '.join(str(error).split())}")
+            else:
+                for opening, door in self._doors:
+                    door.reload(users=secrets.users, ssl=secrets.ssl if opening.has_tls else None)
+            self._notify(manager.READY)
+
+    async def _drained(self, number: signal.Signals) -> signal.Signals:
+        """Drain all doors; return the signal that was the last."""
+        self._warn(f"{number.name}: clients have {self._grace_s:g} s to finish; a second signal ends at once")
+        drains = [asyncio.create_task(door.drain(self._grace_s)) for _, door in self._doors]
+        draining = asyncio.create_task(_all_of(drains))
+        stopping = asyncio.create_task(self._stops.get())
+        try:
+            await asyncio.wait({draining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                return stopping.result()
+            draining.result()
+            return number
+        finally:
+            await _cancelled([draining, stopping, *drains])
+
+
+async def _all_of(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for all tasks; then raise the first error there was."""
+    await asyncio.wait(tasks)
+    for task in tasks:
+        task.result()
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and return when they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,148 @@
+"""A consumer between its queue and a channel that may end at any moment: nothing spins, nothing is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import qflow.aio
+from doors.event_loop import run, until
+from qflow.amqp.model.queues import Queue
+from qflow.amqp.server.consuming import BUFFER_BYTES, Consumer
+from qflow.amqp.server.hosted import HostedQueue
+from qflow.amqp.server.stores import QueueStore
+
+
+class Outlet:
+    """A channel that takes so many messages, and is closed then."""
+
+    def __init__(self, takes: int) -> None:
+        self.takes = takes
+        self.credit = 1000
+        self.is_full = False
+        self.delivered: list[Any] = []
+        self.refused = 0
+        self.errors: list[Any] = []
+        self.gone: list[Consumer] = []
+
+    async def drain(self) -> None:
+        raise AssertionError("nothing is to be written")
+
+    def deliver(self, consumer: Consumer, delivery: Any, content: Any) -> bool:
+        if len(self.delivered) < self.takes:
+            self.delivered.append(delivery)
+            consumer.unacked += 1
+            return True
+        self.refused += 1
+        assert self.refused < 5, "it asks a closed channel again and again"
+        return False
+
+    def consumer_gone(self, consumer: Consumer) -> None:
+        self.gone.append(consumer)
+
+    def fail_channel(self, error: Any) -> None:
+        self.errors.append(error)
+
+    fail = fail_channel
+
+
+async def consuming(broker: Any, outlet: Outlet, **settings: Any) -> tuple[Any, HostedQueue, Consumer]:
+    """A consumer of a queue with three messages."""
+    queue = await broker.declare_queue("q")
+    await queue.put_many([b"a", b"b", b"c"])
+    hosted = HostedQueue(Queue(name="q", durable=True), "queue 'q'", QueueStore("q", queue, counts=False))
+    consumer = Consumer(outlet, hosted, "tag", no_ack=False, exclusive=False, **({"prefetch": 0} | settings))
+    hosted.add(consumer)
+    await consumer.open({})
+    consumer.start()
+    return queue, hosted, consumer
+
+
+def test_a_consumer_of_a_channel_that_is_closed_takes_no_more(tmp_path: Path) -> None:
+    """It gives back what it took and ends: to ask again would never let another task run."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            outlet = Outlet(takes=1)
+            queue, _, consumer = await consuming(broker, outlet)
+            await until(lambda: outlet.refused)
+            await consumer.stop()
+            assert (outlet.refused, outlet.errors) == (1, [])
+            assert (await queue.stats()).acquired_messages == 1
+
+    run(scenario())
+
+
+def test_what_a_consumer_took_and_may_not_send_is_there_for_others(tmp_path: Path) -> None:
+    """Another consumer of its channel has used up what both may have; nothing counts as delivered."""
+
+    class Shared(Outlet):
+        def deliver(self, consumer: Consumer, delivery: Any, content: Any) -> bool:
+            self.credit = 0
+            return super().deliver(consumer, delivery, content)
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            outlet = Shared(takes=9)
+            queue, _, consumer = await consuming(broker, outlet)
+            consumer._average = 1  # it takes all of them at once
+            await until(lambda: outlet.delivered)
+            async with await queue.get(0) as other:
+                assert (other.body, other.redelivered) == (b"b", False)
+            await consumer.stop()
+
+    run(scenario())
+
+
+def test_a_consumer_without_credit_is_told_that_its_queue_is_deleted(tmp_path: Path) -> None:
+    """Its client waits for nothing else."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            outlet = Outlet(takes=9)
+            _, hosted, consumer = await consuming(broker, outlet, prefetch=1)
+            await until(lambda: outlet.delivered)
+            await broker.delete_queue("q")
+            hosted.ended()
+            await until(lambda: outlet.gone)
+            assert outlet.gone == [consumer]
+
+    run(scenario())
+
+
+def test_a_message_that_cannot_be_delivered_ends_the_channel(tmp_path: Path) -> None:
+    """A consumer that ended in silence would have its client wait for ever."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            outlet = Outlet(takes=9)
+            queue = await broker.declare_queue("q")
+            await queue.put(b"poison", headers={"amqp.properties": "x", "amqp.exchange": "", "amqp.routing_key": ""})
+            queue, _, consumer = await consuming(broker, outlet)
+            await until(lambda: outlet.errors)
+            await consumer.stop()
+            assert (await queue.stats()).acquired_messages == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("size", [BUFFER_BYTES, BUFFER_BYTES + 1])
+def test_a_full_buffer_is_one_that_the_transport_has_writers_wait_for(size: int) -> None:
+    """`drain` returns at once up to the limit itself: who waited for less then would spin."""
+    from qflow.amqp.server.session import Session
+
+    session: Any = object.__new__(Session)
+    session._writer = SimpleNamespace(transport=SimpleNamespace(get_write_buffer_size=lambda: size))
+    session.machine = SimpleNamespace(pending_bytes=lambda: 0)
+    assert session.is_full is (size > BUFFER_BYTES)
+
+
+def test_a_number_that_no_client_can_read_is_delivered_as_text(tmp_path: Path) -> None:
+    """Headers of a program hold any integer; those of AMQP have 64 bits."""
+    from qflow.amqp.server.content import content_of, unpack
+
+    content = content_of({"n": 2**63, "m": -(2**63)}, "q", b"")
+    assert unpack(content.properties).headers == {"n": str(2**63), "m": -(2**63)}

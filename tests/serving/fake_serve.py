@@ -1,0 +1,77 @@
+"""`qflow` whose door for AMQP is a fake: `python fake_serve.py serve SPOOL --amqp 127.0.0.1:0`.
+
+A client sends a line `USER PASSWORD` and is answered with the name it has, or `no`. What the door is told, it prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from qflow.aio import AsyncBroker
+from qflow.cli.main import main
+from qflow.serving.certificates import Renewable
+from qflow.serving.logins import Logins
+from qflow.serving.users import Users
+
+
+class FakeDoor:
+    """A door that is as fast as can be, or with FAKE_DRAIN=endless one that is never drained."""
+
+    def __init__(self, users: Users | None) -> None:
+        self.logins = Logins(users)
+        self.server: asyncio.Server
+        self.tls: Renewable | None = None
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        return self.server.sockets
+
+    async def drain(self, grace_s: float) -> None:
+        print(f"drain {grace_s:g}", flush=True)
+        if os.environ.get("FAKE_DRAIN") == "endless":
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        self.server.close()
+        self.logins.close()
+        print("closed", flush=True)
+
+    def reload(self, *, users: Users | None, ssl: ssl.SSLContext | None) -> None:
+        self.logins.users = users
+        if self.tls is not None and ssl is not None:
+            self.tls.renew(ssl)
+        names = " ".join(users.accounts) if users else "guest"
+        print(f"reloaded {names}{' with certificates' if ssl else ''}", flush=True)
+
+    async def serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            if line := await reader.readline():
+                name, _, password = line.decode().strip().partition(" ")
+                user = await self.logins.check(name, password, writer.get_extra_info("peername")[0])
+                writer.write(f"{user.name if user else 'no'}\n".encode())
+                await writer.drain()
+        writer.close()
+
+
+async def serve(
+    broker: AsyncBroker, *, host: str, port: int, ssl: ssl.SSLContext | None, users: Users | None
+) -> FakeDoor:
+    await broker.declare_queue("served")
+    door = FakeDoor(users)
+    door.tls = None if ssl is None else Renewable(ssl)
+    door.server = await asyncio.start_server(door.serve_client, host, port, ssl=door.tls and door.tls.listening)
+    return door
+
+
+if __name__ == "__main__":
+    module: Any = types.ModuleType("qflow.amqp.server.server")
+    module.serve = serve
+    sys.modules["qflow.amqp.server.server"] = module
+    main()

@@ -1,0 +1,265 @@
+"""`qflow serve`: a process with a spool, a fake door, signals, and a service manager."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import qflow
+from qflow.cli.main import app
+from qflow.serving.certificates import Certificates
+from qflow.serving.passwords import PasswordHash
+from qflow.serving.users import Account, User, Users
+
+HERE = Path(__file__).parent
+PEM = HERE / "certificates"
+WATCHDOG_S = 120
+
+
+def write_users(path: Path, *names: str) -> None:
+    """Write a users file, in which all have the password `secret`."""
+    password = PasswordHash.of("secret", n=2)
+    users = Users(MappingProxyType({name: Account(User(name), password) for name in names}))
+    path.write_text(users.text())
+
+
+class Server:
+    """`qflow serve`, whose door is `fake_serve.py`; what comes on stdout is read line by line."""
+
+    def __init__(self, directory: Path, *arguments: object, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "fake_serve.py"), "serve", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            cwd=directory,
+            env=os.environ | environment,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def port(self, name: str) -> int:
+        """Return where it listens, which is the next line."""
+        said, _, address = self.line().partition(" on 127.0.0.1:")
+        assert said == name, self.end()
+        return int(address)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[str, str]:
+        """Return what else it writes to stdout and stderr until its end."""
+        return self.process.communicate(timeout=WATCHDOG_S)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """Start a server in the directory of the test."""
+    started: list[Server] = []
+
+    def begin(*arguments: object, **environment: str) -> Server:
+        started.append(Server(tmp_path, *arguments, **environment))
+        return started[-1]
+
+    yield begin
+    for server in started:
+        server.process.kill()
+        server.process.communicate()
+
+
+def log_in(port: int, name: str, password: str, tls: ssl.SSLContext | None = None) -> str:
+    """Return what the door answers."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S)
+    with tls.wrap_socket(connection, server_hostname="localhost") if tls else connection as talking:
+        talking.sendall(f"{name} {password}\n".encode())
+        with talking.makefile() as answers:
+            return answers.readline().strip()
+
+
+def trusting(certificate: str = "client") -> ssl.SSLContext:
+    """Return what a client of the TLS door needs; without a certificate of its own if that is empty."""
+    context = ssl.create_default_context(cafile=PEM / "ca.pem")
+    if certificate:
+        context.load_cert_chain(PEM / f"{certificate}.pem", PEM / f"{certificate}.key")
+    return context
+
+
+def shown(port: int, server_hostname: str | None = "localhost") -> bytes | None:
+    """Return the certificate that the door shows, in DER."""
+    context = trusting()
+    context.check_hostname = server_hostname is not None
+    connection = socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S)
+    with context.wrap_socket(connection, server_hostname=server_hostname) as talking:
+        return talking.getpeercert(binary_form=True)
+
+
+def certificate_of(name: str) -> bytes:
+    return ssl.PEM_cert_to_DER_cert((PEM / f"{name}.pem").read_text())
+
+
+def test_a_server_is_ready_reloads_and_drains(start: Any, tmp_path: Path) -> None:
+    """From its line on stdout to the exit code of SIGTERM; the manager is told of all of it."""
+    users = tmp_path / "users.json"
+    write_users(users, "anna")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "manager"))
+        manager.settimeout(WATCHDOG_S)
+        server = start(
+            *("spool", "--amqp", "127.0.0.1:0", "--users", users, "--capacity", "8MiB", "--spill", "segments"),
+            NOTIFY_SOCKET=str(tmp_path / "manager"),
+        )
+        port = server.port("amqp")
+        assert manager.recv(100) == b"READY=1"
+        assert [log_in(port, name, "secret") for name in ("anna", "bob", "guest")] == ["anna", "no", "no"]
+        write_users(users, "bob")
+        server.signal(signal.SIGHUP)
+        assert server.line() == "reloaded bob"
+        assert manager.recv(100).startswith(b"RELOADING=1\n")
+        assert manager.recv(100) == b"READY=1"
+        assert [log_in(port, name, "secret") for name in ("anna", "bob")] == ["no", "bob"]
+        users.write_text("{")
+        server.signal(signal.SIGHUP)
+        assert manager.recv(100).startswith(b"RELOADING=1\n")
+        assert manager.recv(100) == b"READY=1"
+        assert log_in(port, "bob", "secret") == "bob"
+        server.signal(signal.SIGTERM)
+        assert manager.recv(100) == b"STOPPING=1"
+    said, warned = server.end()
+    assert said.splitlines() == ["drain 10", "closed"]
+    assert server.process.returncode == 128 + signal.SIGTERM
+    refused, reloaded, stopping = warned.splitlines()
+    assert refused == "qflow: a login as 'bob' from 127.0.0.1 was refused"
+    assert reloaded.startswith("qflow: nothing is reloaded, what was loaded before stays: the users file ")
+    assert stopping == "qflow: SIGTERM: clients have 10 s to finish; a second signal ends at once"
+    with qflow.open(tmp_path / "spool") as broker:
+        assert broker.queues() == ["served"]
+        assert broker.check() == []
+
+
+def test_a_second_signal_ends_a_drain(start: Any) -> None:
+    """The spool is closed all the same; SIGINT is 130."""
+    server = start("spool", "--amqp", "localhost:0", "--grace", "3600", FAKE_DRAIN="endless")
+    server.port("amqp")
+    server.signal(signal.SIGTERM)
+    while server.line() != "drain 3600":
+        pass  # localhost may be two addresses
+    server.signal(signal.SIGINT)
+    said, _ = server.end()
+    assert said == "closed\n"
+    assert server.process.returncode == 128 + signal.SIGINT
+
+
+def test_tls_asks_for_a_certificate_and_takes_new_ones(start: Any, tmp_path: Path) -> None:
+    """A broken certificate at a reload leaves the old one."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    shutil.copy(PEM / "server.pem", cert)
+    shutil.copy(PEM / "server.key", key)
+    server = start(
+        *("spool", "--amqp", "127.0.0.1:0", "--amqps", "127.0.0.1:0"),
+        *("--cert", cert, "--key", key, "--ca", PEM / "ca.pem"),
+    )
+    plain, secure = server.port("amqp"), server.port("amqps")
+    assert log_in(plain, "guest", "guest") == "guest"
+    assert log_in(secure, "guest", "guest", trusting()) == "guest"
+    assert shown(secure) == certificate_of("server")
+    with suppress(ssl.SSLError, ConnectionError):  # the client may have said all before it hears of it
+        assert log_in(secure, "guest", "guest", trusting("")) == ""
+    shutil.copy(PEM / "renewed.pem", cert)  # the key is still the other one's
+    server.signal(signal.SIGHUP)
+    assert server.process.stderr.readline().startswith("qflow: nothing is reloaded")
+    assert shown(secure) == certificate_of("server")
+    shutil.copy(PEM / "renewed.key", key)
+    server.signal(signal.SIGHUP)
+    assert [server.line(), server.line()] == ["reloaded guest", "reloaded guest with certificates"]
+    assert shown(secure) == shown(secure, server_hostname=None) == certificate_of("renewed")
+    assert log_in(secure, "guest", "guest", trusting()) == "guest"
+    server.signal(signal.SIGINT)
+    server.end()
+    assert server.process.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "say what to serve: --amqp or --amqps"),
+        (("--amqp", "5672"), "an address is HOST:PORT"),
+        (("--amqp", "0.0.0.0:0"), "0.0.0.0:0 can be reached by others than this machine, so it needs --users FILE"),
+        (("--amqp", "[::]:0"), "[::]:0 can be reached by others"),
+        (
+            ("--amqp", "127.0.0.1:0", "--amqps", "192.0.2.1:0", "--cert", "a", "--key", "b"),
+            "192.0.2.1:0 can be reached",
+        ),
+        (("--amqp", "no..host:0"), "'no..host' is no address of this machine"),
+        (("--amqp", "127.0.0.1:0", "--users", "nowhere"), "there is no users file 'nowhere'"),
+        (("--amqp", "127.0.0.1:0", "--cert", "x"), "--cert, --key and --ca are for --amqps"),
+        (("--amqps", "127.0.0.1:0"), "--amqps needs --cert and --key"),
+        (("--amqps", "127.0.0.1:0", "--cert", "nowhere", "--key", "k"), "'nowhere' cannot be read: No such file"),
+        (("--amqp", "127.0.0.1:0", "--grace", "nan"), "nan is no number of seconds"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_spool_is_made(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["serve", "spool", *arguments])
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_pamqp_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import that fails otherwise is a fault of the program, and raised."""
+    monkeypatch.delitem(sys.modules, "qflow.amqp.server.server", raising=False)
+    monkeypatch.delitem(sys.modules, "qflow.amqp.errors", raising=False)
+    monkeypatch.setitem(sys.modules, "pamqp", None)
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "spool"), "--amqp", "127.0.0.1:0"])
+    assert done.exit_code == 2
+    assert "pip install 'qflow[amqp]'" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "ca", "said"),
+    [
+        ("server.pem", "renewed.key", None, "are no certificate and its key"),
+        ("server.key", "server.key", None, "are no certificate and its key"),
+        ("server.pem", "encrypted.key", None, "is encrypted"),
+        ("server.pem", "server.key", "server.key", "has no certificates"),
+        ("server.pem", "server.key", "nowhere", "cannot be read"),
+    ],
+)
+def test_certificates_that_are_wrong_are_named(cert: str, key: str, ca: str | None, said: str) -> None:
+    """Nobody is asked for the password of a key."""
+    with pytest.raises(qflow.InvalidArgument, match=said):
+        Certificates(PEM / cert, PEM / key, None if ca is None else PEM / ca).context()
+
+
+def test_a_port_and_a_spool_that_are_in_use_are_said_to_be(start: Any, tmp_path: Path) -> None:
+    """The spool is exit code 3, as everywhere; the port 2."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("spool", "--amqp", f"127.0.0.1:{port}")
+        assert server.end()[1] == f"qflow: amqp cannot listen on 127.0.0.1:{port}: address already in use\n"
+        assert server.process.returncode == 2
+    with qflow.open(tmp_path / "spool"):
+        server = start("spool", "--amqp", "127.0.0.1:0")
+        said, warned = server.end()
+    assert (said, server.process.returncode) == ("", 3)
+    assert len(warned.splitlines()) == 1
