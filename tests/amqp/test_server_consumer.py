@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import qflow.aio
 from doors.event_loop import run, until
 from qflow.amqp.model.queues import Queue
-from qflow.amqp.server.consuming import BUFFER_BYTES, Consumer
+from qflow.amqp.server.consuming import AT_ONCE, BUFFER_BYTES, Consumer
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.stores import QueueStore
 
@@ -92,6 +93,31 @@ def test_what_a_consumer_took_and_may_not_send_is_there_for_others(tmp_path: Pat
             await until(lambda: outlet.delivered)
             async with await queue.get(0) as other:
                 assert (other.body, other.redelivered) == (b"b", False)
+            await consumer.stop()
+
+    run(scenario())
+
+
+def test_other_tasks_run_between_the_batches_of_a_deep_queue(tmp_path: Path) -> None:
+    """A client that reads as fast as it is sent to holds up nobody else."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            outlet = Outlet(takes=10_000)
+            outlet.credit = 10_000
+            queue = await broker.declare_queue("q", durable=False)
+            await queue.put_many([b"x"] * 1000)
+            hosted = HostedQueue(Queue(name="q", durable=False), "queue 'q'", QueueStore("q", queue, counts=False))
+            consumer = Consumer(outlet, hosted, "tag", no_ack=False, exclusive=False, prefetch=0)
+            consumer._average = 1
+            hosted.add(consumer)
+            await consumer.open({})
+            consumer.start()
+            turns = 0
+            while len(outlet.delivered) < 1000:
+                turns += 1
+                await asyncio.sleep(0)
+            assert turns > 1000 // AT_ONCE
             await consumer.stop()
 
     run(scenario())

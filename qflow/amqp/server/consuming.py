@@ -172,6 +172,7 @@ class Consumer:
             if most > 0:
                 if not await self._take(most):
                     return
+                await asyncio.sleep(0)  # a deep queue and a client that reads fast would let no other task run
             elif self.hosted.store.is_gone:
                 self._outlet.consumer_gone(self)
                 return
