@@ -1,4 +1,4 @@
-"""A broker for AMQP 0-9-1 clients on a spool: `pip install 'qflow[amqp]'`.
+"""A broker for AMQP 0-9-1 clients on a spool; it needs the extra `amqp`.
 
 async with qflow.aio.open("spool") as broker, await qflow.amqp.serve(broker) as server:
     ...                       # RabbitMQ's clients connect to 127.0.0.1:5672; the program uses the same queues

@@ -24,6 +24,8 @@ from qflow.serving.doors import Door, Opening, Secrets, Service
 from qflow.serving.loops import loop_factory
 from qflow.serving.users import Users
 
+LOOK_S = 1.0
+"""How often it is looked whether the broker has failed."""
 Serve = Callable[..., Awaitable[Door]]
 """Opens a door: `serve(broker, host=, port=, ssl=, users=)` returns it when it listens."""
 
@@ -69,7 +71,24 @@ async def _serve(
     async with qflow.aio.open(spool, **settings) as broker:
         openings = [Opening(one.name, one.address, partial(_open, open_door, broker), one.has_tls) for one in wanted]
         service = Service(openings, read, grace_s=grace_s, tell=click.echo, warn=say)
-        return 128 + await service.run()
+        serving, failing = asyncio.ensure_future(service.run()), asyncio.ensure_future(_until_failed(broker))
+        try:
+            await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                failing.result()
+            return 128 + await serving
+        finally:
+            serving.cancel()
+            failing.cancel()
+            await asyncio.wait({serving, failing})
+
+
+async def _until_failed(broker: qflow.aio.AsyncBroker) -> None:
+    """Raise `BrokerFailed` when the broker can do nothing more: a new process opens the spool again."""
+    while not broker.closed:
+        broker.broker.engine.log.check_usable()
+        await asyncio.sleep(LOOK_S)
+    await asyncio.Event().wait()
 
 
 async def _open(
@@ -89,7 +108,7 @@ def _amqp() -> Serve:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pamqp":
             raise
-        raise NotFound("AMQP needs the package pamqp, which is not installed: pip install 'qflow[amqp]'") from error
+        raise NotFound("AMQP needs the package pamqp, which is not installed: pip install pamqp") from error
     return serve
 
 

@@ -107,7 +107,7 @@ WRONG: list[tuple[Table, str]] = [
     ({"x-message-ttl": -1}, "invalid arg 'x-message-ttl' for queue 'q' in vhost '/': {value_negative,-1}"),
     ({"x-message-ttl": "60000"}, "{unacceptable_type,longstr}"),
     ({"x-message-ttl": True}, "{unacceptable_type,bool}"),
-    ({"x-message-ttl": 2**32}, "{value_too_big,4294967296}"),
+    ({"x-message-ttl": 315_360_000_001}, "{value_too_big,315360000001}"),
     ({"x-expires": 0}, "{value_zero,0}"),
     ({"x-max-length": 1.5}, "{unacceptable_type,double}"),
     ({"x-max-length-bytes": None}, "{unacceptable_type,void}"),

@@ -220,7 +220,7 @@ def _amqp() -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pamqp":
             raise
-        raise NotFound("AMQP needs the package pamqp, which is not installed: pip install 'qflow[amqp]'") from error
+        raise NotFound("AMQP needs the package pamqp, which is not installed: pip install pamqp") from error
 
 
 def _users(secret: str) -> Users:

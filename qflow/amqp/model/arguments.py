@@ -23,7 +23,8 @@ DROP_HEAD, REJECT, REJECT_DLX = "drop-head", "reject-publish", "reject-publish-d
 QUORUM_DELIVERY_LIMIT = 20
 """What a quorum queue has that is declared without `x-delivery-limit`, as in RabbitMQ 4."""
 MOST_PRIORITY = 255
-LONGEST_MS = 2**32 - 1
+LONGEST_MS = 10 * 365 * 86_400 * 1000
+"""Ten years, as in RabbitMQ."""
 _AGE = re.compile(r"(\d+)([YMDhms])")
 _AGE_S = {"Y": 365 * 86_400, "M": 30 * 86_400, "D": 86_400, "h": 3600, "m": 60, "s": 1}
 

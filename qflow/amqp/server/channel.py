@@ -13,7 +13,7 @@ from pamqp.commands import Basic, Confirm, Exchange, Queue, Tx
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.queues import new_name
 from qflow.amqp.server.confirms import Confirms
-from qflow.amqp.server.consuming import Consumer, give_back, priority_of, settle
+from qflow.amqp.server.consuming import Consumer, give_back, priority_of, settle, settle_all
 from qflow.amqp.server.holding import Held, Holding
 from qflow.amqp.server.publishing import Publishing
 from qflow.amqp.server.tasks import attempt, to_its_end
@@ -295,9 +295,8 @@ class Channel:
         if self.unit is not None:
             self.unit.ack(taken)
             return None
-        for held in taken.values():
-            settle(held.delivery)
-            self._left(held)
+        settle_all(held.delivery for held in taken.values())
+        self.settled(taken)
         return None
 
     def nack(self, method: Basic.Nack) -> Handled:
@@ -341,7 +340,7 @@ class Channel:
         if self.unit is not None:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
         if self.confirms is None:
-            self.confirms = Confirms(partial(self.machine.confirm, self.number), self.client.flush_soon)
+            self.confirms = Confirms(partial(self.machine.confirm, self.number), self.client.flush)
         if not method.nowait:
             self._send(Confirm.SelectOk())
         return None

@@ -43,6 +43,9 @@ class Client(Protocol):
     async def drain(self) -> None:
         """Return when there is less to write."""
 
+    def flush(self) -> None:
+        """Write what is to be written now."""
+
     def flush_soon(self) -> None:
         """Write what is to be written, together with what other tasks have until they all wait."""
 

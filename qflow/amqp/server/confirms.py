@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 MOST_OPEN = 20_000
 """A channel with so many publishes that are not confirmed is not read from."""
@@ -51,11 +49,6 @@ class Confirms:
         publish.waiting = 1
         return publish
 
-    def follow(self, publish: Unconfirmed, put: asyncio.Future[Any]) -> None:
-        """Confirm a publish not before a put of it is done."""
-        publish.waiting += 1
-        put.add_done_callback(partial(self._put_done, publish))
-
     def end(self, publish: Unconfirmed) -> None:
         """Confirm a publish when all its puts are done."""
         publish.waiting -= 1
@@ -67,11 +60,6 @@ class Confirms:
         while len(self._open) >= MOST_OPEN:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
-
-    def _put_done(self, publish: Unconfirmed, put: asyncio.Future[Any]) -> None:
-        if put.cancelled() or put.exception() is not None:
-            publish.refused = True
-        self.end(publish)
 
     def _schedule(self) -> None:
         if not self._is_due and not self._open[0].waiting:

@@ -17,11 +17,12 @@ from pamqp.commands import Basic
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.properties import DELIVERY_MODE, EXPIRATION, HEADERS, PRIORITY, USER_ID, changed, flags_of, spans
-from qflow.message import HeaderValue
+from qflow.delivery import Delivery
+from qflow.message import EncodedHeaders, HeaderValue, Message, decode_headers
 
 PROPERTIES, EXCHANGE, ROUTING_KEY = "amqp.properties", "amqp.exchange", "amqp.routing_key"
 """The headers of a qflow message that came by AMQP."""
-MAX_EXPIRATION_MS = 2**32 - 1
+MAX_EXPIRATION_MS = 10 * 365 * 86_400 * 1000
 PERSISTENT = 2
 NO_PROPERTIES = b"\0\0"
 CACHED_BYTES = 256
@@ -108,9 +109,34 @@ def _readable(value: HeaderValue) -> HeaderValue:
     return str(value) if isinstance(value, int) and not -(2**63) <= value < 2**63 else value
 
 
-def headers_of(properties: Properties, exchange: str, routing_key: str) -> dict[str, HeaderValue]:
-    """Return the headers of a qflow message for what was published."""
-    return {PROPERTIES: properties.encoded, EXCHANGE: exchange, ROUTING_KEY: routing_key}
+def headers_of(properties: Properties, exchange: str, routing_key: str) -> EncodedHeaders:
+    """Return the headers of a qflow message for what was published. Cost: 0.3 µs for those seen before, else 8 µs."""
+    make = _remembered_headers if len(properties.raw) <= CACHED_BYTES else _headers_of
+    return make(properties.encoded, exchange, routing_key)
+
+
+def _headers_of(encoded: str, exchange: str, routing_key: str) -> EncodedHeaders:
+    return EncodedHeaders({PROPERTIES: encoded, EXCHANGE: exchange, ROUTING_KEY: routing_key})
+
+
+_remembered_headers = lru_cache(4096)(_headers_of)
+
+
+def content_of_delivery(delivery: Delivery, queue: str) -> Content:
+    """Return a message as it is delivered. Cost: 1 µs where the like was seen before, else 5 µs."""
+    record = delivery.record
+    if type(record) is not Message:
+        return Content("", queue, NO_PROPERTIES, record)
+    header_bytes = record.header_bytes
+    find = _remembered_head if len(header_bytes) <= 2 * CACHED_BYTES else _head_of
+    return find(header_bytes, queue)._replace(body=record.body)
+
+
+def _head_of(header_bytes: bytes, queue: str) -> Content:
+    return content_of(decode_headers(header_bytes), queue, b"")
+
+
+_remembered_head = lru_cache(4096)(_head_of)
 
 
 def unpack(raw: bytes) -> Basic.Properties:

@@ -96,10 +96,7 @@ class Hosts:
     def engine_has(self, name: str, is_stream: bool) -> bool | None:
         engine = self.broker.broker.engine
         try:
-            if is_stream:
-                engine.streams.get(name)
-                return True
-            return engine.queues.get(name).settings.durable
+            return bool(engine.streams.get(name).name) if is_stream else engine.queues.get(name).settings.durable
         except NotFound:
             return None
         except CorruptionError:
@@ -189,26 +186,30 @@ class Host:
         hosted = self.queues.get(name)
         if hosted is not None and not hosted.store.is_gone:
             return hosted
+        if self.broker.closed:
+            raise AmqpError(ReplyCode.CONNECTION_FORCED, "the broker is closed")
         if not self._model.has_queue(name):
             return None
         try:
             return self._hosted(name)
-        except AmqpError:
+        except AmqpError as error:
+            if error.code != ReplyCode.NOT_FOUND:
+                raise
             return None  # it is being deleted
 
     def _hosted(self, name: str) -> HostedQueue:
         found = self.queues.get(name)
         if found is None or found.store.is_gone:
-            model = self._model.find_queue(name)
-            if model is None:
-                raise AmqpError(ReplyCode.NOT_FOUND, f"no {self._model.where('queue', name)}")
+            model, where = self._model.find_queue(name), self._model.where("queue", name)
             try:
-                store = self._store(model)
-            except NotFound as error:
-                raise AmqpError(ReplyCode.NOT_FOUND, f"no {self._model.where('queue', name)}") from error
+                store = None if model is None else self._store(model)
+            except NotFound:
+                store = None
             except QflowError as error:
-                raise AmqpError(ReplyCode.INTERNAL_ERROR, f"{self._model.where('queue', name)}: {error}") from error
-            found = self.queues[name] = HostedQueue(model, self._model.where("queue", name), store)
+                raise AmqpError(ReplyCode.INTERNAL_ERROR, f"{where}: {error}") from error
+            if model is None or store is None:
+                raise AmqpError(ReplyCode.NOT_FOUND, f"no {where}")
+            found = self.queues[name] = HostedQueue(model, where, store)
         return found
 
     def _store(self, model: Queue) -> QueueStore | StreamStore:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from qflow.serving.users import Action, User
 
 REMEMBERED = 1024
+DEFAULT_EXCHANGE = "amq.default"
+"""The name of the default exchange, in permissions."""
 
 
 class Permissions:
@@ -31,9 +33,10 @@ class Permissions:
         if may is None:
             if len(self._may) >= REMEMBERED:
                 self._may.clear()
-            may = self._may[key] = self._user.may(what, self._host_name, name or "amq.default")
+            may = self._may[key] = self._user.may(what, self._host_name, name or DEFAULT_EXCHANGE)
         if not may:
             raise AmqpError(
                 ReplyCode.ACCESS_REFUSED,
-                f"access to '{name}' in vhost '{self._host_name}' refused for user '{self._user.name}'",
+                f"{what} access to '{name or DEFAULT_EXCHANGE}' in vhost '{self._host_name}' refused for user "
+                f"'{self._user.name}'",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.aio.broker import put_into_all
@@ -187,15 +188,17 @@ class Publishing:
                 stores = left
 
     def _follow(self, put: asyncio.Future[Any], publish: Unconfirmed | None) -> None:
-        if publish is not None:
-            assert self._channel.confirms is not None
-            self._channel.confirms.follow(publish, put)
         self.pending += 1
-        put.add_done_callback(self._done)
+        if publish is not None:
+            publish.waiting += 1
+        put.add_done_callback(partial(self._done, publish))
 
-    def _done(self, put: asyncio.Future[Any]) -> None:
+    def _done(self, publish: Unconfirmed | None, put: asyncio.Future[Any]) -> None:
         """Look how a put ended: one that nobody confirms ends its channel where its message could not be kept."""
         self.pending -= 1
+        if publish is not None and self._channel.confirms is not None:
+            publish.refused |= put.cancelled() or put.exception() is not None
+            self._channel.confirms.end(publish)
         if not self.pending and self._all_done is not None and not self._all_done.done():
             self._all_done.set_result(None)
         if put.cancelled():

@@ -168,6 +168,10 @@ class Server:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
+            if self.broker.closed and self._listening is not None:
+                self._listening.close()
+                for session in self._sessions:
+                    session.end(AmqpError(ReplyCode.CONNECTION_FORCED, "the broker is closed"))
             for session in list(self._sessions):
                 try:
                     session.tick(now)

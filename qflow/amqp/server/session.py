@@ -111,7 +111,7 @@ class Session:
         except (ConnectionError, TimeoutError):
             pass  # the client is gone
         except asyncio.CancelledError:
-            self._flush()
+            self.flush()
         finally:
             await self._end()
 
@@ -143,7 +143,7 @@ class Session:
     async def _write(self) -> None:
         """Write what is to be written; wait for a client that asks, and does not read the answers."""
         self.read_s = time.monotonic()
-        self._flush()
+        self.flush()
         if self._writer.transport.get_write_buffer_size() > 4 * BUFFER_BYTES:
             self.is_handling = False
             await self._writer.drain()
@@ -232,7 +232,7 @@ class Session:
         del self.channels[channel.number]
         _logger.info("%s, channel %d: %s", self.peer, channel.number, error)
         self.machine.fail_channel(channel.number, error)
-        self._flush()
+        self.flush()
         await to_its_end(channel.end())
 
     # What channels ask -------------------------------------------------------------------------------------------
@@ -278,12 +278,13 @@ class Session:
     def blocked(self, reason: str) -> Iterator[None]:
         """Tell the client, for as long as this lasts, that it is not read from."""
         self.machine.blocked(reason)
-        self._flush()
+        self.warn("%s waits: %s", self.peer, reason)
+        self.flush()
         try:
             yield
         finally:
             self.machine.unblocked()
-            self._flush()
+            self.flush()
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -294,16 +295,17 @@ class Session:
 
     async def drain(self) -> None:
         """Return when there is less to write."""
-        self._flush()
+        self.flush()
         await self._writer.drain()
 
     def flush_soon(self) -> None:
         """Write what is to be written, together with what other tasks have until they all wait."""
         if not self._flush_due:
             self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is to be written now."""
         self._flush_due = False
         data = self.machine.data_to_send()
         if data and not self._writer.is_closing():
@@ -326,7 +328,7 @@ class Session:
             return
         if now - self.written_s >= heartbeat_s / 2:
             self.machine.heartbeat()
-            self._flush()
+            self.flush()
         if now - self.read_s > 2 * heartbeat_s and not self.is_handling:
             _logger.info("%s: missed heartbeats, %d s", self.peer, heartbeat_s)
             self.abort()
@@ -381,7 +383,7 @@ class Session:
         if self._closing_s is None:
             self._closing_s = time.monotonic()
         self.machine.fail(error)
-        self._flush()
+        self.flush()
 
     def abort(self) -> None:
         """End the connection at once."""

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from qflow.aio.delivery import AsyncStreamDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
-from qflow.amqp.server.content import content_of
+from qflow.amqp.server.content import content_of_delivery
 from qflow.amqp.wire.properties import changed
 from qflow.errors import AlreadySettled, BrokerClosed, QflowError, QueueDeleted, StreamDeleted
 from qflow.memory.waiting import in_place
@@ -119,7 +119,7 @@ class QueueStore:
     async def get(self) -> tuple[AsyncDelivery, Content]:
         """Return a message; raises `QueueEmpty`."""
         delivery = await self.queue.get(0)
-        content = content_of(delivery.headers, self._name, delivery.body)
+        content = content_of_delivery(delivery.delivery, self._name)
         return delivery, _counted(content, delivery, self._counts)
 
     async def purge(self) -> int:
@@ -155,7 +155,7 @@ class _QueueSource:
         return await self._queue.get_many(most)
 
     def content_of(self, delivery: AsyncDelivery) -> Content:
-        return _counted(content_of(delivery.headers, self._name, delivery.body), delivery, self._counts)
+        return _counted(content_of_delivery(delivery.delivery, self._name), delivery, self._counts)
 
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
         in_place(partial(self._give_up, batch.deliveries, first))
@@ -296,7 +296,7 @@ class _StreamSource:
         if self._topics is not None and delivery.topic not in self._topics:
             in_place(partial(delivery.delivery.ack, False))
             return None
-        content = content_of(delivery.headers, self._name, delivery.body)
+        content = content_of_delivery(delivery.delivery, self._name)
         return content._replace(properties=changed(content.properties, {OFFSET: delivery.offset}))
 
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
