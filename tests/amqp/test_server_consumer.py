@@ -168,7 +168,8 @@ def test_a_full_buffer_is_one_that_the_transport_has_writers_wait_for(size: int)
 
 def test_a_number_that_no_client_can_read_is_delivered_as_text(tmp_path: Path) -> None:
     """Headers of a program hold any integer; those of AMQP have 64 bits."""
-    from qflow.amqp.server.content import content_of, unpack
+    from qflow.amqp.server.content import content_of
+    from qflow.amqp.wire.methods import decode_properties
 
     content = content_of({"n": 2**63, "m": -(2**63)}, "q", b"")
-    assert unpack(content.properties).headers == {"n": str(2**63), "m": -(2**63)}
+    assert decode_properties(content.properties).headers == {"n": str(2**63), "m": -(2**63)}

@@ -94,12 +94,17 @@ def _queue_type(value: Any) -> str:
     return str(value)
 
 
+def seconds_of(age: str) -> int | None:
+    """Return the seconds of a text such as "7D"; None if it is none."""
+    found = _AGE.fullmatch(age)
+    return None if found is None else int(found[1]) * _AGE_S[found[2]]
+
+
 def _age(value: Any) -> int:
-    """Return seconds, of a text such as "7D"."""
-    found = _AGE.fullmatch(_text(value))
-    if found is None:
+    seconds = seconds_of(_text(value))
+    if seconds is None:
         raise _Wrong("invalid_max_age")
-    return int(found[1]) * _AGE_S[found[2]]
+    return seconds
 
 
 def _filter_size(value: Any) -> int:

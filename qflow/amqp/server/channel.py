@@ -18,6 +18,7 @@ from qflow.amqp.server.holding import Held, Holding
 from qflow.amqp.server.publishing import Publishing
 from qflow.amqp.server.tasks import attempt, to_its_end
 from qflow.amqp.server.units import Unit
+from qflow.amqp.wire.methods import unchecked
 from qflow.errors import QueueEmpty
 
 if TYPE_CHECKING:
@@ -178,9 +179,7 @@ class Channel:
             )
         self._last_queue = hosted.name
         if not method.nowait:
-            answer = Queue.DeclareOk("", hosted.store.ready, len(hosted.consumers))
-            answer.queue = hosted.name  # pamqp refuses some names that RabbitMQ takes
-            self._send(answer)
+            self._send(unchecked(Queue.DeclareOk, hosted.name, hosted.store.ready, len(hosted.consumers)))
 
     async def queue_bind(self, method: Queue.Bind) -> None:
         hosted = self._queue(method.queue)
@@ -329,8 +328,7 @@ class Channel:
     async def recover(self, method: Basic.Recover) -> None:
         if not method.requeue:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, "requeue=false")
-        taken = self.holding.take_all()
-        await self.give_back(taken, True)
+        await self.give_back(self.holding.take_all(), True)
         self._send(Basic.RecoverOk())
 
     async def recover_async(self, _: Basic.RecoverAsync) -> None:

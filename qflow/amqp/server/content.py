@@ -12,17 +12,16 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pamqp import decode
-from pamqp.commands import Basic
 
 from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.model.arguments import LONGEST_MS
 from qflow.amqp.wire.frames import Content
-from qflow.amqp.wire.properties import DELIVERY_MODE, EXPIRATION, HEADERS, PRIORITY, USER_ID, changed, flags_of, spans
+from qflow.amqp.wire.properties import DELIVERY_MODE, EXPIRATION, HEADERS, PRIORITY, USER_ID, changed, spans
 from qflow.delivery import Delivery
 from qflow.message import EncodedHeaders, HeaderValue, Message, decode_headers
 
 PROPERTIES, EXCHANGE, ROUTING_KEY = "amqp.properties", "amqp.exchange", "amqp.routing_key"
 """The headers of a qflow message that came by AMQP."""
-MAX_EXPIRATION_MS = 10 * 365 * 86_400 * 1000
 PERSISTENT = 2
 NO_PROPERTIES = b"\0\0"
 CACHED_BYTES = 256
@@ -90,7 +89,7 @@ def _expiration_s(text: bytes) -> float:
         milliseconds = int(text) if text.isdigit() else -1
     except ValueError:  # more digits than Python converts
         milliseconds = -1
-    if not 0 <= milliseconds <= MAX_EXPIRATION_MS:
+    if not 0 <= milliseconds <= LONGEST_MS:
         raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid expiration {text.decode(errors='replace')!r}")
     return milliseconds / 1000
 
@@ -137,10 +136,3 @@ def _head_of(header_bytes: bytes, queue: str) -> Content:
 
 
 _remembered_head = lru_cache(4096)(_head_of)
-
-
-def unpack(raw: bytes) -> Basic.Properties:
-    """Return the properties that flags and list are."""
-    properties = Basic.Properties()
-    properties.unmarshal(flags_of(raw), raw[2:])
-    return properties

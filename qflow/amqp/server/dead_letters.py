@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.amqp.errors import AmqpError
-from qflow.amqp.server.content import content_of, headers_of, read_properties, unpack
+from qflow.amqp.server.content import content_of, headers_of, read_properties
 from qflow.amqp.server.parcels import Parcel
+from qflow.amqp.wire.methods import decode_properties
 from qflow.amqp.wire.properties import changed
 from qflow.errors import (
     BrokerClosed,
@@ -81,19 +82,13 @@ class DeadLetters:
         """Carry those that the broker made, until it is closed."""
         self._queue = queue = await self._broker.declare_queue(DEAD_LETTERS)
         while True:
-            batch: list[AsyncDelivery] = []
             try:
-                batch = list(await queue.get_many(AT_ONCE))
-                for delivery in batch:
-                    await self._carry(delivery)
+                await _each(await queue.get_many(AT_ONCE), self._carry)
             except (BrokerClosed, QueueDeleted):
                 return
             except QflowError as error:
                 _logger.warning("dead letters wait where they are: %s", error)
-                await put_back(batch)
                 await asyncio.sleep(AGAIN_S)
-            finally:
-                await put_back(batch)
 
     async def _carry(self, delivery: AsyncDelivery) -> None:
         headers = delivery.headers
@@ -121,12 +116,7 @@ class DeadLetters:
 
     async def carry_all(self, batch: AsyncDeliveries, host: Place, queue: str, reason: str) -> None:
         """`carry` messages of one queue; those that could not be carried are back in it if that fails."""
-        deliveries = list(batch)
-        try:
-            for delivery in deliveries:
-                await self.carry(delivery, host, queue, reason)
-        finally:
-            await put_back(deliveries)
+        await _each(batch, lambda delivery: self.carry(delivery, host, queue, reason))
 
     async def carry(self, delivery: AsyncDelivery, host: Place | None, queue: str, reason: str) -> None:
         """Have a message go where the exchange of its queue sends it; where nobody takes it, it is dropped."""
@@ -166,7 +156,7 @@ def _targets(host: Place | None, name: str, content: Content, reason: str) -> tu
     source = host.find(name) if host is not None else None
     exchange = None if source is None else source.arguments.dead_letter_exchange
     new_key = None if source is None else source.arguments.dead_letter_routing_key
-    properties = unpack(content.properties)
+    properties = decode_properties(content.properties)
     table: Mapping[str, Any] = properties.headers or {}
     keys = [content.routing_key, *_texts(table.get("CC"))]
     deaths = _deaths(table, content.exchange, name, reason, keys, properties.expiration)
@@ -228,8 +218,15 @@ def _texts(values: Any) -> list[str]:
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
-async def put_back(deliveries: Sequence[AsyncDelivery]) -> None:
-    """Have those of them that are not settled go back."""
-    for delivery in deliveries:
-        with suppress(QflowError):  # it was settled
-            await delivery.nack()
+async def _each(batch: AsyncDeliveries, carry: Callable[[AsyncDelivery], Awaitable[None]]) -> None:
+    """Carry messages one after the other; where that fails, this one and those behind it go back."""
+    deliveries = list(batch)
+    carried = 0
+    try:
+        for delivery in deliveries:
+            await carry(delivery)
+            carried += 1
+    finally:
+        for delivery in deliveries[carried:]:
+            with suppress(QflowError):  # it was settled
+                await delivery.nack()

@@ -10,10 +10,10 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
-from weakref import WeakKeyDictionary
 
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import QUORUM
+from qflow.amqp.model.plans import Plan
 from qflow.amqp.model.queues import ENGINE_PREFIX, ROOT
 from qflow.amqp.model.topology import Topology
 from qflow.amqp.server.dead_letters import DEAD_LETTERS, TOO_MANY, DeadLetters
@@ -34,7 +34,6 @@ from qflow.errors import (
 
 if TYPE_CHECKING:
     from qflow.aio.broker import AsyncBroker
-    from qflow.amqp.model.plans import Plan
     from qflow.amqp.model.queues import Queue
     from qflow.amqp.model.tables import Table
     from qflow.amqp.model.vhost import VirtualHost
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
 TRIMMED_AT_ONCE = 1000
 LOOK_S = 1.0
 """How often unused queues are looked for."""
+
+_logger = logging.getLogger("qflow.amqp")
 
 
 class Hosts:
@@ -148,9 +149,8 @@ class Hosts:
                     _logger.warning("unused queues are not deleted yet: %s", error)
 
 
-_logger = logging.getLogger("qflow.amqp")
-_HOSTS: WeakKeyDictionary[Broker, Hosts] = WeakKeyDictionary()
-"""By broker."""
+_HOSTS: dict[Broker, Hosts] = {}
+"""By broker; those of servers that run."""
 
 
 class Host:
@@ -345,7 +345,7 @@ class Host:
                 try:
                     await self._make(plan.queue)
                 except (SettingsConflict, InvalidArgument) as error:
-                    await self._hosts.keep(_forgetting(plan))
+                    await self._hosts.keep(Plan(facts=plan.undoing))
                     raise AmqpError(ReplyCode.PRECONDITION_FAILED, str(error)) from error
                 plan.apply()
                 if plan.queue.settled.expires_ms is not None:
@@ -444,7 +444,3 @@ class Host:
             if is_over() and self.queues.get(hosted.name) is hosted:
                 owner = hosted.model.owner
                 await self._delete(hosted.name, -1 if owner is None else owner, False, False)
-
-
-def _forgetting(plan: Plan) -> Plan:
-    return type(plan)(facts=plan.undoing)

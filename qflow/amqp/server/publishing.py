@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,8 +32,6 @@ DELAY = "x-delay"
 LONGEST_DELAY_S = 365 * 86_400.0
 FILTER_FIELD = bytes([len(FILTER_VALUE)]) + FILTER_VALUE.encode()
 _COPIES = (b"\x02CC", b"\x03BCC")
-
-_logger = logging.getLogger("qflow.amqp")
 
 
 class PublishingChannel(Protocol):

@@ -38,7 +38,7 @@ PROPERTIES: FieldTable = {**SERVER_PROPERTIES, "version": __version__}
 UNIT_BYTES = 64 * 1024**2
 DRAINING_S = 0.02
 TICK_S = 1.0
-"""Between looks for heartbeats, for what takes too long, and for queues that nobody uses."""
+"""Between looks for heartbeats, and for what takes too long."""
 
 _logger = logging.getLogger("qflow.amqp")
 

@@ -75,7 +75,6 @@ class Session:
         self._reader = reader
         self._writer = writer
         self._flush_due = False
-        self._waiting = 0
         self._tags = 0
         self._ending = False
         self._shutdown = AmqpError(ReplyCode.CONNECTION_FORCED, "")

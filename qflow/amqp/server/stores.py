@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from urllib.parse import quote
 
 from qflow.aio.delivery import AsyncStreamDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.model.arguments import seconds_of
 from qflow.amqp.server.content import content_of_delivery
 from qflow.amqp.wire.properties import changed
 from qflow.errors import AlreadySettled, BrokerClosed, QflowError, QueueDeleted, StreamDeleted
@@ -38,8 +38,6 @@ DELIVERY_COUNT = "x-delivery-count"
 OFFSET, FILTER, UNFILTERED = "x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered"
 TOPICS = "amqp-stream/"
 """How the topics of streams begin that AMQP declared; a name follows, and, of a message with one, its filter value."""
-_INTERVAL = re.compile(r"(\d+)([YMDhms])")
-_UNIT_S = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
 class Depth(NamedTuple):
@@ -111,7 +109,7 @@ class QueueStore:
 
     async def open(self, _: Mapping[str, Any]) -> Source:
         """Return what a new consumer takes from."""
-        return _QueueSource(self._name, self.queue, counts=self._counts)
+        return _QueueSource(self)
 
     def check_consumer(self, prefetch: int, no_ack: bool) -> None:
         """Refuse a consumer that cannot be served."""
@@ -119,8 +117,15 @@ class QueueStore:
     async def get(self) -> tuple[AsyncDelivery, Content]:
         """Return a message; raises `QueueEmpty`."""
         delivery = await self.queue.get(0)
+        return delivery, self.content_of(delivery)
+
+    def content_of(self, delivery: AsyncDelivery) -> Content:
+        """Return a message as it is delivered, with how often it was before, if that is to be told."""
         content = content_of_delivery(delivery.delivery, self._name)
-        return delivery, _counted(content, delivery, self._counts)
+        earlier = delivery.delivery_count - 1
+        if not self._counts or not earlier:
+            return content
+        return content._replace(properties=changed(content.properties, {DELIVERY_COUNT: earlier}))
 
     async def purge(self) -> int:
         """Drop what waits, and return how many messages that were; what consumers hold stays."""
@@ -137,25 +142,13 @@ class QueueStore:
         return count - max(left, 0)
 
 
-def _counted(content: Content, delivery: AsyncDelivery, counts: bool) -> Content:
-    """Return a message with how often it was delivered before, if that is to be told."""
-    earlier = delivery.delivery_count - 1
-    if not counts or not earlier:
-        return content
-    return content._replace(properties=changed(content.properties, {DELIVERY_COUNT: earlier}))
-
-
 class _QueueSource:
-    def __init__(self, name: str, queue: AsyncQueue, *, counts: bool) -> None:
-        self._name = name
-        self._queue = queue
-        self._counts = counts
+    def __init__(self, store: QueueStore) -> None:
+        self._queue = store.queue
+        self.content_of = store.content_of
 
     async def get_many(self, most: int) -> AsyncDeliveries:
         return await self._queue.get_many(most)
-
-    def content_of(self, delivery: AsyncDelivery) -> Content:
-        return _counted(content_of_delivery(delivery.delivery, self._name), delivery, self._counts)
 
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
         in_place(partial(self._give_up, batch.deliveries, first))
@@ -264,11 +257,10 @@ class StreamStore:
             return min(max(offset, stats.first_offsets[0]), stats.next_offsets[0])
         if isinstance(offset, datetime):
             return offset.replace(tzinfo=UTC) if offset.tzinfo is None else offset
-        found = _INTERVAL.fullmatch(offset) if isinstance(offset, str) else None
-        if found is None:
+        ago_s = seconds_of(offset) if isinstance(offset, str) else None
+        if ago_s is None:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid {OFFSET} {offset!r} for stream '{self._name}'")
-        ago = timedelta(seconds=min(int(found[1]) * _UNIT_S[found[2]], int(time.time())))
-        return datetime.now(UTC) - ago
+        return datetime.now(UTC) - timedelta(seconds=min(ago_s, int(time.time())))
 
     async def get(self) -> tuple[AsyncDelivery, Content]:
         """Refused: a stream is consumed."""

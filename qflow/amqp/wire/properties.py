@@ -9,37 +9,13 @@ from typing import Any
 from pamqp import decode
 
 from qflow.amqp.model.tables import encode_table
+from qflow.amqp.wire.tables import PROPERTIES
 
-CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE, PRIORITY, CORRELATION_ID, REPLY_TO = (
-    1 << bit for bit in range(15, 8, -1)
-)
-EXPIRATION, MESSAGE_ID, TIMESTAMP, TYPE, USER_ID, APP_ID, CLUSTER_ID = (1 << bit for bit in range(8, 1, -1))
-"""The bits of the flags, in the order of the list."""
-_TEXT, _TABLE, _OCTET, _MOMENT = range(4)
-_LAYOUT = (
-    (CONTENT_TYPE, _TEXT),
-    (CONTENT_ENCODING, _TEXT),
-    (HEADERS, _TABLE),
-    (DELIVERY_MODE, _OCTET),
-    (PRIORITY, _OCTET),
-    (CORRELATION_ID, _TEXT),
-    (REPLY_TO, _TEXT),
-    (EXPIRATION, _TEXT),
-    (MESSAGE_ID, _TEXT),
-    (TIMESTAMP, _MOMENT),
-    (TYPE, _TEXT),
-    (USER_ID, _TEXT),
-    (APP_ID, _TEXT),
-    (CLUSTER_ID, _TEXT),
-)
+HEADERS, DELIVERY_MODE, PRIORITY, EXPIRATION, USER_ID = (1 << bit for bit in (13, 12, 11, 8, 4))
+"""Bits of the flags."""
+_LAYOUT = tuple(zip((1 << bit for bit in range(15, 1, -1)), PROPERTIES, strict=True))
 _flags = struct.Struct(">H")
 _length = struct.Struct(">I")
-
-
-def flags_of(raw: bytes) -> int:
-    """Return the flags of a property list."""
-    flags: int = _flags.unpack_from(raw)[0]
-    return flags
 
 
 def spans(raw: bytes) -> Iterator[tuple[int, int, int]]:
@@ -48,12 +24,12 @@ def spans(raw: bytes) -> Iterator[tuple[int, int, int]]:
     at = 2
     for bit, kind in _LAYOUT:
         if flags & bit:
-            if kind == _TEXT:
+            if kind == "s":
                 end = at + 1 + raw[at]
-            elif kind == _TABLE:
+            elif kind == "F":
                 end = at + 4 + _length.unpack_from(raw, at)[0]
             else:
-                end = at + (1 if kind == _OCTET else 8)
+                end = at + (1 if kind == "b" else 8)
             yield bit, at, end
             at = end
 
