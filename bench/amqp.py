@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from time import perf_counter, sleep
 from typing import Any
 
-from bench import amqp_brokers, amqp_clients
-from bench.amqp_brokers import QFLOW, RABBITMQ, Broker
+from bench import amqp_clients, brokers
+from bench.amqp_brokers import RABBITMQ, starters
 from bench.amqp_clients import AioPika, Pika, control, waiting
+from bench.brokers import QFLOW, Broker
 from bench.errors import CannotRun
 from bench.measure import Bound, Row, Series, Setup, Workload, at_least, at_most, interleave, rates, ratio
 from bench.restart import drop_caches
@@ -52,9 +53,9 @@ def at_once(setup: Setup) -> Iterator[Row]:
         assert isinstance(client, AioPika)
         return client.publish_at_once(times)
 
-    with amqp_brokers.running(setup) as (brokers, problem):
+    with brokers.running(setup, *starters(setup)) as (there, problem):
         found = _measure(
-            setup, brokers, lambda broker, stack: AioPika(broker, stack, connections), times * connections, turn
+            setup, there, lambda broker, stack: AioPika(broker, stack, connections), times * connections, turn
         )
         what = f"AMQP publish, {connections} connections at once, one message each, confirmed, aio-pika"
         yield _row(what, found, at_least(1.5), problem)
@@ -62,24 +63,24 @@ def at_once(setup: Setup) -> Iterator[Row]:
 
 def _in_turns(setup: Setup, what: str, bound: Bound, number: int, turn: Turn, *, filled: bool = False) -> Iterator[Row]:
     """Let the brokers take turns with so many messages, by each of the clients."""
-    with amqp_brokers.running(setup) as (brokers, problem):
+    with brokers.running(setup, *starters(setup)) as (there, problem):
         for kind in (AioPika, Pika):
-            found = _measure(setup, brokers, kind, number, turn, filled=filled)
+            found = _measure(setup, there, kind, number, turn, filled=filled)
             yield _row(f"{what}, {kind.name}", found, bound, problem)
 
 
 def _measure(
-    setup: Setup, brokers: dict[str, Broker], connect: Connect, number: int, turn: Turn, *, filled: bool = False
+    setup: Setup, there: dict[str, Broker], connect: Connect, number: int, turn: Turn, *, filled: bool = False
 ) -> dict[str, Series]:
     """Return the rates of the brokers; the queue is filled before, or emptied after a turn, which is not timed."""
     with ExitStack() as stack:
         sides = []
-        for broker in brokers.values():
+        for broker in there.values():
             channel = stack.enter_context(control(broker))
             filler = Pika(broker, stack) if filled else None
             sides.append(_side(connect(broker, stack), channel, filler, number, turn))
         seconds = interleave(setup.few_rounds, setup.size(3, 1), *sides)
-    return {broker: rates(broker, number, taken) for broker, taken in zip(brokers, seconds, strict=True)}
+    return {broker: rates(broker, number, taken) for broker, taken in zip(there, seconds, strict=True)}
 
 
 def _side(client: Client, channel: Any, filler: Pika | None, number: int, turn: Turn) -> Callable[[], float]:
@@ -114,12 +115,12 @@ def backlog(setup: Setup) -> Iterator[Row]:
     memory: dict[str, Series] = {}
     restart: dict[str, Series] = {}
     cold = ""
-    started, problems = amqp_brokers.starters(setup)
+    started, problems = starters(setup)
     for name, start in started.items():
         with setup.scratch() as directory:
             try:
-                with start(directory, amqp_brokers.free_port()) as broker, ExitStack() as stack:
-                    amqp_brokers.wait_until_it_listens(broker)
+                with start(directory, brokers.free_port()) as broker, ExitStack() as stack:
+                    brokers.wait_until_it_listens(broker)
                     stack.enter_context(control(broker))
                     Pika(broker, stack).publish(number, amqp_clients.WINDOW)
                     memory[name] = Series(name, "MiB", [broker.anonymous_bytes() / MIB])
@@ -131,20 +132,20 @@ def backlog(setup: Setup) -> Iterator[Row]:
             except CannotRun as error:
                 problems[name] = str(error)
     body = f"{number * 1024 / MIB:,.0f} MiB of 1 KiB"
-    capacity = f"its capacity is {amqp_brokers.CAPACITY}"
+    capacity = f"its capacity is {brokers.CAPACITY}"
     yield _own(f"AMQP: RssAnon of the broker, {body} waiting", memory, at_most(160, "MiB"), problems, [capacity])
     what = f"AMQP: a broker killed and started, {number:,} messages waiting, to the first delivery"
     yield _own(what, restart, at_most(1, "s"), problems, [f"from the start of the process; {cold}"])
 
 
-def _seconds_to_deliver(start: amqp_brokers.Start, directory: Any) -> float:
+def _seconds_to_deliver(start: brokers.Start, directory: Any) -> float:
     """Start a broker on what a killed one left, and take one message as soon as it is given; it is not acked."""
     import pika
 
     begun = perf_counter()
-    with start(directory, amqp_brokers.free_port()) as broker:
-        amqp_brokers.wait_until_it_listens(broker)
-        deadline = begun + amqp_brokers.PATIENCE_S
+    with start(directory, brokers.free_port()) as broker:
+        brokers.wait_until_it_listens(broker)
+        deadline = begun + brokers.PATIENCE_S
         while True:
             try:
                 with control(broker) as channel:
@@ -156,7 +157,7 @@ def _seconds_to_deliver(start: amqp_brokers.Start, directory: Any) -> float:
             except pika.exceptions.AMQPError as error:
                 if perf_counter() > deadline:
                     raise CannotRun(f"{broker.name} let nobody in: {error!r}") from error
-                sleep(amqp_brokers.LOOK_S)
+                sleep(brokers.LOOK_S)
 
 
 def _own(name: str, found: dict[str, Series], bound: Bound, problems: dict[str, str], notes: list[str]) -> Row:

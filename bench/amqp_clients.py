@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
-from bench.amqp_brokers import Broker
+from bench.amqp_brokers import url
+from bench.brokers import Broker
 from bench.errors import CannotRun
 
 QUEUE = "bench"
@@ -27,7 +28,7 @@ def control(broker: Broker) -> Iterator[Any]:
         import pika
     except ImportError as error:
         raise CannotRun(f"pika is not installed: {error}") from error
-    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+    with pika.BlockingConnection(pika.URLParameters(url(broker))) as connection:
         channel = connection.channel()
         channel.queue_declare(QUEUE, durable=True)
         yield channel
@@ -54,7 +55,7 @@ class AioPika:
         stack.callback(self._runner.run, self._close())
 
     async def _open(self, broker: Broker) -> Any:
-        connection = await self._library.connect(broker.url)
+        connection = await self._library.connect(url(broker))
         return connection, await connection.channel(publisher_confirms=True)
 
     async def _close(self) -> None:
@@ -128,7 +129,7 @@ class Pika:
         self._last = self._settled = 0
         self._blocking: Any = stack.enter_context(control(broker))
         self._connection = pika.SelectConnection(
-            pika.URLParameters(broker.url), self._opened, self._failed, self._closed
+            pika.URLParameters(url(broker)), self._opened, self._failed, self._closed
         )
         stack.callback(self._close)
         self._run()

@@ -16,6 +16,13 @@ from bench.memory import BATCH, MIB, bodies, put_in_batches, put_one_by_one
 from qflow.message import OVERHEAD_BYTES, encode_headers
 
 HEADERS = {"kind": "flight"}
+WAYS = (
+    ("waiting-singles", "waiting, put one by one"),
+    ("waiting-batches", "waiting, put in batches of 1,000"),
+    ("waiting-headers", "waiting, with headers"),
+    ("acquired-singles", "acquired with get"),
+    ("acquired-batches", "acquired with get_many(1000)"),
+)
 
 
 # In the parent -----------------------------------------------------------------------------------------------------
@@ -25,13 +32,7 @@ def overhead(setup: Setup) -> Iterator[Row]:
     count = setup.size(50_000, BATCH)
     for size in (100, 1024):
         details = []
-        for role, what in (
-            ("waiting-singles", "waiting, put one by one"),
-            ("waiting-batches", "waiting, put in batches of 1,000"),
-            ("waiting-headers", "waiting, with headers"),
-            ("acquired-singles", "acquired with get"),
-            ("acquired-batches", "acquired with get_many(1000)"),
-        ):
+        for role, what in WAYS[: setup.size(len(WAYS), 1)]:
             with setup.scratch() as path:
                 found = children.run("overhead", path, role, count, size)
             details += [

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from bench import (
     attribution,
+    flight,
     memory,
     memory_shapes,
     overhead,
@@ -15,6 +16,7 @@ from bench import (
     reading,
     restart,
     scale,
+    spark_flight,
     spark_writing,
     stream_memory,
     stream_retention,
@@ -23,8 +25,8 @@ from bench.children import CANNOT, joined_group, report
 from bench.errors import CannotRun
 
 THEMES = (
-    *(memory, memory_shapes, overhead, restart, pressure, promises, attribution, reading, spark_writing),
-    *(scale, stream_memory, stream_retention),
+    *(memory, memory_shapes, overhead, restart, pressure, promises, attribution, reading, spark_writing, spark_flight),
+    *(scale, stream_memory, stream_retention, flight),
 )
 
 

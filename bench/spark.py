@@ -246,10 +246,11 @@ def _beyond(side: Series, empty: Series) -> Series:
 
 def count_blocks(spool: Path, topic_filter: str) -> tuple[int, int, int]:
     """Return how many blocks hold a topic that a filter matches, how many there are, and how many a read looks into."""
+    from qflow.arrow.schema import Column
     from qflow.spark import spools
     from qflow.spark.batch import StreamBatchReader
     from qflow.spark.options import parse
-    from qflow.spark.schema import TYPES, Column
+    from qflow.spark.schema import TYPES
     from qflow.storage import blocks
     from qflow.storage.log.keys import scan
     from qflow.storage.streams import columns as column_pieces

@@ -11,11 +11,14 @@ with qflow.open("spool", capacity_bytes="64MiB") as broker:
 
 from __future__ import annotations
 
+from sys import platform as _platform
+
 TYPE_CHECKING = False
 """As type checkers know it: `typing` is not imported for them."""
 if TYPE_CHECKING:
     from typing import Any
 
+    from qflow.backoff import Backoff
     from qflow.broker import Broker
     from qflow.config import Overflow, SlowConsumer
     from qflow.delivery import Deliveries, Delivery, Entry
@@ -50,22 +53,32 @@ if TYPE_CHECKING:
     from qflow.opening import open_broker as open
     from qflow.options import (
         BrokerOptions,
+        ConsumeOptions,
+        PutOnceOptions,
         PutOptions,
         QueueChanges,
         QueueOptions,
+        ScheduleOptions,
         StreamChanges,
         StreamOptions,
         SubscriptionOptions,
     )
+    from qflow.periodic import Schedule
     from qflow.queues.consumer import Consumer
     from qflow.queues.queue import Queue
     from qflow.queues.transaction import Transaction
+    from qflow.remote.client.broker import RemoteBroker
+    from qflow.remote.client.connecting import connect
+    from qflow.remote.client.queue import RemoteQueue
+    from qflow.remote.client.streams import RemoteStream, RemoteSubscription
+    from qflow.remote.client.transaction import RemoteTransaction
     from qflow.routing import PublishResult
     from qflow.stats import (
         BrokerStats,
         CompactionReport,
         QueueStats,
         RecoveryReport,
+        RedriveReport,
         SnapshotReport,
         StreamStats,
         SubscriptionStats,
@@ -76,14 +89,32 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+
+def _check_platform(platform: str) -> None:
+    """Refuse to be imported where nothing that is promised could be kept.
+
+    Raises:
+        ImportError: this is not Linux.
+    """
+    if platform != "linux":
+        raise ImportError(
+            f"qflow runs on Linux, and this is {platform!r}: use WSL 2 or a container, with the spool on a disk of "
+            "its own; clients of AMQP, MQTT and Arrow Flight reach it from anywhere"
+        )
+
+
+_check_platform(_platform)
+
 __all__ = [
     "AlreadySettled",
+    "Backoff",
     "Broker",
     "BrokerClosed",
     "BrokerFailed",
     "BrokerOptions",
     "BrokerStats",
     "CompactionReport",
+    "ConsumeOptions",
     "Consumer",
     "CorruptionError",
     "Deliveries",
@@ -103,6 +134,7 @@ __all__ = [
     "Overflow",
     "ProducerBusy",
     "PublishResult",
+    "PutOnceOptions",
     "PutOptions",
     "QflowError",
     "Queue",
@@ -113,7 +145,15 @@ __all__ = [
     "QueueOptions",
     "QueueStats",
     "RecoveryReport",
+    "RedriveReport",
     "Reentered",
+    "RemoteBroker",
+    "RemoteQueue",
+    "RemoteStream",
+    "RemoteSubscription",
+    "RemoteTransaction",
+    "Schedule",
+    "ScheduleOptions",
     "SettingsConflict",
     "SlowConsumer",
     "SnapshotReport",
@@ -133,13 +173,16 @@ __all__ = [
     "TooManyUnsettled",
     "Transaction",
     "TransactionTooLarge",
+    "connect",
     "open",
 ]
 
 _ROOMS = (
+    "backoff",
     "errors",
     "config",
     "options",
+    "periodic",
     "delivery",
     "events",
     "stats",
@@ -152,6 +195,11 @@ _ROOMS = (
     "routing",
     "broker",
     "opening",
+    "remote.client.queue",
+    "remote.client.streams",
+    "remote.client.transaction",
+    "remote.client.broker",
+    "remote.client.connecting",
 )
 """Where the names are, the light ones first. They are imported when they are asked for: whoever takes but a part of the
 package, as Spark's workers do, does not wait for the engine."""

@@ -10,6 +10,7 @@ from typing import Any, Unpack, overload
 from uuid import UUID
 
 from qflow.config import BrokerSettings, QueueSettings, StreamSettings, check_name, check_names, settings_from
+from qflow.durations import Duration
 from qflow.engine import Engine
 from qflow.events import Event
 from qflow.memory.waiting import shelter, shelter_made, sheltered
@@ -25,11 +26,13 @@ from qflow.options import (
     StreamOptions,
     SubscriptionOptions,
 )
+from qflow.periodic import Scheduling
 from qflow.queues.queue import Queue
+from qflow.queues.redrive import redrive
 from qflow.queues.transaction import Transaction
 from qflow.routing import PublishResult
 from qflow.spool import Spool
-from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, SnapshotReport
+from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.streams.sessions import Terms
@@ -37,7 +40,7 @@ from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription
 
 
-class Broker:
+class Broker(Scheduling):
     """A spool and its queues. Made by `qflow.open`; a context manager; every method is thread-safe."""
 
     engine: Engine
@@ -146,6 +149,13 @@ class Broker:
         """
         self.engine.queues.delete(name)
 
+    def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
+        """Move dead letters of a queue, at most `limit`, back to where they came from, or all of them `to` one queue.
+
+        Raises: NotFound: there is no such queue. InvalidArgument: it is `to`. Cost: a commit for each hundred.
+        """
+        return redrive(self, name, to, limit)
+
     # Topics -------------------------------------------------------------------------------------------------------
 
     @sheltered
@@ -168,7 +178,7 @@ class Broker:
 
     def publish(
         self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
-        producer: str | None = None, number: int | None = None, timeout_s: float | None = None,
+        producer: str | None = None, number: int | None = None, timeout_s: Duration | None = None,
     ) -> PublishResult:  # fmt: skip
         """Put a message into every stream that takes its topic and every queue bound to it, in one commit.
 
@@ -199,7 +209,7 @@ class Broker:
 
     def publish_many(
         self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
-        number: int | None = None, timeout_s: float | None = None,
+        number: int | None = None, timeout_s: Duration | None = None,
     ) -> Sequence[PublishResult]:  # fmt: skip
         """Publish (topic, body) pairs, or (topic, body, key), in one commit: all of them or none; see `publish`.
 
@@ -209,7 +219,7 @@ class Broker:
 
     def submit_publish(
         self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
-        producer: str | None = None, number: int | None = None, timeout_s: float | None = None,
+        producer: str | None = None, number: int | None = None, timeout_s: Duration | None = None,
     ) -> Future[PublishResult]:  # fmt: skip
         """`publish` that waits for room but not for the sync: the future has the result once it is confirmed."""
         return self.engine.publisher.submit((topic, body, key), headers, producer, number, timeout_s)
@@ -332,11 +342,8 @@ class Broker:
 
     # Transactions and events --------------------------------------------------------------------------------------
 
-    def transaction(self, timeout_s: float | None = None) -> Transaction:
-        """Return a transaction over any of the queues; see `Transaction`.
-
-        Its commit waits `timeout_s` seconds for room at limits; None = without end.
-        """
+    def transaction(self, timeout_s: Duration | None = None) -> Transaction:
+        """Return a transaction over any queues; its commit waits `timeout_s` for room at limits, None = without end."""
         return self.engine.transaction(timeout_s)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
@@ -440,9 +447,3 @@ def make_broker(
     broker = Broker()
     broker.engine = Engine(spool)
     return broker
-
-
-@sheltered
-def finish_wiping(broker: Broker, most_s: float) -> None:
-    """Unlink spill files of an earlier owner until none is left, or for about so long. Cost: 10 µs a file."""
-    broker.engine.upkeep.finish_wiping(most_s)

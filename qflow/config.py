@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from qflow.durations import EXPECTED, Duration, seconds_of
 from qflow.errors import InvalidArgument
 
 T = TypeVar("T")
@@ -80,20 +81,22 @@ def parse_size(value: int | str, what: str) -> int:
     return value
 
 
-def parse_timeout(value: float | None, what: str = "timeout_s") -> float | None:
+def parse_timeout(value: Duration | None, what: str = "timeout_s") -> float | None:
     """Return a time-out in seconds; None waits without end."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise InvalidArgument(f"{what} must be None or a number of seconds of at least 0, got {value!r}")
-    return None if value > LONGEST_S else float(value)
+    seconds = seconds_of(value)
+    if seconds is None or not seconds >= 0:
+        raise InvalidArgument(f"{what} must be None, or at least 0: {EXPECTED}; got {value!r}")
+    return None if seconds > LONGEST_S else float(seconds)
 
 
 def parse_span(value: Any, what: str) -> float:
     """Return a time span in seconds: finite, not negative, at most 100 years."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_S:
-        raise InvalidArgument(f"{what} must be a number of seconds from 0 to {LONGEST_S:.0f}, got {value!r}")
-    return float(value)
+    seconds = seconds_of(value)
+    if seconds is None or not 0 <= seconds <= LONGEST_S:
+        raise InvalidArgument(f"{what} must be from 0 to {LONGEST_S:.0f} s: {EXPECTED}; got {value!r}")
+    return float(seconds)
 
 
 def parse_moment(value: Any, what: str) -> float:
@@ -172,9 +175,10 @@ def _priorities(value: Any, what: str) -> int:
 
 
 def _timeout(value: Any, what: str) -> float:
-    if not parse_span(value, what) > 0:
+    seconds = parse_span(value, what)
+    if not seconds > 0:
         raise InvalidArgument(f"{what} must be more than 0 seconds; None is no time-out")
-    return float(value)
+    return seconds
 
 
 def _ratio(value: Any, what: str) -> float:
@@ -230,6 +234,7 @@ class QueueSettings:
         max_deliveries: how often a message is delivered before it is a dead letter; None = without end.
         dead_letter: the queue that gets expired, rejected and too often delivered messages; None = they are dropped.
         ack_timeout_s: how long a consumer may hold a message (a lease); None = until it settles it.
+        dedupe_window_s: for how long a put with a `dedupe_key` is remembered; None = there are no keys.
         priorities: how many there are, 1 to 10; a message has priority 0 to `priorities - 1`, the highest goes first.
     Performance:
         capacity_bytes: memory this queue may use; None = as much as the broker has.
@@ -245,6 +250,7 @@ class QueueSettings:
     max_deliveries: int | None = _setting(parse_count, None)
     dead_letter: str | None = _setting(_name, None)
     ack_timeout_s: float | None = _setting(_timeout, None)
+    dedupe_window_s: float | None = _setting(_timeout, None)
     priorities: int = _setting(_priorities, 1)
     capacity_bytes: int | None = _setting(parse_size, None, performance=True)
     resume_ratio: float = _setting(_ratio, 0.8, performance=True)
@@ -257,6 +263,8 @@ class QueueSettings:
         for name in ("durable", "on_overflow", "priorities", "resume_ratio"):
             if getattr(self, name) is None:
                 raise InvalidArgument(f"{name} must not be None")
+        if self.dedupe_window_s is not None and not self.durable:
+            raise InvalidArgument("dedupe_window_s is for durable queues: keys are stored with their messages")
         if self.on_overflow is Overflow.DEAD_LETTER and self.dead_letter is None:
             raise InvalidArgument("on_overflow=Overflow.DEAD_LETTER needs dead_letter, the name of a queue")
 
@@ -305,11 +313,12 @@ def _retained_bytes(value: Any, what: str) -> int:
 
 
 def _retained_s(value: Any, what: str) -> float:
-    if not parse_span(value, what) > 0:
+    seconds = parse_span(value, what)
+    if not seconds > 0:
         raise InvalidArgument(
             f"{what} must be more than 0 seconds: a stream that keeps nothing is none; None keeps all"
         )
-    return float(value)
+    return seconds
 
 
 @attrs.frozen(kw_only=True)
@@ -384,6 +393,7 @@ class BrokerSettings:
         unsafe_filesystem: open a spool on a network file system all the same.
         journal: `"auto"` confirms small commits by a journal before the log; `"off"` commits each to the log.
         journal_bytes: size of the journal, which is written once when it is made.
+        door: let other processes of this user in, by a socket in the spool.
     """
 
     capacity_bytes: int = _setting(parse_size, "64MiB")
@@ -394,6 +404,7 @@ class BrokerSettings:
     unsafe_filesystem: bool = False
     journal: str = "auto"
     journal_bytes: int = _setting(parse_size, "4MiB")
+    door: bool = _setting(_flag, True)
 
     def __attrs_post_init__(self) -> None:
         for field in attrs.fields(BrokerSettings):

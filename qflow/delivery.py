@@ -6,17 +6,61 @@ later ones raise `AlreadySettled` (after a purge or delete they do nothing).
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 from qflow.config import parse_span
-from qflow.errors import AlreadySettled
+from qflow.durations import Duration
+from qflow.errors import AlreadySettled, InvalidArgument
 from qflow.message import HeaderValue, Message, Record, decode_headers, is_plain
 
 MAY_BE_REPEATED = 1
 """The low bit of a delivery's *marks*; the rest count its earlier deliveries."""
 ONE_ATTEMPT = 2
+MAX_REASON_BYTES = 1024
+"""A reason of a `nack` is cut there, in UTF-8."""
+
+
+class Raised(str):
+    """What an exception said; as the reason of a `nack` it is told apart from what somebody wrote."""
+
+    __slots__ = ()
+
+
+def reason_of(error: BaseException) -> Raised:
+    """Return what an exception says, as the last lines of its traceback: the reason of a message that it failed."""
+    return Raised("".join(traceback.format_exception_only(error)).strip())
+
+
+class Return(NamedTuple):
+    """How messages are given back; see `Delivery.nack`."""
+
+    requeue: bool = True
+    delay_s: float = 0.0
+    reason: str | None = None
+
+
+AT_ONCE = Return()
+
+
+def parse_return(requeue: bool, delay_s: object, reason: object) -> Return:
+    return Return(requeue, parse_span(delay_s, "delay_s"), _parse_reason(reason))
+
+
+def _parse_reason(value: object) -> str | None:
+    """Return a reason of a `nack`, cut to `MAX_REASON_BYTES`; what is not Unicode is written with backslashes.
+
+    Raises:
+        InvalidArgument: it is neither text nor None.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidArgument(f"reason must be str, or None, not {type(value).__name__}: give it str(error), or repr()")
+    cut = value.encode("utf-8", "backslashreplace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+    return Raised(cut) if isinstance(value, Raised) else cut
 
 
 class Settler(Protocol):
@@ -25,7 +69,7 @@ class Settler(Protocol):
     @property
     def name(self) -> str: ...
     def settle_one(self, delivery: Delivery, wait: bool) -> None: ...
-    def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None: ...
+    def return_one(self, delivery: Delivery, how: Return) -> None: ...
     def extend_one(self, delivery: Delivery, seconds: float) -> None: ...
 
 
@@ -33,10 +77,10 @@ class BatchSettler(Settler, Protocol):
     """What settles a batch: its queue."""
 
     def settle_batch(self, batch: Deliveries, wait: bool) -> None: ...
-    def return_batch(self, batch: Deliveries, requeue: bool, delay_s: float) -> None: ...
+    def return_batch(self, batch: Deliveries, how: Return) -> None: ...
     def extend_batch(self, batch: Deliveries, seconds: float) -> None: ...
     def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None: ...
-    def return_part(self, batch: Deliveries, index: int, requeue: bool, delay_s: float) -> None: ...
+    def return_part(self, batch: Deliveries, index: int, how: Return) -> None: ...
 
 
 class Delivery:
@@ -45,12 +89,14 @@ class Delivery:
     Made by its queue, which sets the slots itself: that takes half the time of a call of `__init__`.
     """
 
-    __slots__ = ("marks", "record", "sequence", "settler")
+    __slots__ = ("marks", "record", "sequence", "settler", "taker")
 
     record: Record
     sequence: int
     settler: Settler
     marks: int
+    taker: Any
+    """Who took it, as its queue notes that; not set of one that is made of a batch, which knows."""
 
     @property
     def body(self) -> bytes:
@@ -104,21 +150,23 @@ class Delivery:
         """
         self.settler.settle_one(self, wait)
 
-    def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
+    def nack(self, requeue: bool = True, delay_s: Duration = 0.0, reason: str | None = None) -> None:
         """Give the message back to its original place, to be delivered again.
 
         Args:
             requeue: False = it is not wanted: it becomes a dead letter, or is dropped where there is no such queue.
             delay_s: it is not delivered again before; it comes then before what waits. A restart ends the delay.
+            reason: what went wrong, in words. If the message becomes a dead letter with this call, that is its header
+                `dead_letter_nack_reason`, cut to 1,024 bytes; else the reason is not kept.
 
         A message that was delivered `max_deliveries` times becomes a dead letter, or is dropped, too.
 
         Raises:
             AlreadySettled, BrokerClosed: as `ack`.
         """
-        self.settler.return_one(self, requeue, parse_span(delay_s, "delay_s"))
+        self.settler.return_one(self, parse_return(requeue, delay_s, reason))
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: Duration) -> None:
         """Hold the message for so many seconds from now, if its queue's `ack_timeout_s` would take it back earlier.
 
         Raises:
@@ -136,7 +184,7 @@ class Delivery:
             if kind is None:
                 self.ack()
             else:
-                self.nack()
+                self.nack(reason=None if error is None else reason_of(error))
         except AlreadySettled:
             pass  # the block settled it itself
 
@@ -159,10 +207,12 @@ class Deliveries(Sequence[Delivery]):
     Cost: 0.1 µs a delivery made; `.bodies` and `.ack()` 0.01 µs a message.
     """
 
-    __slots__ = ("_measured", "segments", "settled", "settled_bytes", "settler", "total")
+    __slots__ = ("_measured", "segments", "settled", "settled_bytes", "settler", "taker", "total")
 
-    def __init__(self, settler: BatchSettler, segments: list[Segment]) -> None:
+    def __init__(self, settler: BatchSettler, segments: list[Segment], taker: Any = None) -> None:
         self.settler: BatchSettler = settler
+        self.taker = taker
+        """Who took it, as its queue notes that."""
         self.segments: list[Segment] = segments
         self.total: int = sum([len(segment.records) for segment in segments]) if segments else 0
         self.settled: set[int] | None = set()
@@ -199,11 +249,11 @@ class Deliveries(Sequence[Delivery]):
         """Settle what is left of the batch; see `Delivery.ack`."""
         self.settler.settle_batch(self, wait)
 
-    def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
+    def nack(self, requeue: bool = True, delay_s: Duration = 0.0, reason: str | None = None) -> None:
         """Give what is left of the batch back to its original place; see `Delivery.nack`."""
-        self.settler.return_batch(self, requeue, parse_span(delay_s, "delay_s"))
+        self.settler.return_batch(self, parse_return(requeue, delay_s, reason))
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: Duration) -> None:
         """Hold what is left of the batch longer; see `Delivery.extend`."""
         self.settler.extend_batch(self, parse_span(seconds, "seconds"))
 
@@ -211,9 +261,9 @@ class Deliveries(Sequence[Delivery]):
         """Ack a delivery of it."""
         self.settler.settle_part(self, self.position(delivery.sequence), wait)
 
-    def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None:
+    def return_one(self, delivery: Delivery, how: Return) -> None:
         """Give a delivery of it back."""
-        self.settler.return_part(self, self.position(delivery.sequence), requeue, delay_s)
+        self.settler.return_part(self, self.position(delivery.sequence), how)
 
     def extend_one(self, delivery: Delivery, seconds: float) -> None:
         """Hold a delivery of it longer, and with it what is left of the batch."""

@@ -1,7 +1,7 @@
 """What a broker is made of: parts put together over an open spool, ended in order, refused in a forked child.
 
 Threads: `qflow-writer` writes what callers hand over, `qflow-futures` resolves futures, `qflow-maintenance` is the
-upkeep.
+upkeep, and `qflow-door` waits for callers from other processes (see `door`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from functools import partial
 
 from qflow.adoption import Adoption
 from qflow.config import parse_timeout
+from qflow.door import Door
+from qflow.durations import Duration
 from qflow.errors import BrokerClosed
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import sheltered
+from qflow.periodic import Periodic
 from qflow.publishing import Publisher
 from qflow.queues.desk import Desk
 from qflow.queues.ending import endings
@@ -46,6 +49,8 @@ class Engine:
     def __init__(self, spool: Spool) -> None:
         """Take over what the spool holds, and begin; a failure leaves nothing open."""
         self.spool = spool
+        self.door: Door | None = None
+        """Lets other processes in; whoever opens the spool makes it."""
         self.log = spool.log
         with ExitStack() as undo:
             undo.callback(spool.abandon)
@@ -66,6 +71,8 @@ class Engine:
                 spool, self.ledger, self.queues, self.streams, self.desk, self.routing, self.adoption
             )
             self.upkeep = Upkeep(spool, bell, self.queues, self.streams, self.adoption, self.figures, self.listeners)
+            self.periodic = Periodic(spool, self.queues, self.together)
+            self.upkeep.jobs.append(("schedules", self.periodic.put_due))
             self.upkeep.start()
             undo.pop_all()
         _engines.add(self)
@@ -95,7 +102,7 @@ class Engine:
         queues = self.queues.all()
         spool.opened(len(queues), sum(map(len, queues)))
 
-    def transaction(self, timeout_s: float | None) -> Transaction:
+    def transaction(self, timeout_s: Duration | None) -> Transaction:
         """Return a transaction over any of the queues; see `Broker.transaction`."""
         self.spool.check_open()
         most = self.spool.settings.max_transaction_bytes
@@ -108,6 +115,8 @@ class Engine:
         if not spool.begin_closing():
             return
         try:
+            if self.door is not None:
+                self.door.shut()
             queues = self.queues.all()
             for queue in queues:
                 refuse_calls(parts_of(queue), BrokerClosed)
@@ -121,12 +130,16 @@ class Engine:
                     [partial(let_go, parts_of(queue)) for queue in queues],
                 )
         finally:
+            if self.door is not None:
+                self.door.end()
             spool.end_closing()
             self.upkeep.attempt("telling of damage", spool.tell_damage)
 
     def disown(self) -> None:
         """In a forked child: refuse everything."""
         stub = Forked()
+        if self.door is not None:
+            self.door.leave()
         self.spool.disown(stub)
         self.queues.die(stub)
         self.streams.die(stub)

@@ -26,6 +26,11 @@ class EventKind(enum.Enum):
     """Stored messages were damaged and are in no log, or a block of the log was set aside; `detail` names them."""
     SLOW_CONSUMER = "slow_consumer"
     """A message has been held for longer than `on_slow_consumer` allows."""
+    DEAD_LETTERED = "dead_lettered"
+    """Messages have left the queue as dead letters; `detail` says how many, and why."""
+    LEASE_EXPIRED = "lease_expired"
+    """Messages were held for longer than `ack_timeout_s`, or `on_slow_consumer`, allows, and went back; `detail` says
+    who held how many for how long."""
     CONSUMER_FAILED = "consumer_failed"
     """The callback of a `Consumer` raised, and its message went back; or it could not get one, and tries again."""
 

@@ -72,4 +72,9 @@ class Listeners:
                 try:
                     listener(event)
                 except harmless:
-                    _logger.exception("%s: the callback for %s failed", self._path, event)
+                    _logger.exception(
+                        "%s: the callback for %s failed",
+                        self._path,
+                        event,
+                        extra={"spool": self._path, "event": "callback_failed"},
+                    )

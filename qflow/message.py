@@ -24,10 +24,10 @@ A `bytes` object costs 33 bytes over its content, rounded up by the allocator to
 most, and up to 24 more where blocks of the allocator are shared with shorter-lived objects.
 """
 
-SINGLE_BYTES = 128
+SINGLE_BYTES = 144
 """Charged beside that for each message that was delivered on its own.
 
-Its `Delivery` takes 64 bytes, its sequence 32, its place among those that are held 30 to 60. (Of a batch, those are
+Its `Delivery` takes 80 bytes, its sequence 32, its place among those that are held 30 to 60. (Of a batch, those are
 made by who asks for them.)
 """
 
@@ -143,6 +143,13 @@ class Message(bytes):
             start = self._text_end(start)
         return bytes(memoryview(self)[start : self.body_offset])
 
+    def head_and_body(self) -> tuple[bytes, bytes]:
+        """Return `header_bytes` and `body`. Cost: a copy of both, which is less than to ask for one after the other."""
+        if self[0] & ~_UNLOGGED:
+            return self.header_bytes, self.body
+        start = self.body_offset
+        return self[_META.size : start], self[start:]
+
     def _text_end(self, start: int) -> int:
         """Return where a text ends whose length stands at `start`."""
         return start + 2 + int(_TEXT_LENGTH.unpack_from(self, start)[0])
@@ -173,6 +180,15 @@ def body_bytes(body: object) -> bytes:
         f"a message body must be bytes, bytearray or memoryview, not {type(body).__name__}: encode it first, "
         "for example with text.encode() or json.dumps(value).encode()"
     )
+
+
+def bodies_bytes(bodies: Iterable[Any]) -> list[Any]:
+    """Return bodies as `body_bytes` does. Cost: 0.01 µs each where all are bytes, else 0.2."""
+    try:
+        found: list[Any] = list(bodies)
+    except TypeError as error:
+        raise InvalidArgument(f"bodies must be iterable, not {type(bodies).__name__}") from error
+    return found if is_plain(found) else list(map(body_bytes, found))
 
 
 def body_of(record: Record) -> bytes:
@@ -304,6 +320,11 @@ OFFSET_MASK = (1 << LANE_SHIFT) - 1
 """The other bytes: of a stream, the offset in a partition."""
 DELAYED = 16
 """Lanes 0 to 9 are priorities; lane 16 + p holds messages of priority p until they are due."""
+
+
+def offset_of(sequence: int) -> int:
+    """Return the offset of a sequence in its partition."""
+    return sequence & OFFSET_MASK
 
 
 def lane_of(sequence: int) -> int:

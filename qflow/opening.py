@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
+from importlib import import_module
 from typing import Unpack
 
 from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings, settings_from
+from qflow.door import Door, open_door
 from qflow.errors import InvalidArgument, QflowError
 from qflow.memory.waiting import shelter_made
 from qflow.options import BrokerOptions
@@ -19,8 +22,8 @@ def open_broker(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) 
     Args:
         path: a directory; made with mode 0700 if missing. It may be an existing spool or empty.
         options: `capacity_bytes="64MiB"`, `spill="files"`, `segment_bytes="8MiB"`, `max_mapped_segments=0`,
-            `max_transaction_bytes="64MiB"`, `unsafe_filesystem=False`, `journal="auto"`, `journal_bytes="4MiB"`: see
-            `qflow.BrokerOptions`.
+            `max_transaction_bytes="64MiB"`, `unsafe_filesystem=False`, `journal="auto"`, `journal_bytes="4MiB"`,
+            `door=True`: see `qflow.BrokerOptions`.
 
     Raises:
         SpoolInUse: another process owns it; nothing was touched.
@@ -40,4 +43,16 @@ def open_broker(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) 
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path) or not os.fspath(path):
         raise InvalidArgument(f"the path of a spool must be a path without NUL, not {path!r}")
     settings = settings_from(BrokerSettings, options, "broker")
-    return shelter_made(lambda: make_broker(path, settings))
+    return shelter_made(lambda: with_door(make_broker(path, settings)))
+
+
+def with_door(broker: Broker) -> Broker:
+    """Let other processes in, if they are to be."""
+    if broker.settings.door:
+        broker.engine.door = open_door(broker.path, partial(_serve, broker))
+    return broker
+
+
+def _serve(broker: Broker, door: Door) -> None:
+    """Serve callers from other processes: what that takes is imported when the first one comes."""
+    import_module("qflow.remote.server.serving").serve(broker, door)

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, Required, TypeAlias, TypedDict
 
+from qflow.backoff import Backoff
 from qflow.config import Overflow
+from qflow.durations import Duration
 from qflow.message import Headers
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class BrokerOptions(TypedDict, total=False):
     journal: `"auto"` (the default) confirms small commits by one write to a journal, which the log takes over within a
         second; `"off"` commits each to the log, at twice the time.
     journal_bytes: size of the journal, "8KiB" to "256MiB", all of it on the disk; "4MiB".
+    door: let other processes of this user in, who use the spool through `qflow.connect`, by a socket in its directory;
+        True.
     """
 
     capacity_bytes: Size
@@ -68,6 +72,7 @@ class BrokerOptions(TypedDict, total=False):
     unsafe_filesystem: bool
     journal: Literal["auto", "off"]
     journal_bytes: Size
+    door: bool
 
 
 class QueueChanges(TypedDict, Generic[Policy], total=False):
@@ -84,6 +89,8 @@ class QueueChanges(TypedDict, Generic[Policy], total=False):
         are dropped. It need not exist: it is declared when it is first needed, durable if a queue that names it is.
     ack_timeout_s: a message held for more seconds goes back to the queue; None (the default) = it is held until it is
         settled.
+    dedupe_window_s: a second put with the same `dedupe_key` stores nothing for so long after the first, and returns its
+        sequence; durable queues only; None (the default) = there are no keys. A new one holds for later puts.
     resume_ratio: puts that wait at a limit go on when the depth is down to this share of it, 0 to 1; 0.8.
     """
 
@@ -92,10 +99,11 @@ class QueueChanges(TypedDict, Generic[Policy], total=False):
     limit_bytes: Size | None
     max_message_bytes: Size
     on_overflow: Policy
-    ttl_s: float | None
+    ttl_s: Duration | None
     max_deliveries: int | None
     dead_letter: str | None
-    ack_timeout_s: float | None
+    ack_timeout_s: Duration | None
+    dedupe_window_s: Duration | None
     resume_ratio: float
 
 
@@ -125,7 +133,7 @@ class Retention(TypedDict, total=False):
     max_message_bytes: the largest message, headers and key included; "64MiB".
     """
 
-    retention_s: float | None
+    retention_s: Duration | None
     retention_bytes: Size | None
     retention_messages: int | None
     retain_until_consumed: bool
@@ -171,10 +179,37 @@ class SubscriptionOptions(TypedDict, total=False):
     name: str | None
     start: Start
     group: str | None
-    session_expiry_s: float | None
+    session_expiry_s: Duration | None
     follow: bool
-    ack_timeout_s: float | None
+    ack_timeout_s: Duration | None
     on_gap: Literal["raise", "skip"]
+
+
+class ConsumeOptions(TypedDict, total=False):
+    """How a callback gets the messages of a queue: the arguments of `consume`.
+
+    prefetch: the most messages acquired and not handed to a callback yet: the callback's slowness is the queue's
+        back-pressure. What was acquired and not handed out goes back when the consumer is closed; 100.
+    concurrency: the most callbacks that run at once, each in a thread, or task, of its own; with 1 (the default),
+        messages are handled in order.
+    name: what `stats()` calls it, and its threads are called; None (the default) = one made from the queue's.
+    retry: how long a message whose callback failed waits for its next attempt, and how many it has; None (the default)
+        = it goes back at once.
+    """
+
+    prefetch: int
+    concurrency: int
+    name: str | None
+    retry: Backoff | None
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """When messages are put again and again, and their headers: the arguments of `Broker.schedule`; see there."""
+
+    every_s: Duration | None
+    cron: str | None
+    time_zone: str
+    headers: Headers | None
 
 
 class PutOptions(TypedDict, total=False):
@@ -183,6 +218,12 @@ class PutOptions(TypedDict, total=False):
     headers: Headers | None
     durable: bool | None
     priority: int
-    ttl_s: float | None
-    delay_s: float | None
+    ttl_s: Duration | None
+    delay_s: Duration | None
     not_before: Moment | None
+
+
+class PutOnceOptions(PutOptions, total=False):
+    """Those of `PutOptions`, and `dedupe_key`."""
+
+    dedupe_key: str | None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from qflow import config
+from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QueueDeleted, StreamDeleted, again
 from qflow.message import Headers, check_key
 from qflow.queues.queue import Queue
@@ -16,11 +17,54 @@ from qflow.queues.registry import Queues
 from qflow.queues.together import Insert, Receipt, Together
 from qflow.routing import Claimed, Lots, Outgoing, PublishResult, Routing, duplicate_result, result_of
 from qflow.spool import Spool
+from qflow.storage.log.facts import Facts
 from qflow.streams import publishing
 from qflow.streams.producers import Claim, Producers
 
 Results = Callable[[], Sequence[PublishResult]]
 """Gives what a publish returns, once it is confirmed."""
+
+
+Rooms = Mapping[str, Mapping[str, bytes | None]]
+"""Facts for one commit: by room, the value of each key; None forgets it. See `storage.log.facts`."""
+
+
+class Kept:
+    """Facts that are kept in the commit of a publish, as `Together` takes what goes into its unit.
+
+    Raises:
+        InvalidArgument: one is too large.
+    """
+
+    depth = None
+
+    def __init__(self, rooms: Rooms) -> None:
+        self.queue = self.facts = Facts(rooms)
+        self.writes = (self.facts.write,)
+        self._unit: Any = None
+
+    @property
+    def unit(self) -> Any:
+        return self._unit
+
+    @unit.setter
+    def unit(self, unit: Any) -> None:
+        self._unit = unit
+        unit.size += self.facts.size
+        unit.values += self.facts.values
+
+    def give_up(self) -> None:
+        """Nothing: they are kept in the commit, or not at all."""
+
+    def committed(self, unit: Any) -> None:
+        """Nothing is left to do."""
+
+    def refused(self, unit: Any) -> None:
+        """Nothing was done."""
+
+    def settles(self) -> list[Any]:
+        """Nothing leaves a queue."""
+        return []
 
 
 class Publisher:
@@ -42,7 +86,7 @@ class Publisher:
         headers: Headers | None,
         producer: str | None,
         number: int | None,
-        timeout_s: float | None,
+        timeout_s: Duration | None,
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish_many`."""
         try:
@@ -57,7 +101,7 @@ class Publisher:
         headers: Headers | None,
         producer: str | None,
         number: int | None,
-        timeout_s: float | None,
+        timeout_s: Duration | None,
     ) -> Future[PublishResult]:
         """`publish` of one message that does not wait for the sync."""
         result: Future[PublishResult] = Future()
@@ -93,7 +137,7 @@ class Publisher:
         headers: Headers | None,
         producer: str | None,
         number: int | None,
-        timeout_s: float | None,
+        timeout_s: Duration | None,
         done: Future[Any] | None,
     ) -> Results:
         """Publish, or leave that to the writer, and `done`; return what gives the results when it is done."""

@@ -18,6 +18,7 @@ from qflow.message import (
     check_key,
     encode_headers,
     is_plain,
+    offset_of,
     topic_prefix,
     with_prefix,
 )
@@ -26,7 +27,7 @@ from qflow.queues.fan_out import FanOut, put_into_all
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert, Receipt
-from qflow.streams.partition import Partition, offset_of
+from qflow.streams.partition import Partition
 from qflow.streams.producers import Claim
 from qflow.streams.publishing import Lot, Sent, prefix_of
 from qflow.streams.shortcut import Shortcut

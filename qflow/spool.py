@@ -10,6 +10,7 @@ What lies in it:
     cursors/     how far groups of readers outside have come; see `storage.groups`
     inbox/       batches handed in from outside, which the owner adopts; see `storage.stages`
     stats.json   what the owner is doing, renewed each second
+    door         the socket through which other processes come; see `door`
     amqp/        where a local server and its clients find each other; see `amqp.local`
 
 Opening, in order, each step repeatable after a crash: lock (before anything is touched), log (created whole or not at
@@ -187,7 +188,12 @@ class Spool:
         try:
             snapshots.remove_leftovers(self.path, self.files, self.found.uuid)
         except QflowError as error:
-            _logger.warning("%s: what a compaction left stays: %s", self.path, error)
+            _logger.warning(
+                "%s: what a compaction left stays: %s",
+                self.path,
+                error,
+                extra={"spool": self.path, "event": "compaction_left"},
+            )
         wipe_spill(self.files, self.path)
 
     def _spill_store(self) -> SpillStore:
@@ -246,7 +252,9 @@ class Spool:
     def tell_damage(self) -> None:
         """Write what was noted to the log of the process, whose handlers may use the broker. Called without a lock."""
         while self._untold:
-            _damage_logger.error("%s: %s", self.path, self._untold.popleft())
+            _damage_logger.error(
+                "%s: %s", self.path, self._untold.popleft(), extra={"spool": self.path, "event": "damage"}
+            )
 
     # Copies of the log -------------------------------------------------------------------------------------------
 

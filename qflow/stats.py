@@ -12,6 +12,51 @@ PROBLEMS_KEPT = 1000
 """As many lines a report has of what is damaged."""
 
 
+TOLD = 100
+"""As many holders and consumers a queue tells of by name."""
+
+
+@attrs.frozen(kw_only=True)
+class HolderStats:
+    """Who holds messages that were delivered and are not settled."""
+
+    consumer: str
+    """The name that was given with `get` or `consume`, else that of the thread or task that took them."""
+    pid: int
+    """Its process; 0 where that is not known, as of one on another host."""
+    messages: int
+    oldest_s: float
+    """For how long it has held the first of them; to the second, as `QueueStats.oldest_unacked_s`."""
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerStats:
+    """Who is there to take messages: a consumer that runs, or a get that waits now."""
+
+    name: str
+    """As `HolderStats.consumer`."""
+    pid: int
+    kind: str
+    """`"consumer"`; `"get"` for one that waits; the name of a protocol, as `"amqp"`, for consumers of its clients."""
+    since_s: float
+    """For how long it has been there."""
+
+
+@attrs.frozen(kw_only=True)
+class Rates:
+    """Messages a second, over the last 1, 10 and 60 seconds; of a stream, what was published is `put`."""
+
+    put_1s: float = 0.0
+    put_10s: float = 0.0
+    put_60s: float = 0.0
+    delivered_1s: float = 0.0
+    delivered_10s: float = 0.0
+    delivered_60s: float = 0.0
+    acked_1s: float = 0.0
+    acked_10s: float = 0.0
+    acked_60s: float = 0.0
+
+
 @attrs.frozen(kw_only=True)
 class QueueStats:
     """One queue at one moment. Bytes of messages are body + headers; `resident_bytes` is what memory is charged."""
@@ -66,6 +111,23 @@ class QueueStats:
     spill_files_read_total: int
     """Reads: one a message that has a file of its own, one a block of a segment."""
     spill_files_unlinked_total: int
+    holders: tuple[HolderStats, ...] = ()
+    """Those that hold the oldest, 100 at most."""
+    consumers: tuple[ConsumerStats, ...] = ()
+    """100 at most: those that have been there longest."""
+    consumers_total: int = 0
+    """All of them, at this moment."""
+    blocked_putters: int = 0
+    """Puts that wait for room."""
+    blocked_longest_s: float = 0.0
+    """For how long the first of them has waited."""
+    blocked_on: str = ""
+    """What that one waits for: `"limit_messages"` or `"limit_bytes"`, or `"capacity"`: memory; empty if none waits."""
+    pinned_blocks: int = 0
+    """Blocks of the log that the first message that is held keeps. This version does not count them: 0."""
+    paused: bool = False
+    """See `Queue.pause`."""
+    rates: Rates = Rates()
 
 
 @attrs.frozen(kw_only=True)
@@ -115,6 +177,8 @@ class StreamStats:
     damaged_total: int
     """Messages of blocks that could not be read; `qflow check` names them."""
     subscriptions: list[SubscriptionStats]
+    rates: Rates = Rates()
+    """Of `put`: what was published. This version does not measure it: 0; `published_total` tells."""
 
 
 @attrs.frozen(kw_only=True)
@@ -133,6 +197,19 @@ class InboxStats:
     """Handed in once more, and not stored again."""
     refused_total: int
     """Set aside, because they are damaged or go nowhere."""
+
+
+TIME_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""The upper bounds of the buckets in `TimeStats`, each included."""
+
+
+@attrs.frozen(kw_only=True)
+class TimeStats:
+    """How long something took, each time since the spool was opened."""
+
+    counts: tuple[int, ...] = (0,) * (len(TIME_BOUNDS_S) + 1)
+    """How often, by buckets: see `TIME_BOUNDS_S`; the last one has what took longer."""
+    sum_s: float = 0.0
 
 
 @attrs.frozen(kw_only=True)
@@ -155,6 +232,12 @@ class BrokerStats:
     duplicates_total: int
     """Published messages of producers who had published them before."""
     inbox: InboxStats
+    commit_times: TimeStats = TimeStats()
+    """From the first write of a batch to the moment when it was confirmed."""
+    sync_times: TimeStats = TimeStats()
+    """Syncs of the journal, and commits of the log, which LMDB writes and syncs in one step."""
+    troubles: dict[str, str] = attrs.field(factory=dict)
+    """Parts of maintenance that failed when they were tried last, and why; they are tried again each second."""
 
 
 @attrs.frozen(kw_only=True)
@@ -227,6 +310,16 @@ class SnapshotReport:
     problems: tuple[str, ...]
     """What was damaged in the original, and so is in the copy, as far as opening a spool tells: `inspect.examine` reads
     all of it."""
+
+
+@attrs.frozen(kw_only=True)
+class RedriveReport:
+    """Which dead letters went back."""
+
+    moved: dict[str, int]
+    """How many went to each queue."""
+    kept: dict[str, int]
+    """How many stay, by reason."""
 
 
 @attrs.frozen(kw_only=True)

@@ -17,6 +17,7 @@ from qflow.adoption import Adoption
 from qflow.errors import QflowError
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
+from qflow.memory.waiting import sheltered
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
 from qflow.queues.tending import fit, tick
@@ -64,8 +65,10 @@ class Upkeep:
         self._deleted: list[int] = []
         """Numbers of what is to be removed from the log."""
         self._ticked = -math.inf
-        self._troubles: dict[str, str] = {}
+        self._troubles = figures.troubles
         """Errors of parts of maintenance that were reported."""
+        self.jobs: list[tuple[str, Callable[[], bool]]] = []
+        """What else is done each second, under its name."""
         self._thread = threading.Thread(target=self._run, name="qflow-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -92,6 +95,7 @@ class Upkeep:
         log, attempt = self._spool.log, self.attempt
         while not self._bell.wait(self._rest_s(busy, took)):
             started = time.perf_counter()
+            self._queues.tick.now_s = self._spool.monotonic()
             attempt("telling of damage", self._spool.tell_damage)
             self._listeners.tell_all(BaseException)  # maintenance goes on, also after `sys.exit()` in a callback
             if self._spool.released:
@@ -147,7 +151,14 @@ class Upkeep:
             if self._troubles.get(what) != text and not (expected and self._bell.ended):
                 self._troubles[what] = text
                 words = "%s: maintenance (%s) failed and is tried again: %s"
-                _logger.warning(words, self._spool.path, what, error, exc_info=not expected)
+                _logger.warning(
+                    words,
+                    self._spool.path,
+                    what,
+                    error,
+                    exc_info=not expected,
+                    extra={"spool": self._spool.path, "event": "maintenance_failed"},
+                )
             return False
         self._troubles.pop(what, None)
         return more
@@ -169,6 +180,8 @@ class Upkeep:
         self._figures.note_changed(queues)
         more = [attempt(f"queue {queue.name!r}", partial(self._tick, queue)) for queue in queues]
         more.append(self._streams.tick(attempt))
+        more.append(attempt("keys that have expired", self._queues.keys.forget_expired))
+        more += [attempt(what, job) for what, job in self.jobs]
         self._ticked = -math.inf if any(more) else now
         return any(more)
 
@@ -231,6 +244,7 @@ class Upkeep:
 
     # What callers have done at once ------------------------------------------------------------------------------
 
+    @sheltered
     def finish_wiping(self, most_s: float = math.inf) -> None:
         """Unlink spill files of before until none is left, or for about so long."""
         self._spool.check_open()

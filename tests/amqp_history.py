@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pamqp import commands
 
 from amqp_client import Basic, Channels, Connections, method
+from amqp_clients import PATIENCE_S, serving
 from amqp_raw import Queue, Raw, publish
 
 QUEUES = {
@@ -139,13 +144,15 @@ class Client(threading.Thread):
 class Publisher(Client):
     """Publishes in windows, and waits for their confirms."""
 
+    targets: Sequence[str] = tuple(TARGETS)
+
     def live(self, raw: Raw) -> None:
         raw.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
         open_: dict[int, Key] = {}
         tags = count(1)
         while not self.stopping.is_set() and self.chance.random() > 0.02:
             for _ in range(self.chance.randint(1, 30)):
-                target = self.chance.choice(list(TARGETS))
+                target = self.chance.choice(self.targets)
                 key = Key(self.number, target, self.history.sent[self.number, target])
                 self.history.sent[self.number, target] += 1
                 open_[next(tags)] = key
@@ -167,6 +174,50 @@ class Publisher(Client):
             return publish(key.target, key.body(), Basic.Properties(delivery_mode=2))
         frames = publish("k", key.body(), Basic.Properties(delivery_mode=2))
         return frames.replace(method(1, Basic.Publish(0, "", "k")), method(1, Basic.Publish(0, BOTH, "k")), 1)
+
+
+def wait_for_confirms(history: History, number: int) -> None:
+    """Let the clients go on."""
+    deadline = time.monotonic() + 10 * PATIENCE_S
+    while len(history.confirmed) < number:
+        assert time.monotonic() < deadline, f"{len(history.confirmed)} of {number} were confirmed"
+        assert not history.wrong, history.wrong
+        history.progress.wait(PATIENCE_S)
+        history.progress.clear()
+
+
+def live_under_kills(
+    spool: Path,
+    history: History,
+    clients: Sequence[Client],
+    declare: Callable[[int], None],
+    *,
+    port: int,
+    kills: int,
+    messages: int,
+    chance: random.Random,
+) -> None:
+    """Let clients live beside a server that is killed and started again, and end with the last kill.
+
+    Args:
+        declare: makes the queues, given the port, before the clients begin.
+        messages: are confirmed before each kill at least, and not twice as many.
+    """
+    for number in range(kills + 1):
+        with serving(spool, "--capacity", "8MiB", port=port) as (_, process):
+            if number == 0:
+                declare(port)
+                for client in clients:
+                    client.start()
+            wait_for_confirms(history, len(history.confirmed) + chance.randrange(messages, 2 * messages))
+            if number == kills:
+                for client in clients:
+                    client.stopping.set()
+            process.send_signal(signal.SIGKILL)
+            process.wait(PATIENCE_S)
+    for client in clients:
+        client.join(PATIENCE_S)
+    assert not any(client.is_alive() for client in clients)
 
 
 class Consumer(Client):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import drivers
 import processes
 import qflow
 
@@ -82,17 +83,22 @@ def spool(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_spool(spool: Path) -> Iterator[Callable[..., qflow.Broker]]:
+def access(request: pytest.FixtureRequest) -> str:
+    """How a test has a broker: as its `owner`, or through the `door` of one; see `pytest_generate_tests`."""
+    access: str = getattr(request, "param", drivers.OWNER)
+    return access
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what is marked `two_drivers` once in the owner and once through the door, but for what is `owner_only`."""
+    test = metafunc.definition
+    wanted = test.get_closest_marker("two_drivers") and not test.get_closest_marker("owner_only")
+    if wanted and "access" in metafunc.fixturenames:
+        metafunc.parametrize("access", [drivers.OWNER, drivers.DOOR], indirect=True)
+
+
+@pytest.fixture
+def open_spool(spool: Path, access: str) -> Iterator[Callable[..., qflow.Broker]]:
     """Open the spool with some settings; whatever is open at the end must pass its own check, and is closed."""
-    opened: list[qflow.Broker] = []
-
-    def open_it(**settings: Any) -> qflow.Broker:
-        broker = qflow.open(spool, **settings)
-        opened.append(broker)
-        return broker
-
-    yield open_it
-    for broker in opened:
-        if not broker.closed:
-            assert broker.check() == []
-            broker.close()
+    with drivers.opening(access, lambda **settings: qflow.open(spool, **settings)) as open_it:
+        yield open_it

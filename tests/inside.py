@@ -94,4 +94,4 @@ def cursor(subscription: qflow.Subscription) -> Cursor:
 
 def consuming(consumer: qflow.Consumer) -> Consuming:
     """Return what a queue knows of a consumer."""
-    return consumer._consuming
+    return consumer._threads[0]

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import click
+
 import qflow
 import qflow.aio
 from qflow.cli.main import app
@@ -94,12 +96,26 @@ def public_code() -> Iterator[Any]:
                         yield code
             if isinstance(thing, FunctionType):
                 yield thing.__code__
-    waiting: list[Any] = [app]
-    while waiting:
-        command = waiting.pop()
-        waiting += getattr(command, "commands", {}).values()
+    for command in commands().values():
         if command.callback is not None:
             yield inspect.unwrap(command.callback).__code__
+
+
+def commands() -> dict[str, click.Command]:
+    """Return each command and group of the command line, by its words."""
+    found: dict[str, click.Command] = {}
+
+    def add(command: click.Command, words: str) -> None:
+        found[words] = command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                assert below is not None, name
+                add(below, f"{words} {name}")
+
+    add(app, "qflow")
+    return found
 
 
 def borrowed_names(files: Files) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import re
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ def run(
             (directory / f"{name[1]}.py").write_text(block)
             monkeypatch.delitem(sys.modules, name[1], raising=False)
     source = "\n".join(pasted)
+    monkeypatch.setattr(logging.getLogger("qflow"), "handlers", list(logging.getLogger("qflow").handlers))
     capsys.readouterr()
     exec(compile(source, page, "exec"), {})
     gc.collect()  # what a page leaves open is reported here, not in a later test

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -89,3 +90,10 @@ def _line(process: Process, known: dict[int, Process]) -> list[Process]:
     while (above := known.get(line[-1].parent)) is not None and above.pid != os.getpid():
         line.append(above)
     return line
+
+
+def free_port() -> int:
+    """Return a port for a server that is started on it again and again."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import mqtt_served
 from amqp_clients import serving
 from local_servers import entry_points
 from pages import ROOT, blocks_in, blocks_of, needs_spark, run
@@ -24,8 +27,22 @@ HOWTOS = (
     "retries-and-dead-letters",
     "asyncio",
     "snapshots",
+    "connect",
+    "deduplicate",
+    "schedules",
+    "migrate-from-queue",
 )
-PAGES = ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in HOWTOS), "docs/reference/amqp.md"]
+PAGES = [
+    "README.md",
+    "docs/tutorial.md",
+    *(f"docs/howto/{name}.md" for name in HOWTOS),
+    "docs/reference/amqp.md",
+    "docs/explanation/scale.md",
+]
+if importlib.util.find_spec("prometheus_client") is not None:
+    PAGES.append("docs/howto/metrics.md")
+if importlib.util.find_spec("pyarrow") is not None:
+    PAGES.append("docs/reference/flight.md")
 NOT_HERE = ("flights.py", "usage.py", "amqp_server.py", "spark_flights.py")
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in NOT_HERE)
 
@@ -63,6 +80,43 @@ def test_the_tutorial_of_amqp_runs_with_a_server_that_is_killed(
     with serving(tmp_path / "spool") as (server, _):
         read(sections[2], server.port)
     read(sections[4], 0)
+
+
+# A client of paho's closes two sockets of its own when it is collected, which may be after the sockets are.
+PAHO = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+@PAHO
+def test_the_tutorial_of_mqtt_runs_with_a_server_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server is where the page says, on a port of its own, and is killed and stopped where the page does that."""
+    page = "docs/tutorial-mqtt.md"
+    sections = re.split(r"^## (Kill it|In a program of your own)$", (ROOT / page).read_text(), flags=re.M)
+
+    def blocks(section: str, port: int) -> list[str]:
+        return [block.replace("1883", str(port)) for block in blocks_in(section)]
+
+    with mqtt_served.serving(tmp_path, "--mqtt", "127.0.0.1:0") as (_, ports):
+        device, *rest = blocks(sections[0], ports["mqtt"][0])
+        run(page, [device, *rest], tmp_path, monkeypatch, capsys)
+    helper = device[: device.index("valve, _ =")].replace(str(ports["mqtt"][0]), "1883")
+    with mqtt_served.serving(tmp_path, "--mqtt", "127.0.0.1:0") as (process, ports):
+        run(page, blocks(f"```python\n{helper}```{sections[2]}", ports["mqtt"][0]), tmp_path, monkeypatch, capsys)
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    run(page, blocks(sections[4], 0), tmp_path, monkeypatch, capsys)
+
+
+@PAHO
+def test_the_page_about_replay_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a server on a port of its own."""
+    page = "docs/howto/replay.md"
+    with mqtt_served.serving(tmp_path, "--mqtt", "127.0.0.1:0") as (_, ports):
+        blocks = [block.replace("1883", str(ports["mqtt"][0])) for block in blocks_of(page)]
+        run(page, blocks, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

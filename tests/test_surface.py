@@ -16,10 +16,13 @@ OF_DELIVERY = "body headers topic sequence queue delivery_count redelivered expi
 OF_STREAMS = "stream partition offset key time_ms "
 GETS = "get get_nowait get_many "
 SUBSCRIBER = GETS + "ack seek position positions lag stats close closed name filter stream "
-QUEUE = GETS + "name settings put put_nowait put_many submit ack_many browse purge consume stats on_slow_consumer "
+QUEUE = GETS + (
+    "name settings put put_nowait put_many submit ack_many browse purge consume stats on_slow_consumer pause resume "
+)
 TRANSACTION = "put put_many publish ack ack_many commit rollback result "
 SETTINGS = "path closed recovery "
-QUEUES = "declare_queue declare_queues queue queues alter_queue delete_queue bind unbind "
+SCHEDULES = "schedule schedules cancel_schedule "
+QUEUES = SCHEDULES + "declare_queue declare_queues queue queues alter_queue delete_queue bind unbind redrive "
 STREAMS = "declare_stream stream streams alter_stream delete_stream subscribe delete_subscription "
 BROKER = (
     SETTINGS + QUEUES + STREAMS + "publish publish_many submit_publish transaction on_event stats check snapshot "
@@ -33,8 +36,11 @@ SURFACE = {
     qflow.Stream: "query last stats ",
     qflow.StreamMessage: OF_STREAMS + "body headers topic ",
     qflow.Subscription: SUBSCRIBER,
+    qflow.RemoteStream: "query last stats ",
+    qflow.RemoteSubscription: SUBSCRIBER,
+    qflow.RemoteTransaction: TRANSACTION,
     qflow.PublishResult: SEQUENCE + "offsets sequences partitions duplicate ",
-    qflow.aio.AsyncBroker: BROKER,
+    qflow.aio.AsyncBroker: BROKER + "figures ",
     qflow.aio.AsyncQueue: QUEUE + "iterate ",
     qflow.aio.AsyncDelivery: OF_DELIVERY + "delivery ",
     qflow.aio.AsyncDeliveries: SEQUENCE + "bodies sequences ack nack extend deliveries ",
@@ -44,6 +50,11 @@ SURFACE = {
     qflow.aio.AsyncStream: "name settings query last stats ",
     qflow.aio.AsyncSubscription: SUBSCRIBER + "iterate ",
     qflow.aio.AsyncTransaction: TRANSACTION,
+    qflow.aio.AsyncRemoteBroker: BROKER + "uuid settings figures ",
+    qflow.aio.AsyncRemoteQueue: QUEUE + "iterate length ",
+    qflow.aio.AsyncRemoteStream: "settings query last stats ",
+    qflow.aio.AsyncRemoteSubscription: SUBSCRIBER + "iterate ",
+    qflow.aio.AsyncRemoteTransaction: TRANSACTION,
 }
 MADE_OF_THEIR_LIKES = {
     qflow.aio.AsyncBroker,  # of a broker for threads: that is for users
@@ -81,3 +92,10 @@ def test_the_package_shows_what_users_import() -> None:
     package, tasks = run.stdout.splitlines()
     assert set(package.split()) == {*qflow.__all__, "__version__", "aio", "inspect"}
     assert set(tasks.split()) == set(qflow.aio.__all__)
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_other_systems_are_refused_with_a_sentence(system: str) -> None:
+    """Not with what the first missing function of theirs would raise."""
+    with pytest.raises(ImportError, match=f"qflow runs on Linux, and this is '{system}': use WSL 2"):
+        qflow._check_platform(system)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Unpack, assert_type
 
 import qflow
 import qflow.aio
+import qflow.workers
 
 
 def settings(broker: qflow.Broker) -> None:
@@ -21,11 +22,16 @@ def settings(broker: qflow.Broker) -> None:
     jobs = broker.declare_queue("jobs", capacity_bytes="1MiB", limit_messages=10, on_overflow=qflow.Overflow.REJECT)
     assert_type(jobs, qflow.Queue[int])
     assert_type(broker.alter_queue(jobs, limit_messages=None, ttl_s=1.5), qflow.Queue)
+    assert_type(jobs.put(b"x", dedupe_key="order 7", timeout_s="5s"), int)
+    jobs.consume(print, concurrency=4, retry=qflow.Backoff("1s", most_s=60))
+    jobs.consume(print, concurency=4)  # type: ignore[call-arg]
+    jobs.put_many([b"x"], dedupe_key="order 7")  # type: ignore[call-arg]
     broker.declare_queue("jobs", limit_mesages=10)  # type: ignore[call-overload]
     broker.declare_queue("jobs", on_overflow="reject")  # type: ignore[call-overload]
     broker.alter_queue("jobs", limit_mesages=3)  # type: ignore[call-arg]
     broker.alter_queue("jobs", durable=False)  # type: ignore[call-arg]
-    broker.alter_queue("jobs", ttl_s="1 hour")  # type: ignore[arg-type]
+    broker.alter_queue("jobs", ttl_s="1h30m", ack_timeout_s=timedelta(minutes=5))
+    broker.alter_queue("jobs", ttl_s=b"1h")  # type: ignore[arg-type]
 
     stream = broker.declare_stream("plant", topics=["plant/#"], partitions=4, retention_bytes="1GiB")
     assert_type(stream, qflow.Stream)
@@ -37,6 +43,23 @@ def settings(broker: qflow.Broker) -> None:
     qflow.open("spool", capacity_bytes=2**20, spill="segments").close()
     qflow.open("spool", spill="disk")  # type: ignore[arg-type]
     qflow.open("spool", capacity="64MiB")  # type: ignore[call-arg]
+
+
+def work(delivery: qflow.Delivery) -> None:
+    """What workers call."""
+    delivery.nack(requeue=False, reason=5)  # type: ignore[arg-type]
+
+
+async def work_async(delivery: qflow.aio.AsyncDelivery) -> None:
+    """What workers await."""
+    await delivery.nack(reason="no such street")
+
+
+def processes() -> None:
+    assert_type(qflow.workers.run("spool", "jobs", work, processes=2, capacity_bytes="1MiB"), int)
+    qflow.workers.run("spool", "jobs", work_async, lease_s=5)
+    qflow.workers.run("spool", "jobs", "module:function", lease=5)  # type: ignore[call-arg]
+    qflow.workers.run("spool", "jobs", 5)  # type: ignore[arg-type]
 
 
 def declare_durable(broker: qflow.Broker, name: str, **options: Unpack[qflow.QueueOptions]) -> qflow.Queue:
@@ -140,3 +163,35 @@ async def tasks() -> None:
         broker.subscribe("plant", start="earlyest")  # type: ignore[arg-type]
         await broker.publish_many([("a", "1")])  # type: ignore[list-item]
     qflow.aio.open("spool", spil="files")  # type: ignore[call-arg]
+
+
+def through_the_door() -> None:
+    """Of a process beside the owner."""
+    with qflow.connect("spool") as broker:
+        jobs = broker.declare_queue("jobs", limit_bytes="1GiB")
+        assert_type(jobs, qflow.RemoteQueue)
+        assert_type(jobs.put(b"a"), int | None)
+        assert_type(jobs.get(), qflow.Delivery)
+        assert_type(jobs.get_many(3), qflow.Deliveries)
+        jobs.put("text")  # type: ignore[arg-type]
+        jobs.put(b"a", delay=2)  # type: ignore[call-arg]
+        with broker.transaction() as tx, broker.subscribe("plant", start="earliest") as subscription:
+            tx.put(jobs, b"a")
+            for delivery in subscription:
+                assert_type(delivery, qflow.StreamDelivery)
+        broker.subscribe("plant", start="earlyest")  # type: ignore[arg-type]
+
+
+async def through_the_door_in_tasks() -> None:
+    """The same, awaited."""
+    async with qflow.aio.connect("spool") as broker:
+        jobs = await broker.declare_queue("jobs", limit_bytes="1GiB")
+        assert_type(jobs, qflow.aio.AsyncRemoteQueue)
+        assert_type(await broker.queue("jobs"), qflow.aio.AsyncRemoteQueue)
+        assert_type(await jobs.put(b"a"), int | None)
+        assert_type(jobs.submit(b"a"), asyncio.Future[int | None])
+        async for delivery in jobs:
+            assert_type(delivery, qflow.aio.AsyncDelivery)
+        async with broker.subscribe("plant") as subscription:
+            assert_type(await subscription.position, int)
+            assert_type(await subscription.get(), qflow.aio.AsyncStreamDelivery)

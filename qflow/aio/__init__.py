@@ -12,6 +12,8 @@ No call blocks the event loop, and none takes a thread of its own: work in memor
 a commit, a message or room is woken by a callback, and two threads of the broker do the work on the disk.
 """
 
+from __future__ import annotations
+
 from qflow.aio.broker import AsyncBroker, open
 from qflow.aio.consumer import AsyncConsumer
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDeliveries, AsyncStreamDelivery
@@ -20,19 +22,49 @@ from qflow.aio.stream import AsyncStream
 from qflow.aio.subscription import AsyncSubscription
 from qflow.aio.transaction import AsyncTransaction
 
+TYPE_CHECKING = False
+"""As type checkers know it: `typing` is not imported for them."""
+if TYPE_CHECKING:
+    from typing import Any
+
+    from qflow.remote.client.task_broker import AsyncRemoteBroker
+    from qflow.remote.client.task_connecting import connect
+    from qflow.remote.client.task_queue import AsyncRemoteQueue
+    from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription
+    from qflow.remote.client.task_transaction import AsyncRemoteTransaction
+
 __all__ = [
     "AsyncBroker",
     "AsyncConsumer",
     "AsyncDeliveries",
     "AsyncDelivery",
     "AsyncQueue",
+    "AsyncRemoteBroker",
+    "AsyncRemoteQueue",
+    "AsyncRemoteStream",
+    "AsyncRemoteSubscription",
+    "AsyncRemoteTransaction",
     "AsyncStream",
     "AsyncStreamDeliveries",
     "AsyncStreamDelivery",
     "AsyncSubscription",
     "AsyncTransaction",
+    "connect",
     "open",
 ]
+
+_ROOMS = ("task_queue", "task_streams", "task_transaction", "task_broker", "task_connecting")
+"""Where the names are that are imported when they are asked for: who owns its spool needs none of them."""
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in __all__:
+        modules = (import_module(f"qflow.remote.client.{room}") for room in _ROOMS)
+        globals()[name] = found = next(vars(module)[name] for module in modules if name in vars(module))
+        return found
+    raise AttributeError(f"module 'qflow.aio' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

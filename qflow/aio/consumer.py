@@ -14,8 +14,18 @@ from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
 from qflow.memory.waiting import in_place
 from qflow.queues import consumer
-from qflow.queues.consumer import Troubles
-from qflow.queues.queue import Queue, parts_of
+from qflow.queues.consumer import Listed, Troubles, consuming_taker
+from qflow.takers import Taker
+
+
+class AsyncListed(Protocol):
+    """What knows the consumers of a queue, and takes messages out of what they acquired."""
+
+    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None: ...
+    def give_up_batch(self, batch: Deliveries) -> None: ...
+    def list_consumer(self, consumer: Listed) -> None: ...
+    def forget_consumer(self, consumer: Listed) -> None: ...
+    def tell_failure(self, sequence: int | None, error: BaseException) -> None: ...
 
 
 class AsyncConsumed(Settling, Protocol):
@@ -24,8 +34,8 @@ class AsyncConsumed(Settling, Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def queue(self) -> Queue: ...
-    async def collect(self, most: int, timeout_s: float | None) -> Deliveries: ...
+    def consumed(self) -> AsyncListed: ...
+    async def collect(self, most: int, timeout_s: float | None, taker: Taker) -> Deliveries: ...
 
 
 class ConsumerTasks:
@@ -38,9 +48,11 @@ class ConsumerTasks:
         callback: Callable[[AsyncDelivery], Awaitable[object]],
         prefetch: int,
         concurrency: int,
+        name: str | None,
     ) -> None:
+        self.taker = consuming_taker(queue.name, name)
         self._queue = queue
-        self._consumed = parts_of(queue.queue).consumers
+        self._consumed = queue.consumed
         self._home = home
         self._callback = callback
         self._prefetch = prefetch
@@ -127,7 +139,7 @@ class ConsumerTasks:
                 self._batch = None
                 await asyncio.sleep(0)  # a callback that never waits must not starve other tasks
                 try:
-                    self._batch = batch = await self._queue.collect(self._prefetch, None)
+                    self._batch = batch = await self._queue.collect(self._prefetch, None, self.taker)
                 except (BrokerClosed, QueueDeleted):
                     raise
                 except Exception as error:
@@ -202,9 +214,10 @@ def consumer_of(
     callback: Callable[[AsyncDelivery], Awaitable[object]],
     prefetch: int,
     concurrency: int,
+    name: str | None,
 ) -> AsyncConsumer:
     """Return a running consumer."""
     made = AsyncConsumer()
     made._name = queue.name
-    made._tasks = ConsumerTasks(queue, home, callback, prefetch, concurrency)
+    made._tasks = ConsumerTasks(queue, home, callback, prefetch, concurrency, name)
     return made

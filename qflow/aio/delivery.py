@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Protocol, overload
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.config import parse_span
+from qflow.delivery import Deliveries, Delivery, Return, parse_return, reason_of
+from qflow.durations import Duration
 from qflow.errors import AlreadySettled
 from qflow.memory.waiting import in_place
 from qflow.message import HeaderValue
@@ -17,10 +20,27 @@ from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 class Settling(Protocol):
     """Settles without blocking the loop: a queue, or a subscription."""
 
-    def settled(self) -> Awaitable[None]:
-        """Return when everything that was settled so far is synced."""
+    async def settle(self, held: Delivery | Deliveries, wait: bool) -> None: ...
+    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None: ...
+    async def extend(self, held: Delivery | Deliveries, seconds: float) -> None: ...
 
-    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None: ...
+
+class InMemory(ABC):
+    """Settles what is held of a broker of this process: at once, in memory."""
+
+    async def settle(self, held: Delivery | Deliveries, wait: bool) -> None:
+        """Ack."""
+        in_place(held.ack)
+        if wait:
+            await self.settled()
+
+    async def extend(self, held: Delivery | Deliveries, seconds: float) -> None:
+        """Hold it longer."""
+        in_place(partial(held.extend, seconds))
+
+    @abstractmethod
+    async def settled(self) -> None:
+        """Return when everything that was settled so far is synced."""
 
 
 class AsyncDelivery:
@@ -81,17 +101,15 @@ class AsyncDelivery:
 
         Cost: 1 µs, without suspending; with `wait`, a share of a commit.
         """
-        in_place(self.delivery.ack)
-        if wait:
-            await self._settling.settled()
+        await self._settling.settle(self.delivery, wait)
 
-    async def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
+    async def nack(self, requeue: bool = True, delay_s: Duration = 0.0, reason: str | None = None) -> None:
         """Give the message back; see `qflow.Delivery.nack`. Cancelled while it waits, it goes back all the same."""
-        await self._settling.give_back(self.delivery, requeue, delay_s)
+        await self._settling.give_back(self.delivery, parse_return(requeue, delay_s, reason))
 
-    async def extend(self, seconds: float) -> None:
+    async def extend(self, seconds: Duration) -> None:
         """Hold it for so many seconds from now, if its lease would end earlier; see `qflow.Delivery.extend`."""
-        in_place(partial(self.delivery.extend, seconds))
+        await self._settling.extend(self.delivery, parse_span(seconds, "seconds"))
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -101,9 +119,9 @@ class AsyncDelivery:
     ) -> None:
         try:
             if kind is None:
-                in_place(self.delivery.ack)
+                await self._settling.settle(self.delivery, False)
             else:
-                await self.nack()
+                await self.nack(reason=None if error is None else reason_of(error))
         except AlreadySettled:
             pass  # the block settled it itself
 
@@ -165,17 +183,15 @@ class AsyncDeliveries(Sequence[AsyncDelivery]):
 
     async def ack(self, wait: bool = False) -> None:
         """Settle the messages of the batch that are not settled yet; see `AsyncDelivery.ack`."""
-        in_place(self.deliveries.ack)
-        if wait:
-            await self._settling.settled()
+        await self._settling.settle(self.deliveries, wait)
 
-    async def nack(self, requeue: bool = True, delay_s: float = 0.0) -> None:
+    async def nack(self, requeue: bool = True, delay_s: Duration = 0.0, reason: str | None = None) -> None:
         """Give back the messages of the batch that are not settled yet; see `AsyncDelivery.nack`."""
-        await self._settling.give_back(self.deliveries, requeue, delay_s)
+        await self._settling.give_back(self.deliveries, parse_return(requeue, delay_s, reason))
 
-    async def extend(self, seconds: float) -> None:
+    async def extend(self, seconds: Duration) -> None:
         """Hold the rest of the batch longer; see `AsyncDelivery.extend`."""
-        in_place(partial(self.deliveries.extend, seconds))
+        await self._settling.extend(self.deliveries, parse_span(seconds, "seconds"))
 
     def __len__(self) -> int:
         return len(self.deliveries)

@@ -45,7 +45,15 @@ class Request(Protocol):
     def outcome(self) -> Any: ...
 
 
-Crowd = list[tuple["asyncio.Future[Any]", Request, Callable[[], Any]]]
+class Promise(Protocol):
+    """A future, or what is told the same."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any) -> None: ...
+    def set_exception(self, exception: BaseException) -> None: ...
+
+
+Crowd = list[tuple[Promise, Request, Callable[[], Any]]]
 """Requests that tasks handed to the log in one turn of their loop, with their futures."""
 
 
@@ -91,12 +99,16 @@ class Home:
         futures are resolved together, when the last request is done: the log does most of them in order. Those that
         others have passed, as they pass what is stored ahead, are looked at again when the last of them is done.
         """
+        future: asyncio.Future[Any] = self.loop.create_future()
+        self.promise(request, future, outcome)
+        return future
+
+    def promise(self, request: Request, promise: Promise, outcome: Callable[[], Any] | None = None) -> None:
+        """`confirmed` with something that is told the outcome as a future would be."""
         if self._crowd is None:
             self._crowd = []
             self.loop.call_soon(self._ring)
-        future: asyncio.Future[Any] = self.loop.create_future()
-        self._crowd.append((future, request, outcome or request.outcome))
-        return future
+        self._crowd.append((promise, request, outcome or request.outcome))
 
     def _ring(self) -> None:
         crowd, self._crowd = self._crowd, None

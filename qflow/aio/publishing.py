@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from qflow.aio.loops import Home, Homes, Waiter, Worker, attend
 from qflow.aio.transaction import AsyncTogether
 from qflow.errors import QueueDeleted, StreamDeleted
+from qflow.memory.line import FOREVER
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
-from qflow.publishing import Publisher
+from qflow.publishing import Kept, Publisher, Rooms
 from qflow.routing import Claimed, Lots, PublishResult, duplicate_result
 from qflow.streams.producers import Answer, Claim
 from qflow.streams.publishing import Sending, Sent
@@ -29,7 +30,12 @@ class AsyncPublishing:
         self._worker = worker
 
     async def publish(
-        self, messages: list[Any], headers: Headers | None, producer: str | None, number: int | None
+        self,
+        messages: list[Any],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        timeout_s: float | None = None,
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish_many`.
 
@@ -38,14 +44,51 @@ class AsyncPublishing:
         """
         claim = self._publisher.claim_of(producer, number)
         if claim is None:
-            return await self._publish(messages, headers, None)
+            return await self._publish(messages, headers, None, timeout_s=timeout_s)
+        now = asyncio.get_running_loop().time
+        ends = None if timeout_s is None else now() + timeout_s
         try:
-            if not await self._take(claim):
+            if not await self._take(claim, timeout_s):
                 return [duplicate_result() for _ in messages]
-            return await self._publish(messages, headers, claim)
+            left = None if ends is None else max(0.0, ends - now())
+            return await self._publish(messages, headers, claim, timeout_s=left)
         except BaseException:
             in_place(claim.give_up)
             raise
+
+    def submit_many(self, messages: list[tuple[str, bytes]]) -> asyncio.Future[Sequence[PublishResult]]:
+        """`publish` without headers and producer that returns a future; without a task if there is room at once."""
+        home = self._homes.here()
+        lots = self._publisher.lots_of(messages, None)
+        sent = None if lots is None else self._send_at_once(lots)
+        if lots is not None and sent is not None:
+            return home.confirmed(sent.request, partial(lots.results, sent))
+        return home.loop.create_task(self._publish(messages, None, None))
+
+    def keep(self, rooms: Rooms) -> asyncio.Future[Any]:
+        """Keep facts, all in one commit; the future is done when they are synced."""
+        log = self._publisher.log
+        return self._homes.here().confirmed(in_place(partial(log.join_facts, Kept(rooms).facts, soon=False)))
+
+    def forget_unchanged(self, room: str, values: Mapping[str, bytes]) -> asyncio.Future[Any]:
+        """Forget facts that still have these values; the future is done when that is synced."""
+        log = self._publisher.log
+        return self._homes.here().confirmed(in_place(partial(log.join_forgetting, room, values, soon=False)))
+
+    def submit_and_keep(
+        self, message: tuple[Any, ...], headers: Headers | None, rooms: Rooms
+    ) -> asyncio.Future[PublishResult]:
+        """`submit` of a message with facts that are kept in its commit, also where nobody wants the message."""
+        kept = Kept(rooms)
+        home = self._homes.here()
+        lots = self._publisher.lots_of([message], headers)
+        sent = None if lots is None else self._send_at_once(lots, kept)
+        if lots is not None and sent is not None:
+            return home.confirmed(sent.request, lambda: lots.results(sent)[0])
+        return home.loop.create_task(self._publish_and_keep(message, headers, kept))
+
+    async def _publish_and_keep(self, message: tuple[Any, ...], headers: Headers | None, kept: Kept) -> PublishResult:
+        return (await self._publish([message], headers, None, kept))[0]
 
     async def publish_one(
         self, message: tuple[Any, ...], headers: Headers | None, producer: str | None, number: int | None
@@ -79,20 +122,23 @@ class AsyncPublishing:
                     return home.confirmed(sent.request, lambda: lots.results(sent)[0])
         return home.loop.create_task(self.publish_one(message, headers, producer, number))
 
-    def _send_at_once(self, lots: Lots) -> Sent | None:
+    def _send_at_once(self, lots: Lots, kept: Kept | None = None) -> Sent | None:
         """Join lots to a batch if there is room; None if not."""
-        sending = Sending(lots.lots, None)
+        sending = Sending(lots.lots, None, None if kept is None else kept.facts)
         room = sending.room
-        if room is None or not in_place(partial(room.reserve_at_once, sending.amount)):
+        if (room is None and kept is None) or (
+            room is not None and not in_place(partial(room.reserve_at_once, sending.amount))
+        ):
             return None
         try:
             return in_place(partial(sending.enter, self._publisher.log, soon=False))
         except StreamDeleted:
             return None
 
-    async def _take(self, claim: Claim) -> bool:
+    async def _take(self, claim: Claim, timeout_s: float | None) -> bool:
         """Take a producer's number, waiting while another claim has it; False if it is stored."""
         home = self._homes.here()
+        ends = None if timeout_s is None else home.loop.time() + timeout_s
         while True:
             if not claim.is_known:
                 await self._worker.run(home, claim.learn)
@@ -100,14 +146,23 @@ class AsyncPublishing:
             answer = claim.try_take(waiter.wake)
             if answer is not Answer.PENDING:
                 return answer is Answer.NEW
-            await waiter.wait()
+            left = FOREVER if ends is None else ends - home.loop.time()
+            if left <= 0:
+                raise claim.busy(timeout_s)
+            await waiter.wait(left)
 
     async def _publish(
-        self, messages: list[Any], headers: Headers | None, claim: Claim | None
+        self,
+        messages: list[Any],
+        headers: Headers | None,
+        claim: Claim | None,
+        kept: Kept | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> Sequence[PublishResult]:
         publisher, home = self._publisher, self._homes.here()
         while (lots := publisher.lots_of(messages, headers)) is not None:
-            sending = Sending(lots.lots, claim)
+            sending = Sending(lots.lots, claim, None if kept is None else kept.facts)
             try:
                 await self._reserve(home, sending)
                 sent = in_place(partial(sending.enter, publisher.log, soon=False))
@@ -120,8 +175,10 @@ class AsyncPublishing:
         while True:
             out = publisher.outgoing_of(messages, headers)
             leavings: list[Any] = [] if claim is None else [Claimed(claim)]
+            if kept is not None:
+                leavings.append(kept)
             try:
-                receipts = await self._together.commit(out.inserts, leavings, puts=out.puts)
+                receipts = await self._together.commit(out.inserts, leavings, timeout_s, puts=out.puts)
             except (QueueDeleted, StreamDeleted):
                 await asyncio.sleep(0)
                 continue

@@ -11,14 +11,17 @@ from typing import Any, Generic, Unpack
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
-from qflow.aio.loops import Home, Homes, Log, Worker, attend
+from qflow.aio.loops import Home, Homes, Log, Promise, Worker, attend
 from qflow.aio.queue_work import QueueWork
+from qflow.aio.takers import task_name
+from qflow.backoff import Backoff, retried_task
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Entry
+from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
-from qflow.options import Body, Moment, Placed, PutOptions
+from qflow.options import Body, Moment, Placed, PutOnceOptions, PutOptions
 from qflow.queues.claims import Claims
 from qflow.queues.envelope import Envelope
 from qflow.queues.gets import Gets
@@ -27,6 +30,7 @@ from qflow.queues.puts import Puts
 from qflow.queues.putting import TurnedAway
 from qflow.queues.queue import Queue, parts_of
 from qflow.stats import QueueStats
+from qflow.takers import parse_name
 
 TURNS = 8
 """Batches an `async for` takes before it lets other tasks run."""
@@ -49,6 +53,7 @@ class AsyncQueue(Generic[Placed]):
     _puts: Puts
     _gets: Gets
     _claims: Claims
+    _put_once: Callable[..., Awaitable[Any]]
 
     @property
     def name(self) -> str:
@@ -69,10 +74,11 @@ class AsyncQueue(Generic[Placed]):
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
-        timeout_s: float | None = None,
+        dedupe_key: str | None = None,
+        timeout_s: Duration | None = None,
     ) -> int | Placed:
         """Append a message; on a durable queue, return once it is synced. Arguments and errors as `Queue.put`.
 
@@ -89,6 +95,7 @@ class AsyncQueue(Generic[Placed]):
             and ttl_s is None
             and delay_s is None
             and not_before is None
+            and dedupe_key is None
             and not priority
             and settings.ttl_s is None
         ):
@@ -104,9 +111,11 @@ class AsyncQueue(Generic[Placed]):
             return await self._wait_for_room(put, timeout_s)  # type: ignore[return-value]
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
+        if dedupe_key is not None:
+            return await self._put_once(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
         return await self._put([record], type(record) is bytes, envelope, timeout_s)  # type: ignore[return-value]
 
-    async def put_nowait(self, body: Body, **options: Unpack[PutOptions]) -> int | Placed:
+    async def put_nowait(self, body: Body, **options: Unpack[PutOnceOptions]) -> int | Placed:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return await self.put(body, **options, timeout_s=0)
 
@@ -117,10 +126,10 @@ class AsyncQueue(Generic[Placed]):
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
-        timeout_s: float | None = None,
+        timeout_s: Duration | None = None,
     ) -> range:
         """Append messages together, all or none; see `Queue.put_many`. Cancelled as `put`."""
         envelope = self._puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
@@ -137,27 +146,33 @@ class AsyncQueue(Generic[Placed]):
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
-        timeout_s: float | None = None,
+        timeout_s: Duration | None = None,
     ) -> asyncio.Future[int | Placed]:
         """`put` that does not wait: the future has what `put` returns, once it is confirmed.
 
         If there is room, the message is handed over when this returns, without a task of its own; else the future is
         a task that waits for room. Cancelling it cancels a `put`.
         """
-        puts, home = self._puts, self._homes.here()
-        envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
+        envelope = self._puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
-        plain = type(record) is bytes
-        if is_logged(record) or not puts.settings.durable:
-            put = puts.draft([record], plain, envelope.number)
+        return self._submitted([record], type(record) is bytes, envelope, timeout_s)
+
+    def _submitted(
+        self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
+    ) -> asyncio.Future[Any]:
+        puts, home = self._puts, self._homes.here()
+        if is_logged(records[0]) or not puts.settings.durable:
+            put = puts.draft(records, plain, envelope.number)
             if puts.enter_at_once(put):
                 return home.confirmed(put) if put.lane.is_logged else _resolved(home, put.first)
-        return home.loop.create_task(self._put([record], plain, envelope, timeout_s))  # type: ignore[arg-type]
+        return home.loop.create_task(self._put(records, plain, envelope, timeout_s))
 
-    async def _put(self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: float | None) -> int | None:
+    async def _put(
+        self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
+    ) -> int | None:
         queue = self._puts
         if queue.settings.durable and not is_logged(records[0]):
             first = queue.put_unlogged(records, envelope.number)
@@ -170,7 +185,7 @@ class AsyncQueue(Generic[Placed]):
             await self._homes.here().confirmed(put)
         return put.first
 
-    async def _wait_for_room(self, put: Any, timeout_s: float | None) -> int | None:
+    async def _wait_for_room(self, put: Any, timeout_s: Duration | None) -> int | None:
         """Put messages that have to wait, or that a limit turns away."""
         queue, home = self._puts, self._homes.here()
         putting = queue.begin([put], timeout_s)
@@ -205,18 +220,19 @@ class AsyncQueue(Generic[Placed]):
 
     # Get ---------------------------------------------------------------------------------------------------------
 
-    async def get(self, timeout_s: float | None = None) -> AsyncDelivery:
+    async def get(self, timeout_s: Duration | None = None, *, consumer: str | None = None) -> AsyncDelivery:
         """Acquire the first available message, waiting for one; see `Queue.get`.
 
         Cancelled, it takes nothing: a message it may have acquired goes back to its place, not counted as delivered.
         Waiting tasks are served first come, first served, and before waiting threads.
         Cost: 0.8 µs in memory, without suspending; 8 µs to wait for a task that puts, however many wait.
         """
-        delivery = self._gets.get_at_once()
+        taker = task_name() if consumer is None else parse_name(consumer)
+        delivery = self._gets.get_at_once(taker)
         if delivery is not None:
             return AsyncDelivery(delivery, self._work)
         home = self._homes.here()
-        getting = self._gets.begin(1, timeout_s, single=True)
+        getting = self._gets.begin(1, timeout_s, taker, single=True)
         await attend(home, self._worker, getting.step, getting.give_up)
         if self._gets.context.settings.max_deliveries is not None:
             await self._work.log_attempts(home, getting)
@@ -224,17 +240,20 @@ class AsyncQueue(Generic[Placed]):
             raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
         return AsyncDelivery(getting.delivery, self._work)
 
-    async def get_nowait(self) -> AsyncDelivery:
+    async def get_nowait(self, *, consumer: str | None = None) -> AsyncDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""
-        return await self.get(0)
+        return await self.get(0, consumer=consumer)
 
-    async def get_many(self, max_messages: int, timeout_s: float | None = None) -> AsyncDeliveries:
+    async def get_many(
+        self, max_messages: int, timeout_s: Duration | None = None, *, consumer: str | None = None
+    ) -> AsyncDeliveries:
         """Acquire what is available, at most `max_messages`: waits for the first, never to fill; see `Queue.get_many`.
 
         Cancelled as `get`.
         """
         config.parse_count(max_messages, "max_messages")
-        return AsyncDeliveries(await self._work.collect(max_messages, timeout_s), self._work)
+        taker = task_name() if consumer is None else parse_name(consumer)
+        return AsyncDeliveries(await self._work.collect(max_messages, timeout_s, taker), self._work)
 
     def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
         return self.iterate()
@@ -251,11 +270,11 @@ class AsyncQueue(Generic[Placed]):
         Cost: 2 µs a message.
         """
         config.parse_count(prefetch, "prefetch")
-        claims = self._claims
+        claims, taker = self._claims, task_name()
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # a loop body that never waits must not starve other tasks
-            batch = await self._work.collect(prefetch, None)
+            batch = await self._work.collect(prefetch, None, taker)
             try:
                 for index in range(len(batch)):
                     try:
@@ -268,7 +287,13 @@ class AsyncQueue(Generic[Placed]):
                 in_place(partial(claims.give_up, batch))
 
     def consume(
-        self, callback: Callable[[AsyncDelivery], Awaitable[object]], *, prefetch: int = PREFETCH, concurrency: int = 1
+        self,
+        callback: Callable[[AsyncDelivery], Awaitable[object]],
+        *,
+        prefetch: int = PREFETCH,
+        concurrency: int = 1,
+        name: str | None = None,
+        retry: Backoff | None = None,
     ) -> AsyncConsumer:
         """Have tasks of the running loop await `callback(delivery)` for each message, until the consumer is closed.
 
@@ -277,6 +302,8 @@ class AsyncQueue(Generic[Placed]):
         Args:
             prefetch: the most messages acquired and not handed to a callback yet.
             concurrency: the most callbacks that run at once; with 1, messages are handled in order.
+            name: what `stats()` calls it.
+            retry: how long a message whose callback failed waits, and how often it is tried; None = back at once.
 
         Returns:
             The running consumer: `async with` it, or `await close()`, which waits for the callbacks that are running.
@@ -285,7 +312,7 @@ class AsyncQueue(Generic[Placed]):
             raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
         config.parse_count(prefetch, "prefetch")
         config.parse_count(concurrency, "concurrency")
-        return consumer_of(self._work, self._homes.here(), callback, prefetch, concurrency)
+        return consumer_of(self._work, self._homes.here(), retried_task(callback, retry), prefetch, concurrency, name)
 
     # Settle ------------------------------------------------------------------------------------------------------
 
@@ -316,7 +343,15 @@ class AsyncQueue(Generic[Placed]):
         """Return a snapshot; see `Queue.stats`."""
         return await self._worker.run(self._homes.here(), self.queue.stats)
 
-    async def on_slow_consumer(self, after_s: float | None, policy: SlowConsumer = SlowConsumer.NOTIFY) -> None:
+    async def pause(self) -> None:
+        """Deliver nothing for now; see `Queue.pause`."""
+        in_place(self.queue.pause)
+
+    async def resume(self) -> None:
+        """Deliver again."""
+        in_place(self.queue.resume)
+
+    async def on_slow_consumer(self, after_s: Duration | None, policy: SlowConsumer = SlowConsumer.NOTIFY) -> None:
         """Watch for messages that are held for long; see `Queue.on_slow_consumer`."""
         self.queue.on_slow_consumer(after_s, policy)
 
@@ -328,13 +363,66 @@ class AsyncQueue(Generic[Placed]):
         return f"<AsyncQueue {self.name!r}>"
 
 
-def queue_of(queue: Queue, log: Log, homes: Homes, worker: Worker) -> AsyncQueue:
+def queue_of(
+    queue: Queue, log: Log, homes: Homes, worker: Worker, put_once: Callable[..., Awaitable[Any]]
+) -> AsyncQueue:
     """Return a queue for tasks."""
     made = AsyncQueue()
     made.queue, made._log, made._homes, made._worker = queue, log, homes, worker
+    made._put_once = put_once
     made._work = QueueWork(queue, homes, worker)
     made._puts, made._gets, made._claims = parts_of(queue).puts, parts_of(queue).gets, parts_of(queue).claims
     return made
+
+
+def work_of(queue: AsyncQueue) -> QueueWork:
+    """Return what deliveries and consumers of a queue use."""
+    return queue._work
+
+
+async def nack_all(queue: AsyncQueue, deliveries: Iterable[AsyncDelivery], requeue: bool) -> None:
+    """Give deliveries of a queue back together; those that become dead letters leave in one commit.
+
+    Raises:
+        AlreadySettled: one of them was settled, or given back, before; all the others are given back all the same.
+    Cancelled meanwhile, they go back all the same.
+    """
+    await queue._work.give_back_all([one.delivery for one in deliveries], requeue)
+
+
+def submit_many(queue: AsyncQueue, bodies: Iterable[Body], **options: Unpack[PutOptions]) -> asyncio.Future[Any]:
+    """Put messages, at least one, in one commit, all or none; the future as that of `AsyncQueue.submit`."""
+    envelope = _envelope_of(queue, options)
+    return queue._submitted(*envelope.records(bodies), envelope, None)
+
+
+def put_at_once(queue: AsyncQueue, bodies: list[bytes], promise: Promise) -> bool:
+    """Put plain messages of a durable queue in one commit, all or none, if there is room for them now.
+
+    Returns:
+        Whether there is. The promise is told the first sequence once it is synced, or what became of the put.
+    """
+    puts = queue._puts
+    settings = puts.settings
+    if settings.ttl_s is not None or not settings.durable or puts.admission.line:
+        return False
+    put = puts.draft(bodies, True, 0)
+    if not puts.enter_at_once(put):
+        return False
+    queue._homes.here().promise(put, promise)
+    return True
+
+
+def check_put(queue: AsyncQueue, body: Body, **options: Unpack[PutOptions]) -> None:
+    """Refuse a message that the queue does not take when it is empty. Raises: as `AsyncQueue.put`."""
+    envelope = _envelope_of(queue, options)
+    queue._puts.draft(*envelope.records([body]), envelope.number)
+
+
+def _envelope_of(queue: AsyncQueue, options: PutOptions) -> Envelope:
+    times = options.get("ttl_s"), options.get("delay_s"), options.get("not_before")
+    said = options.get("headers"), options.get("durable"), options.get("priority", 0)
+    return queue._puts.envelope(*said, *times)
 
 
 def _resolved(home: Home, result: int) -> asyncio.Future[Any]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
+from qflow.aio.delivery import AsyncDeliveries, InMemory
 from qflow.aio.loops import Home, Homes, Worker, attend
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Deliveries, Delivery, Return
+from qflow.durations import Duration
 from qflow.memory.waiting import in_place
+from qflow.queues.consumer import Consumers
 from qflow.queues.getting import Getting
 from qflow.queues.queue import Queue, parts_of
+from qflow.takers import Noted
 
 
-class QueueWork:
+class QueueWork(InMemory):
     """See the module. For tasks of any event loop."""
 
     def __init__(self, queue: Queue, homes: Homes, worker: Worker) -> None:
@@ -22,14 +26,19 @@ class QueueWork:
         self._worker = worker
 
     @property
+    def consumed(self) -> Consumers:
+        """What knows its consumers."""
+        return parts_of(self.queue).consumers
+
+    @property
     def name(self) -> str:
         """The queue's name."""
         return self.queue.name
 
-    async def collect(self, most: int, timeout_s: float | None) -> Deliveries:
+    async def collect(self, most: int, timeout_s: Duration | None, taker: Noted) -> Deliveries:
         """Acquire available messages, waiting for the first; return the batch as threads have it."""
         home = self._homes.here()
-        getting = self._gets.begin(most, timeout_s)
+        getting = self._gets.begin(most, timeout_s, taker)
         await attend(home, self._worker, getting.step, getting.give_up)
         await self.log_attempts(home, getting)
         return getting.batch
@@ -50,9 +59,35 @@ class QueueWork:
         if joined is not None:
             await self._homes.here().confirmed(joined)
 
-    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
+    @property
+    def is_leased(self) -> bool:
+        """What is held may be taken back from whoever holds it."""
+        return parts_of(self.queue).leases.is_watched
+
+    def give_up(self, batch: AsyncDeliveries) -> None:
+        """Give back what is left of a batch, not counted as delivered: nobody was handed it."""
+        in_place(partial(self._claims.give_up, batch.deliveries))
+
+    def give_up_from(self, batch: AsyncDeliveries, index: int) -> None:
+        """`give_up` of the deliveries of a batch from this position on."""
+        in_place(partial(self._leave, batch.deliveries, index))
+
+    def _leave(self, batch: Deliveries, index: int) -> None:
+        for place in range(index, len(batch)):
+            delivery = self._claims.leave_batch(batch, place)
+            if delivery is not None:
+                self._claims.give_up(delivery)
+
+    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
         """Nack; in a thread if that needs the disk."""
-        if self._claims.returns_by_disk(requeue):
-            await self._worker.run(self._homes.here(), partial(held.nack, requeue, delay_s))
+        if self._claims.returns_by_disk(how.requeue):
+            await self._worker.run(self._homes.here(), partial(held.nack, *how))
         else:
-            in_place(partial(held.nack, requeue, delay_s))
+            in_place(partial(held.nack, *how))
+
+    async def give_back_all(self, held: list[Delivery], requeue: bool) -> None:
+        """Nack deliveries together; in a thread if that needs the disk."""
+        if self._claims.returns_by_disk(requeue):
+            await self._worker.run(self._homes.here(), partial(self._claims.return_all, held, Return(requeue)))
+        else:
+            in_place(partial(self._claims.return_all, held, Return(requeue)))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
 from datetime import datetime
 from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import TypeVar
 
-from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery
+from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery, InMemory
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.config import parse_count
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Deliveries, Delivery, Return
+from qflow.durations import Duration
 from qflow.errors import BrokerClosed, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.stats import SubscriptionStats
+from qflow.streams.cursor import Getting
 from qflow.streams.deliveries import StreamDeliveries
 from qflow.streams.member import Member
 from qflow.streams.subscription import Subscription, member_of
@@ -62,7 +64,7 @@ class AsyncSubscription:
 
     # Getting ---------------------------------------------------------------------------------------------------------
 
-    async def get(self, timeout_s: float | None = None) -> AsyncStreamDelivery:
+    async def get(self, timeout_s: Duration | None = None) -> AsyncStreamDelivery:
         """Return the next message, waiting for it; arguments and errors as `Subscription.get`.
 
         Cancelled, it takes nothing: a message it may have got goes back to its place, not counted as delivered.
@@ -77,7 +79,7 @@ class AsyncSubscription:
         """`get` that does not wait for a message; one that is not in memory is read."""
         return await self.get(0)
 
-    async def get_many(self, max_messages: int, timeout_s: float | None = None) -> AsyncStreamDeliveries:
+    async def get_many(self, max_messages: int, timeout_s: Duration | None = None) -> AsyncStreamDeliveries:
         """Return available messages, in order, about 1 MiB at most; an empty batch at the time-out.
 
         Errors as `Subscription.get_many`. Cancelled as `get`.
@@ -85,13 +87,16 @@ class AsyncSubscription:
         batch = await self._collect(parse_count(max_messages, "max_messages"), timeout_s)
         return AsyncStreamDeliveries(self._member.empty_batch() if batch is None else batch, self._settling)
 
-    async def _collect(self, most: int, timeout_s: float | None, *, ahead: bool = False) -> StreamDeliveries | None:
-        cursor = self._member.cursor
+    async def _collect(self, most: int, timeout_s: Duration | None, *, ahead: bool = False) -> StreamDeliveries | None:
         getting = self._member.begin_get(most, timeout_s, asyncio.current_task(), ahead=ahead)
+        await self._attend(getting)
+        return getting.batch
+
+    async def _attend(self, getting: Getting) -> None:
+        cursor = self._member.cursor
         await attend(
             self._homes.here(), self._worker, partial(cursor.try_get, getting), partial(cursor.give_up_get, getting)
         )
-        return getting.batch
 
     def __aiter__(self) -> AsyncIterator[AsyncStreamDelivery]:
         return self.iterate()
@@ -184,7 +189,7 @@ class AsyncSubscription:
         return f"<Async{repr(self.subscription)[1:]}"
 
 
-class MemberSettling:
+class MemberSettling(InMemory):
     """The part of a subscription that async deliveries use: give back, wait for the sync."""
 
     def __init__(self, member: Member, homes: Homes) -> None:
@@ -197,9 +202,9 @@ class MemberSettling:
         if joined is not None:
             await self._homes.here().confirmed(joined)
 
-    async def give_back(self, held: Delivery | Deliveries, requeue: bool, delay_s: float) -> None:
+    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
         """Nack; done in memory."""
-        held.nack(requeue, delay_s)
+        held.nack(*how)
 
 
 def subscription_of(subscription: Subscription, homes: Homes, worker: Worker) -> AsyncSubscription:
@@ -208,3 +213,51 @@ def subscription_of(subscription: Subscription, homes: Homes, worker: Worker) ->
     made.subscription, made._member, made._homes, made._worker = subscription, member_of(subscription), homes, worker
     made._settling = MemberSettling(made._member, homes)
     return made
+
+
+# For whoever reads in the name of others, whose threads and tasks are told apart by keys ------------------------------
+
+Taker = tuple[Hashable, int]
+"""A thread or a task by a key of its own, and the number of a loop of its; 0 = none."""
+
+
+async def acquire(
+    subscription: AsyncSubscription, most: int | None, timeout_s: Duration | None, taker: Taker
+) -> AsyncStreamDeliveries | None:
+    """Return messages for a taker; without `most`, for a loop of its, which returns one after the other; see `show`."""
+    member = subscription._member
+    key, loop = taker
+    getting = member.begin_get(
+        member.ahead_at_once if most is None else most, timeout_s, (key, loop) if loop else key, ahead=most is None
+    )
+    await subscription._attend(getting)
+    return None if getting.batch is None else AsyncStreamDeliveries(getting.batch, subscription._settling)
+
+
+def show(batch: AsyncStreamDeliveries, count: int, settled: int | None) -> None:
+    """Note that a loop has returned so many of its batch, and settle the one that it asked for the next after."""
+    held = batch.deliveries
+    if held.shown is not None and held.settled is not None:
+        held.shown = min(max(held.shown, count), held.total)
+        if settled is not None and settled < held.shown and settled not in held.settled:
+            in_place(partial(held.settler.settle_part, held, settled, False))
+
+
+def abandon(subscription: AsyncSubscription, key: Hashable) -> None:
+    """Put back what earlier loops of a taker have left, as another one begins."""
+    in_place(partial(subscription._member.cursor.claims.abandon, key))
+
+
+def release(subscription: AsyncSubscription, batch: AsyncStreamDeliveries) -> None:
+    """Put back what is left of a batch: what a loop has returned counts as delivered, and nothing else does."""
+    in_place(partial(subscription._member.cursor.claims.release, batch.deliveries))
+
+
+async def settled(subscription: AsyncSubscription) -> None:
+    """Return when everything that was settled so far is synced."""
+    await subscription._settling.settled()
+
+
+def is_leased(subscription: AsyncSubscription) -> bool:
+    """Tell whether what is held may be taken back from whoever holds it."""
+    return subscription._member.cursor.claims.ack_timeout_s is not None

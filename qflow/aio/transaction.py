@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar, Unpack
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue
+from qflow.durations import Duration
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Message
 from qflow.options import Body, Key, Moment, PutOptions
@@ -166,8 +167,8 @@ class AsyncTransaction:
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
     ) -> None:
         """Put a message when the transaction commits; see `Transaction.put`."""

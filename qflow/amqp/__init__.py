@@ -14,9 +14,13 @@ __all__ = ["Server", "serve"]
 
 
 def __getattr__(name: str) -> object:
-    """Import the server when it is asked for: the protocol alone needs neither asyncio nor the engine."""
-    if name in __all__:
-        from qflow.amqp.server import server
+    """Import the server when it is asked for: the protocol alone needs neither asyncio nor the engine.
 
-        return getattr(server, name)
+    Raises:
+        NotFound: the package `pamqp` is not installed.
+    """
+    if name in __all__:
+        from qflow.serving.extras import load
+
+        return getattr(load("qflow.amqp.server.server", needs="pamqp", what="AMQP"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,8 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
-from qflow.cli.spool import owned
+from qflow.cli.progress import working
+from qflow.cli.spool import reached
 from qflow.config import parse_size
 
 
@@ -20,16 +21,20 @@ from qflow.config import parse_size
 def compact(spool: Path, as_json: bool) -> int:
     """Replace the log of a spool by a copy without free pages.
 
-    Needs room for the copy beside the log. A program that owns the spool calls `Broker.compact` instead. Spill
-    files left by an owner that was killed are removed.
+    Needs room for the copy beside the log. A process that owns the spool is asked to do it. Spill files left by an
+    owner that was killed are removed.
 
     The log is checked first, as by `qflow check`. Damaged data is copied as it is, and the exit code is 1.
     """
     from qflow import inspect
+    from qflow.broker import Broker
 
-    found = inspect.examine(spool)  # raises if there is no spool, where opening it would make one
-    with owned(spool, parse_size(options.DEFAULT_CAPACITY, "capacity"), None) as broker:
+    with working("checking the log"):
+        found = inspect.examine(spool)  # raises if there is no spool, where opening it would make one
+    with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker, working("copying the log"):
         report = broker.compact()
+        if isinstance(broker, Broker):
+            broker.engine.upkeep.finish_wiping()  # however long it takes: the disk is to be given back
     if as_json:
         facts.print_json({"spool": str(spool), **attrs.asdict(report), **attrs.asdict(found)})
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from qflow.errors import CorruptionError, QflowError, QueueFull, SpoolInUse, StorageError
+from qflow.errors import BrokerClosed, CorruptionError, QflowError, QueueFull, SpoolInUse, StorageError
 
 
 class Exit(enum.IntEnum):
@@ -16,18 +16,23 @@ class Exit(enum.IntEnum):
     IN_USE = 3
     STORAGE = 4
     COMMAND = 5
+    URGENT = 6
 
 
 EXIT_CODES = """\b
 Exit codes:
   0  fine
   1  something is not as it should be: messages are lost to damage, or all that
-     the spool holds was looked at, and something is damaged; the demo's result
-     differs
-  2  bad usage or bad input: an unknown option, queue or file, a line too long
+     the spool holds was looked at, and something is damaged; `qflow grep` found
+     nothing; `qflow diff` found a difference; the demo's result differs; or you
+     said no
+  2  bad usage or bad input: no spool, an unknown option, queue or file, a line
+     too long
   3  another process owns the spool, or writes the archive of `qflow pipeline run`
-  4  the disk or the queue takes no more, or cannot be read
+  4  the disk or the queue takes no more, or cannot be read; the owner of the
+     spool has ended meanwhile
   5  the command of `qflow pipe` was given up; its lines are in the queue
+  6  `qflow doctor` found something urgent; with less than that it ends with 1
   128+n  ended by signal n: 130 for Ctrl-C, 141 when the reader of stdout is gone
 """
 
@@ -39,7 +44,7 @@ def exit_code(error: QflowError | OSError) -> Exit:
             return Exit.IN_USE
         case CorruptionError():
             return Exit.DIFFERS
-        case StorageError() | QueueFull() | OSError():
+        case StorageError() | QueueFull() | BrokerClosed() | OSError():
             return Exit.STORAGE
         case _:
             return Exit.USAGE

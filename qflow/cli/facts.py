@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
+from qflow.cli.tables import laid_out, terminal_cells
+
 
 def print_json(facts: Any) -> None:
     """Print one JSON value on one line."""
-    click.echo(json.dumps(facts))
+    click.echo(json_of(facts))
+
+
+def json_of(facts: Any) -> str:
+    """Return one JSON value on one line, in ASCII: no terminal obeys it."""
+    return json.dumps(facts)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under headings; numbers are aligned to the right, None is a dash."""
-    shown = [[_cell(value) for value in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *shown, strict=True)]
-    numeric = [all(cell[0] in "-0123456789" for cell in column) for column in zip(*shown, strict=True)]
-    for line in [list(headings), *shown]:
-        cells = zip(line, widths, numeric or [False] * len(widths), strict=True)
-        click.echo(
-            "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells).rstrip()
-        )
+    """Print rows under headings; numbers are aligned to the right, None is a dash. Names are to be `readable`."""
+    for line in laid_out(headings, [[_cell(value) for value in row] for row in rows], terminal_cells()):
+        click.echo(line)
 
 
 def readable(text: str) -> str:
     """Return a name as a terminal may show it: quoted and escaped unless it is plain."""
     return text if text.isprintable() and text.strip() == text and text else ascii(text)
+
+
+def text_of(body: bytes) -> str | None:
+    """Return a body as text; None if it is not UTF-8."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def text_fields(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Return bytes as JSON has them: under this name if they are UTF-8 text, or None, else under `NAME_base64`."""
+    text = None if value is None else text_of(value)
+    return {name: text} if value is None or text is not None else {f"{name}_base64": base64.b64encode(value).decode()}
 
 
 def counted(number: int, thing: str) -> str:

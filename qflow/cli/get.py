@@ -9,11 +9,12 @@ import click
 
 from qflow.cli import options
 from qflow.cli.outlet import Outlet
-from qflow.cli.spool import owned_if_there, queue_to_empty
+from qflow.cli.spool import is_owner, queue_to_empty, reached_if_there
 from qflow.cli.stop import Stop, Stopped
+from qflow.errors import BrokerClosed
 
 if TYPE_CHECKING:
-    from qflow.queues.queue import Queue
+    from qflow.cli.spool import AnyQueue
 
 BATCH_LINES = 1000
 STDOUT = 1
@@ -32,15 +33,22 @@ def get(spool: Path, queue_name: str, maximum: int | None, follow: bool, delimit
     A message is acked once it is written; if stdout is a pipe, once it was read from the pipe (Linux). So
     `qflow get SPOOL QUEUE | head` loses nothing that was in the pipe; messages not acked stay in the queue, in order.
 
-    With --follow, the spool is closed whenever the queue is empty, so that `qflow put` can add to it, and a
-    spool that is in use is waited for.
+    Where another process owns the spool, messages come through it. With --follow, a spool of our own is closed whenever
+    the queue is empty, so that others can open it, and an owner that lets nobody in is waited for.
     """
     with Stop() as stop:
         outlet = Outlet(STDOUT, delimiter, stop)
         left = maximum
         try:
             while True:
-                left = _drain(spool, queue_name, capacity, outlet, left, stop if follow else None)
+                try:
+                    left = _drain(spool, queue_name, capacity, outlet, left, stop if follow else None)
+                except BrokerClosed:
+                    if not follow:
+                        raise
+                    # The owner has closed: what is not acked comes again.
+                    left = None if left is None else left - outlet.acked
+                    outlet = Outlet(STDOUT, delimiter, stop)
                 if not follow or left == 0:
                     return None
                 _wait_for_more(spool, queue_name, outlet, stop)
@@ -52,36 +60,45 @@ def _drain(
     spool: Path, queue_name: str, capacity: int, outlet: Outlet, left: int | None, stop: Stop | None
 ) -> int | None:
     """Write the messages of the queue, at most `left`; return how many more may follow."""
-    with owned_if_there(spool, capacity, stop) as broker:
+    with reached_if_there(spool, capacity, stop) as broker:
         queue = queue_to_empty(broker, queue_name)
         try:
-            return _write(queue, outlet, left)
+            return _write(queue, outlet, left, None if is_owner(broker) else stop)
         finally:
             outlet.settle()
             outlet.settle_lines()
 
 
-def _write(queue: Queue, outlet: Outlet, left: int | None) -> int | None:
+def _write(queue: AnyQueue, outlet: Outlet, left: int | None, stop: Stop | None) -> int | None:
+    """Write messages until there is none; with `stop`, until asked to stop."""
     while left is None or left > 0:
-        batch = queue.get_many(BATCH_LINES if left is None else min(left, BATCH_LINES), timeout_s=0)
+        patience_s = 0.0 if stop is None or outlet.unread else Stop.PATIENCE_S
+        batch = queue.get_many(BATCH_LINES if left is None else min(left, BATCH_LINES), timeout_s=patience_s)
         if batch:
             outlet.send(batch)
             left = None if left is None else left - len(batch)
         elif outlet.unread:  # messages not read from the pipe may fill the capacity
             outlet.wait()
-        else:
+        elif stop is None:
             break
+        else:
+            stop.check()
+            outlet.check()
     outlet.wait()
     return left
 
 
 def _wait_for_more(spool: Path, queue_name: str, outlet: Outlet, stop: Stop) -> None:
-    """Return when the queue holds messages and no process owns the spool."""
+    """Return when another process owns the spool and lets others in, or nobody owns it and the queue holds messages."""
     from qflow import inspect
+    from qflow.door import is_there
 
     while True:
         outlet.check()
         found = inspect.read_spool(spool)
-        if found.owner_pid is None and any(queue.name == queue_name and queue.messages for queue in found.queues):
+        if found.owner_pid is None:
+            if any(queue.name == queue_name and queue.messages for queue in found.queues):
+                return
+        elif is_there(spool):
             return
         stop.sleep(Stop.PATIENCE_S)

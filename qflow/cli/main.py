@@ -1,40 +1,85 @@
-"""The group of subcommands; turns errors into a line on stderr and an exit code."""
+"""The group of subcommands; turns errors into a line on stderr and an exit code.
+
+A command is one line in `COMMANDS`: its name, where it is (`module`, or `module:attribute` where the attribute is not
+named as the command), and its short help, which is also that of the command itself. Its module is imported when it is
+called, not by `qflow --help`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
-from qflow.cli.check import check
-from qflow.cli.compact import compact
-from qflow.cli.damage import Damage
-from qflow.cli.demo.command import demo
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
-from qflow.cli.get import get
-from qflow.cli.pipe import pipe
-from qflow.cli.pipeline import pipeline
-from qflow.cli.publish import publish
-from qflow.cli.put import put
-from qflow.cli.redrive import redrive
-from qflow.cli.serve import serve
-from qflow.cli.show import show
-from qflow.cli.snapshot import snapshot
-from qflow.cli.spilled import spilled
-from qflow.cli.stats import stats
 from qflow.cli.stop import Interrupted
-from qflow.cli.streams import streams
-from qflow.cli.subscribe import subscribe
-from qflow.cli.users import users
 from qflow.errors import QflowError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "Messages": {
+        "put": ("qflow.cli.put", "Put lines into a queue."),
+        "get": ("qflow.cli.get", "Write messages to stdout and ack them."),
+        "pipe": ("qflow.cli.pipe", "Buffer stdin durably on its way to a command."),
+        "work": ("qflow.cli.work", "Call a function with each message, in processes of their own."),
+        "publish": ("qflow.cli.publish", "Publish to a topic: into streams, and queues that are bound to it."),
+        "subscribe": ("qflow.cli.subscribe", "Write messages of a stream to stdout, and change nothing."),
+    },
+    "Look inside": {
+        "doctor": ("qflow.cli.doctor", "Say what is wrong with a spool, and what to do."),
+        "ls": ("qflow.cli.ls", "List queues and streams, fast."),
+        "du": ("qflow.cli.du", "Show what takes the disk: live and dead bytes by store and queue."),
+        "diff": ("qflow.cli.diff", "Compare two spools: queues, settings, and messages one by one."),
+        "stats": ("qflow.cli.stats", "Show the queues and streams of a spool."),
+        "top": ("qflow.cli.top", "Watch a spool in the terminal: rates, lags, memory, events."),
+        "metrics": ("qflow.cli.metrics", "Print the metrics of a spool, as Prometheus reads them."),
+        "streams": ("qflow.cli.streams", "Show the streams of a spool, or declare one."),
+        "sessions": ("qflow.cli.sessions", "Show the MQTT sessions of a spool, or delete one."),
+        "peek": ("qflow.cli.peek", "Show the first messages of a queue."),
+        "tail": ("qflow.cli.tail", "Show the last messages of a queue, and those that come."),
+        "grep": ("qflow.cli.grep", "Find messages by what is in them."),
+        "schedules": ("qflow.cli.schedules", "Show what is put again and again; add or cancel it."),
+        "show": ("qflow.cli.show", "Show one message."),
+        "spilled": ("qflow.cli.spilled", "List what lies in the spill directory."),
+    },
+    "Change": {
+        "alter": ("qflow.cli.alter", "Change settings of a queue."),
+        "move": ("qflow.cli.move", "Move the messages of a queue to another one."),
+        "redrive": ("qflow.cli.redrive", "Move dead letters back to the queues they came from."),
+        "purge": ("qflow.cli.purge", "Delete the messages of a queue."),
+        "delete": ("qflow.cli.delete", "Delete a queue, or a stream."),
+    },
+    "Keep": {
+        "check": ("qflow.cli.check", "Verify every checksum of the log."),
+        "compact": ("qflow.cli.compact", "Give the disk back that the log does not need."),
+        "export": ("qflow.cli.export", "Write queues and streams as JSON lines or Parquet."),
+        "import": ("qflow.cli.importing:import_", "Put what `qflow export` wrote into a spool."),
+        "snapshot": ("qflow.cli.snapshot", "Copy a spool, also while it is used; bring a copy back."),
+    },
+    "Serve and connect": {
+        "serve": ("qflow.cli.serve", "Serve a spool to clients on the network."),
+        "users": ("qflow.cli.users", "Say who may log in to `qflow serve`, and what they may do."),
+        "pipeline": ("qflow.cli.pipeline", "Move streams and Parquet files with Spark, and report on them."),
+        "completion": ("qflow.cli.completion", "Print what completes commands in a shell."),
+        "demo": ("qflow.cli.demo.command:demo", "A year of flights, and a kill in the middle."),
+    },
+}
+"""Section of `qflow --help` -> name -> (where the command is, short help)."""
+_BY_NAME = {name: command for section in COMMANDS.values() for name, command in section.items()}
 
 
 class _Commands(click.Group):
-    """A group whose commands return an exit code, or None for 0."""
+    """A group whose commands return an exit code, or None for 0, and are imported when they are called."""
 
     def invoke(self, ctx: click.Context) -> None:
+        from qflow.cli.damage import Damage
+
         damage = ctx.ensure_object(Damage)
         try:
             code = super().invoke(ctx) or Exit.FINE
@@ -55,7 +100,40 @@ class _Commands(click.Group):
         ctx.exit(Exit.DIFFERS if damage.lost and code == Exit.FINE else code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(_BY_NAME)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _BY_NAME:
+            return None
+        module, _, attribute = _BY_NAME[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute or cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in _BY_NAME:
+            import difflib
+
+            nearest = " or ".join(map(repr, difflib.get_close_matches(args[0], _BY_NAME)))
+            ctx.fail(f"no such command {args[0]!r}{f'; did you mean {nearest}?' if nearest else ''}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=short_help)
+            for name, (_where, short_help) in _BY_NAME.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section, commands in COMMANDS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name, short_help) for name, (_where, short_help) in commands.items()])
 
 
 def _discard_stdout() -> None:
@@ -67,22 +145,25 @@ def _discard_stdout() -> None:
 
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="qflow")
-def app() -> None:
+@click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Colour; auto is on a terminal, unless NO_COLOR is set or TERM is dumb.",
+)
+@click.pass_context
+def app(context: click.Context, color: str) -> None:
     """Queues in a directory: memory is bounded, disk is used when memory is full, confirmed messages survive a crash.
 
-    A SPOOL is the directory of a qflow broker. One process owns it at a time: `put`, `get`, `pipe`, `redrive`,
-    `publish`, `serve` and `compact` need it for themselves; `subscribe`, `streams`, `stats`, `spilled`, `show`, `check`
-    and `snapshot` only read, also beside an owner. `pipeline` works either way.
+    A SPOOL is the directory of a qflow broker. One process owns it at a time. What changes a spool asks its owner, or
+    owns it meanwhile if there is none; `pipe` and `serve` need it for themselves. What looks inside only reads, also
+    beside an owner. `pipeline` and `work` go either way.
     """
-
-
-_COMMANDS = (
-    *(demo, put, get, pipe, redrive, publish, subscribe, streams),
-    *(serve, users),
-    *(stats, spilled, show, check, snapshot, compact, pipeline),
-)
-for _command in _COMMANDS:
-    app.add_command(_command)
+    if color != "auto":
+        context.color = color == "always"
+    elif os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        context.color = False
 
 
 def main() -> None:

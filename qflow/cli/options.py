@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import click
 
 from qflow.config import SPILL_STORES, check_name, parse_size, spool_path
-from qflow.errors import InvalidArgument
+from qflow.durations import seconds_of
+from qflow.errors import InvalidArgument, QflowError
 
 DEFAULT_CAPACITY = "64MiB"
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0nrt\\])")
@@ -40,14 +42,18 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 class Seconds(click.FloatRange):
-    """A time within bounds; NaN lies within none."""
+    """A time within bounds, in seconds or as `90s`, `1h30m`, `7d`; NaN lies within none."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """Return the seconds."""
-        seconds = super().convert(value, parameter, context)
+        spoken = seconds_of(value) if isinstance(value, str) else None
+        try:
+            seconds = float(value) if spoken is None else spoken
+        except ValueError:
+            seconds = math.nan
         if seconds != seconds:
-            self.fail(f"{value} is no number of seconds", parameter, context)
-        return seconds
+            self.fail(f"{value} is no number of seconds, and no time such as 90s, 1h30m or 7d", parameter, context)
+        return super().convert(seconds, parameter, context)
 
 
 class SpoolPath(click.Path):
@@ -71,7 +77,19 @@ new_or_old_spool = click.argument("spool", type=SpoolPath())
 existing_spool = click.argument("spool", type=SpoolPath(exists=True))
 """A spool that must exist."""
 
-queue_name = click.argument("queue_name", metavar="QUEUE", callback=_parse_name)
+
+def _queues(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of queues that a shell may offer; none where the spool cannot be read."""
+    from qflow import inspect
+
+    try:
+        names = [entry.name for entry in inspect.list_spool(context.params["spool"]).entries if entry.kind == "queue"]
+    except (QflowError, OSError, KeyError):
+        return []
+    return [name for name in names if name.startswith(incomplete) and name.isprintable()]
+
+
+queue_name = click.argument("queue_name", metavar="QUEUE", callback=_parse_name, shell_complete=_queues)
 
 capacity = click.option(
     "--capacity",

@@ -97,14 +97,14 @@ class _Pipe(click.Command):
 @click.option(
     "--backoff",
     type=options.Seconds(min=0, max=LONGEST_S),
-    metavar="SECONDS",
+    metavar="TIME",
     help="The pause before COMMAND is started again; each next one of a row is twice as long, up to 30 s.  "
     "[default: 0.2]",
 )
 @click.option(
     "--timeout",
     type=options.Seconds(min=0, min_open=True, max=LONGEST_S),
-    metavar="SECONDS",
+    metavar="TIME",
     help="End COMMAND, as if it failed, when it takes nothing of its input, or does not end after it, for so long; "
     "with --batch, when a run takes longer.  [default: wait]",
 )
@@ -182,7 +182,7 @@ def pipe(
     wanted = _Settings(**settings)  # type: ignore[arg-type]
     wanted.check(command)
     skip = _count_stored(spool, queue_name) if isinstance(resume_from, str) else resume_from
-    with Stop() as stop, owned(spool, capacity, None, spill=spill) as broker:
+    with Stop() as stop, owned(spool, capacity, None, spill=spill, door=True) as broker:
         flow = Flow(queue_to_fill(broker, queue_name), capacity, delimiter, skip, stop)
         try:
             code = _run(flow, command, wanted)

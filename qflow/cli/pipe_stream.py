@@ -103,7 +103,7 @@ class _Feed:
         if self._early and not run.ends_within(_LINGER_S):
             say(
                 f"{command.name} closed its stdin before the end of its input and still runs, as process "
-                f"{run.process.pid}; its end is waited for: end it, or say --timeout SECONDS"
+                f"{run.process.pid}; its end is waited for: end it, or say --timeout TIME"
             )
         if self._stuck is None and not run.ends_within(command.timeout_s):
             self._stuck = f"{command.name} did not end within {command.timeout_s:g} s after its input, and was ended"
@@ -188,7 +188,7 @@ class Idle:
         if not self._said and now_s - self._since_s >= _IDLE_S:
             self._said = True
             say(
-                f"{name} has taken nothing of its input for {_IDLE_S:g} s, and is waited for; --timeout SECONDS ends "
+                f"{name} has taken nothing of its input for {_IDLE_S:g} s, and is waited for; --timeout TIME ends "
                 "such a command and starts it again"
             )
 

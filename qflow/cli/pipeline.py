@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -100,7 +100,7 @@ def _parse_target(_context: click.Context, _parameter: click.Parameter, value: s
     kind, colon, directory = value.partition(":")
     if kind != "parquet" or not colon or not directory:
         raise click.BadParameter(f"it is parquet:DIR, not {value!r}")
-    from qflow.spark.options import local_path
+    from qflow.spark.places.parse import local_path
 
     path = local_path(directory)
     if path is None and "://" in directory:
@@ -123,8 +123,46 @@ def pipeline() -> None:
     """
 
 
+class _Places(options.SpoolPath):
+    """The directory of a spool that exists, or URLs of brokers, or several of both, with commas between."""
+
+    name = "spool"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        """Return the text, with absolute paths."""
+        from qflow.spark.places.local import LocalPlace
+        from qflow.spark.places.parse import parse_places
+
+        try:
+            places = parse_places({"path": str(value)})
+        except QflowError as error:
+            self.fail(str(error), parameter, context)
+        for place in places:
+            if isinstance(place, LocalPlace):
+                super().convert(place.where, parameter, context)
+        return ",".join(place.where for place in places)
+
+
+def _check_places(spool: str, stream: str, reach: dict[str, str]) -> None:
+    """Check that a stream is at one of the places, before Spark starts.
+
+    Raises:
+        NotFound: it is not. Away: a broker does not answer.
+    """
+    from qflow.spark.places.local import LocalPlace
+    from qflow.spark.places.parse import parse_places
+
+    places = parse_places(reach | {"path": spool})
+    if len(places) == 1 and isinstance(places[0], LocalPlace):
+        _check_streams(Path(spool), [stream])
+        return
+    there = sorted({name for place in places for name in place.look().streams})
+    if stream not in there:
+        raise NotFound(f"there is no stream {stream!r} in {spool}; there are: {', '.join(map(repr, there)) or 'none'}")
+
+
 @pipeline.command(short_help="Archive a stream to Parquet.")
-@options.existing_spool
+@click.argument("spool", metavar="SPOOL", type=_Places(exists=True))
 @click.argument("stream")
 @click.option("--to", "directory", metavar="parquet:DIR", required=True, callback=_parse_target, help="Where it goes.")
 @click.option("--filter", "topic_filter", default="#", show_default=True, help="Of these topics only, as in MQTT.")
@@ -133,26 +171,31 @@ def pipeline() -> None:
 )
 @click.option("--partition-by", metavar="NAMES", callback=_parse_columns, help="Split by topic, date, hour, partition.")
 @click.option("--most-per-batch", type=click.IntRange(min=1), help="Messages written at once, at most.")
+@click.option("--token-file", type=click.Path(exists=True, dir_okay=False), help="What brokers at URLs ask for.")
+@click.option("--ca", type=click.Path(exists=True, dir_okay=False), help="Certificates that those of brokers are of.")
 @click.option("--group", metavar="NAME", help="Retention waits for what this archive, as NAME, has not written.")
 @_master
 @options.as_json
 def run(
-    spool: Path,
+    spool: str,
     stream: str,
     directory: str,
     topic_filter: str,
-    trigger: str,
     partition_by: tuple[str, ...],
-    most_per_batch: int | None,
-    group: str | None,
     master: str,
     as_json: bool,
+    token_file: str | None,
+    ca: str | None,
+    **more: Any,
 ) -> int | None:
     """Append the messages of STREAM, with a trigger of some seconds also those to come, to Parquet files in DIR.
 
     Each message once: DIR keeps the position, and the next run goes on there, also after a crash or
     Ctrl-C. DIR holds one archive: another stream, filter or split needs another one. To read files of a run that was
     killed, use Spark.
+
+    SPOOL may be the URL of a broker that is served with --flight, or several paths and URLs with commas between; the
+    stream is read from each that has it.
     """
     from qflow.spark.archive import Archive, Contents
 
@@ -168,19 +211,14 @@ def run(
                 err=True,
             )
 
-    _check_streams(spool, [stream])
-    archive = Archive(
-        str(spool.absolute()),
-        Contents(stream, topic_filter, partition_by),
-        directory,
-        trigger=trigger,
-        most_per_batch=most_per_batch,
-        group=group,
-    )
+    given = {"tokenFile": token_file, "ca": ca}
+    reach = {name: value for name, value in given.items() if value is not None}
+    _check_places(spool, stream, reach)
+    archive = Archive(spool, Contents(stream, topic_filter, partition_by), directory, reach=reach, **more)
     with archive, _spark(master) as spark, Stop() as stop:  # `Stop` last: Spark sets handlers of its own
         written = archive.run(spark, tell=tell, stopped=lambda: stop.requested)
     if as_json:
-        facts.print_json({"spool": str(spool), "stream": stream, "directory": directory, "messages": written})
+        facts.print_json({"spool": spool, "stream": stream, "directory": directory, "messages": written})
     else:
         click.echo(f"{written:,} messages of stream {stream} were written to {directory}")
     return stop.exit_code

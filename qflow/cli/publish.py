@@ -13,13 +13,13 @@ import click
 from qflow.cli import options
 from qflow.cli.lines import Lines
 from qflow.cli.published import Tally
-from qflow.cli.spool import owned
+from qflow.cli.spool import is_owner, reached
 from qflow.cli.stop import Stop, Stopped
 from qflow.config import QueueSettings
 from qflow.errors import InvalidArgument, MessageTooLarge, QflowError, TransactionTooLarge
 
 if TYPE_CHECKING:
-    from qflow.broker import Broker
+    from qflow.cli.spool import AnyBroker
     from qflow.message import Headers
 
 STDIN = 0
@@ -127,7 +127,7 @@ class Publisher:
         self._tally = tally
         self._source = source
 
-    def publish(self, broker: Broker, lines: list[bytes]) -> None:
+    def publish(self, broker: AnyBroker, lines: list[bytes]) -> None:
         """Publish some lines; those before one that is refused are confirmed.
 
         Raises:
@@ -160,14 +160,14 @@ class Publisher:
         """Return an error with the number of its line: the one after those that were counted."""
         return type(error)(f"{self._source}: line {self._tally.lines + 1}: {error}") if self._source else error
 
-    def _send(self, broker: Broker, messages: list[tuple[Any, ...]]) -> None:
+    def _send(self, broker: AnyBroker, messages: list[tuple[Any, ...]]) -> None:
         if self._form.producer is None:
             self._send_together(broker, messages)
             return
         for start in range(0, len(messages), OUTSTANDING):
             self._send_numbered(broker, messages[start : start + OUTSTANDING])
 
-    def _send_together(self, broker: Broker, messages: list[tuple[Any, ...]]) -> None:
+    def _send_together(self, broker: AnyBroker, messages: list[tuple[Any, ...]]) -> None:
         """Publish in one commit; if a message is refused, and so all, publish in parts, to store those before it."""
         try:
             results = broker.publish_many(messages, headers=self._form.headers or None, timeout_s=ROOM_S)
@@ -180,7 +180,7 @@ class Publisher:
         else:
             self._tally.count(messages, results)
 
-    def _send_numbered(self, broker: Broker, messages: list[tuple[Any, ...]]) -> None:
+    def _send_numbered(self, broker: AnyBroker, messages: list[tuple[Any, ...]]) -> None:
         form = self._form
         assert form.number is not None
         first = form.number + self._tally.lines
@@ -215,13 +215,13 @@ def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, pub
     lines: Lines | None = None
     batches: Iterator[list[bytes]] | None = None if body is None else iter([[os.fsencode(body)]])
     while True:
-        with owned(spool, capacity, None if batches is None or body is not None else stop) as broker:
+        with reached(spool, capacity, None if batches is None or body is not None else stop) as broker:
             if batches is None:
                 lines = Lines(STDIN, "stdin", delimiter, _settings(broker), stop, capacity)
                 batches = iter(lines)
             for batch in batches:
                 publisher.publish(broker, batch)
-                if 2 * broker.stats().resident_bytes > capacity:
+                if is_owner(broker) and 2 * broker.stats().resident_bytes > capacity:
                     break
             else:
                 break
@@ -229,7 +229,7 @@ def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, pub
         lines.warn_of_unfinished()
 
 
-def _settings(broker: Broker) -> QueueSettings:
+def _settings(broker: AnyBroker) -> QueueSettings:
     """Return settings with the largest message that any stream or queue takes, topic included: the bound of a line."""
     sizes = [broker.stream(name).settings.max_message_bytes for name in broker.streams()]
     sizes += [broker.queue(name).settings.max_message_bytes for name in broker.queues()]

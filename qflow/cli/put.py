@@ -12,13 +12,16 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.lines import Lines
-from qflow.cli.spool import owned, queue_to_fill
+from qflow.cli.spool import is_owner, queue_to_fill, reached
 from qflow.cli.stop import Stop, Stopped
-from qflow.config import QueueSettings
+from qflow.config import Overflow, QueueSettings
+from qflow.errors import QueueFull
 from qflow.message import charge
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from qflow.cli.spool import AnyQueue
 
 STDIN = Path("-")
 ROOM_S = 1.0
@@ -117,25 +120,36 @@ class Tally:
 
 
 def _put(spool: Path, capacity: int, source: Source, tally: Tally, stop: Stop) -> None:
-    """Put everything; the spool is closed and opened again whenever its memory is filled.
+    """Put everything; a spool of our own is closed and opened again whenever its memory is filled.
 
     This process never gets a message, so spilling one would be work for nothing: once the messages fill half of
     the memory, the spool is opened again, which takes milliseconds and leaves them in the log alone.
     """
     batches: Iterator[list[bytes]] | None = None
     while True:
-        with owned(spool, capacity, None if batches is None else stop) as broker:
+        with reached(spool, capacity, None if batches is None else stop) as broker:
             queue = queue_to_fill(broker, tally.queue)
             memory = min(capacity, queue.settings.capacity_bytes or capacity)
             batches = batches or source.batches(queue.settings, memory)
             room = memory // 2
             for batch in batches:
-                tally.count(queue.put_many(batch, timeout_s=ROOM_S), batch)
+                tally.count(_put_batch(queue, batch, None if is_owner(broker) else stop), batch)
                 room -= charge(batch)
-                if room < 0:
+                if room < 0 and is_owner(broker):
                     break
             else:
                 return
+
+
+def _put_batch(queue: AnyQueue, batch: list[bytes], stop: Stop | None) -> range:
+    """Put a batch; at a limit of a queue that others empty, wait until they have, or until asked to stop."""
+    while True:
+        try:
+            return queue.put_many(batch, timeout_s=ROOM_S)
+        except QueueFull:
+            if stop is None or queue.settings.on_overflow is not Overflow.BLOCK:
+                raise
+            stop.check()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def _parse_address(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Address | None:
+def _parse_addresses(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[Address, ...]:
     try:
-        return None if value is None else Address.parse(value)
+        return tuple(map(Address.parse, values))
     except InvalidArgument as error:
         raise click.BadParameter(str(error)) from error
 
@@ -32,29 +35,107 @@ def _parse_address(_context: click.Context, _parameter: click.Parameter, value: 
     metavar="[HOST:PORT]",
     is_flag=False,
     flag_value="127.0.0.1:5672",
-    callback=_parse_address,
+    multiple=True,
+    callback=_parse_addresses,
     help="Listen for AMQP 0-9-1, which RabbitMQ's clients speak; without an address, on 127.0.0.1:5672.",
 )
-@click.option("--amqps", metavar="HOST:PORT", callback=_parse_address, help="The same with TLS.")
+@click.option("--amqps", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="The same with TLS.")
+@click.option(
+    "--mqtt",
+    metavar="[HOST:PORT]",
+    is_flag=False,
+    flag_value="127.0.0.1:1883",
+    multiple=True,
+    callback=_parse_addresses,
+    help="Listen for MQTT 3.1.1 and 5; without an address, on 127.0.0.1:1883.",
+)
+@click.option("--mqtts", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="The same with TLS.")
+@click.option("--ws", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="MQTT over WebSockets.")
+@click.option("--wss", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="The same with TLS.")
+@click.option(
+    "--flight",
+    metavar="[HOST:PORT]",
+    is_flag=False,
+    flag_value="127.0.0.1:7420",
+    multiple=True,
+    callback=_parse_addresses,
+    help="Listen for Arrow Flight, with TLS if --cert and --key are given; without an address, on 127.0.0.1:7420.",
+)
+@click.option(
+    "--metrics",
+    metavar="[HOST:PORT]",
+    is_flag=False,
+    flag_value="127.0.0.1:9465",
+    multiple=True,
+    callback=_parse_addresses,
+    help="Answer Prometheus, whoever asks, at /metrics; without an address, on 127.0.0.1:9465.",
+)
+@click.option(
+    "--http",
+    metavar="[HOST:PORT]",
+    is_flag=False,
+    flag_value="127.0.0.1:7480",
+    multiple=True,
+    callback=_parse_addresses,
+    help="Show a page for browsers, and its JSON API; without an address, on 127.0.0.1:7480.",
+)
+@click.option("--https", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="The same with TLS.")
+@click.option("--token-file", type=_FILE, help="Tokens, a line each: a client of Arrow Flight must show one.")
 @click.option("--cert", type=_FILE, help="The certificate of this server, and those that lead to it (PEM).")
 @click.option("--key", type=_FILE, help="Its private key (PEM).")
 @click.option("--ca", type=_FILE, help="Clients must have a certificate that one of these has signed (PEM).")
 @click.option("--users", "users_file", type=_FILE, help="Who may log in: a file that `qflow users` makes.")
+@click.option(
+    "--mqtt-max-keep-alive",
+    "max_keep_alive_s",
+    metavar="TIME",
+    type=options.Seconds(1, 65_535),
+    help="What clients of MQTT 5 are told that want a longer keep-alive, or none.",
+)
+@click.option(
+    "--mqtt-session-expiry",
+    "max_session_expiry_s",
+    metavar="TIME",
+    type=options.Seconds(1, 2**32 - 2),
+    help="How long MQTT sessions last at the most without their clients; those of 3.1.1 have no end otherwise.",
+)
+@click.option(
+    "--mqtt-redirect",
+    "redirect",
+    metavar="REFERENCE",
+    help="Take no clients of MQTT, and tell those of MQTT 5 to use this server, such as other.example:1883.",
+)
 @options.capacity
 @options.spill
 @click.option(
     "--grace",
     "grace_s",
-    metavar="SECONDS",
+    metavar="TIME",
     type=options.Seconds(min=0, max=86_400),
     default=10.0,
     show_default=True,
     help="What clients have to finish, once the server is told to end.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How stderr tells of troubles: in sentences, or a JSON object a line with fields.",
+)
 def serve(
     spool: Path,
-    amqp: Address | None,
-    amqps: Address | None,
+    amqp: tuple[Address, ...],
+    amqps: tuple[Address, ...],
+    mqtt: tuple[Address, ...],
+    mqtts: tuple[Address, ...],
+    ws: tuple[Address, ...],
+    wss: tuple[Address, ...],
+    flight: tuple[Address, ...],
+    metrics: tuple[Address, ...],
+    http: tuple[Address, ...],
+    https: tuple[Address, ...],
+    token_file: Path | None,
     cert: Path | None,
     key: Path | None,
     ca: Path | None,
@@ -62,38 +143,63 @@ def serve(
     capacity: int,
     spill: Spill,
     grace_s: float,
+    log_format: str,
+    **terms: int | str | None,
 ) -> int:
     """Own SPOOL, which is made if it is missing, and serve it to clients on the network until a signal.
 
-    A line on stdout says where it listens, such as `amqp on 127.0.0.1:5672`, when it does; a service manager is told
-    by NOTIFY_SOCKET.
+    Lines on stdout say where it listens, such as `amqp on 127.0.0.1:5672`, when it does; a service manager is told by
+    NOTIFY_SOCKET. An option that says where may be given several times.
 
-    Without --users, `guest` may log in with the password `guest`, from this machine; to listen anywhere but on
-    loopback addresses, it needs --users.
+    Without --users, whoever comes from this machine is let in: by AMQP as `guest` with the password `guest`, by MQTT
+    under any name; the page shows everything and changes nothing. To listen anywhere but on loopback addresses, it
+    needs --users. By Arrow Flight, whoever comes from this machine is let in, or who has a token; anywhere else it
+    needs --token-file, --cert and --key.
 
     SIGTERM and SIGINT end it: clients are told, and have --grace seconds to finish; a second signal ends that at once.
-    SIGHUP reads users and certificates again.
+    SIGHUP reads users, tokens and certificates again (those of Arrow Flight stay as they are).
     """
     from qflow.cli import server
 
-    wanted = [
-        server.Wanted(name, address, has_tls)
-        for name, address, has_tls in (("amqp", amqp, False), ("amqps", amqps, True))
-        if address is not None
-    ]
+    names = {"flight": flight} if cert is None else {"flight+tls": flight}
+    said = {
+        "amqp": amqp,
+        "amqps": amqps,
+        "mqtt": mqtt,
+        "mqtts": mqtts,
+        "ws": ws,
+        "wss": wss,
+        **names,
+        "metrics": metrics,
+        "http": http,
+        "https": https,
+    }
+    wanted = [server.Wanted(name, address) for name, addresses in said.items() for address in addresses]
+    terms = {name: value for name, value in terms.items() if value is not None}
+    if terms and not any(one.kind.protocol == "mqtt" for one in wanted):
+        raise click.UsageError("--mqtt-max-keep-alive, --mqtt-session-expiry and --mqtt-redirect go with --mqtt")
     if not wanted:
-        raise click.UsageError("say what to serve: --amqp or --amqps")
-    certificates = _certificates(amqps is not None, cert, key, ca)
-    return server.run(spool, wanted, users_file, certificates, grace_s, capacity_bytes=capacity, spill=spill)
+        names_of = ", ".join(f"--{name.partition('+')[0]}" for name in said)
+        raise click.UsageError(f"say what to serve: {names_of}")
+    if token_file is not None and not flight:
+        raise click.UsageError("--token-file is for clients of Arrow Flight: say --flight")
+    certificates = _certificates([one.name for one in wanted if one.kind.has_tls], cert, key, ca)
+    of_flight = {"token_file": token_file, "certificates": certificates}
+    by_protocol: dict[str, Mapping[str, object]] = {"mqtt": terms, "flight": of_flight}
+    doors = [one.with_terms(by_protocol.get(one.kind.protocol, {})) for one in wanted]
+    return server.run(spool, doors, users_file, certificates, grace_s, log_format, capacity_bytes=capacity, spill=spill)
 
 
-def _certificates(has_tls: bool, cert: Path | None, key: Path | None, ca: Path | None) -> Certificates | None:
-    if not has_tls:
+def _certificates(names: list[str], cert: Path | None, key: Path | None, ca: Path | None) -> Certificates | None:
+    """Return the certificates of doors with these names; None if there are no such doors."""
+    if not names:
         if cert is not None or key is not None or ca is not None:
-            raise click.UsageError("--cert, --key and --ca are for --amqps, which is missing")
+            raise click.UsageError(
+                "--cert, --key and --ca are for --amqps, --mqtts, --wss, --https and --flight, none of which is given"
+            )
         return None
     from qflow.serving.certificates import Certificates
 
     if cert is None or key is None:
-        raise click.UsageError("--amqps needs --cert and --key")
+        raise click.UsageError(f"--{names[0].partition('+')[0]} needs --cert and --key")
     return Certificates(cert, key, ca)

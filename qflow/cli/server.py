@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Unpack
@@ -15,19 +14,72 @@ from typing import NamedTuple, Unpack
 import click
 
 import qflow.aio
-from qflow.cli.command import say
-from qflow.errors import InvalidArgument, NotFound
+import qflow.amqp
+import qflow.bridge
+import qflow.mqtt
+import qflow.web
+from qflow.errors import InvalidArgument
 from qflow.options import BrokerOptions
-from qflow.serving.addresses import Address, is_loopback
+from qflow.serving.addresses import Address, is_of_this_machine_alone
 from qflow.serving.certificates import Certificates
 from qflow.serving.doors import Door, Opening, Secrets, Service
+from qflow.serving.extras import load
+from qflow.serving.logs import FORMATTERS
 from qflow.serving.loops import loop_factory
 from qflow.serving.users import Users
 
-LOOK_S = 1.0
-"""How often it is looked whether the broker has failed."""
+_logger = logging.getLogger("qflow")
+
 Serve = Callable[..., Awaitable[Door]]
 """Opens a door: `serve(broker, host=, port=, ssl=, users=)` returns it when it listens."""
+
+
+class Kind(NamedTuple):
+    """A kind of door."""
+
+    load: Callable[[], Serve]
+    """Imports what opens it; raises `NotFound` if a package is missing."""
+    has_tls: bool = False
+    protocol: str = "mqtt"
+
+
+def _websockets() -> Serve:
+    from qflow.mqtt.server.server import load_websockets
+
+    load_websockets()
+    return partial(qflow.mqtt.serve, websockets=True)
+
+
+def _flight() -> Serve:
+    door: Serve = load("qflow.flight.doors", needs="pyarrow", what="Arrow Flight").open_door
+    return door
+
+
+def _metrics() -> Serve:
+    door: Serve = load("qflow.metrics.door", needs="prometheus_client", what="--metrics").open_door
+    return door
+
+
+def _web() -> Serve:
+    return qflow.web.serve
+
+
+FLIGHT, FLIGHT_TLS = "flight", "flight+tls"
+WITHOUT_USERS = {"flight", "metrics"}
+"""Protocols that have another way to say who may come, or let everybody in."""
+KINDS = {
+    "amqp": Kind(lambda: qflow.amqp.serve, protocol="amqp"),
+    "amqps": Kind(lambda: qflow.amqp.serve, has_tls=True, protocol="amqp"),
+    "mqtt": Kind(lambda: qflow.mqtt.serve),
+    "mqtts": Kind(lambda: qflow.mqtt.serve, has_tls=True),
+    "ws": Kind(_websockets),
+    "wss": Kind(_websockets, has_tls=True),
+    "metrics": Kind(_metrics, protocol="metrics"),
+    "http": Kind(_web, protocol="http"),
+    "https": Kind(_web, has_tls=True, protocol="http"),
+    FLIGHT: Kind(_flight, protocol="flight"),
+    FLIGHT_TLS: Kind(_flight, has_tls=True, protocol="flight"),
+}
 
 
 class Wanted(NamedTuple):
@@ -35,7 +87,15 @@ class Wanted(NamedTuple):
 
     name: str
     address: Address
-    has_tls: bool
+    terms: Mapping[str, object] = {}
+    """More arguments of what opens it."""
+
+    def with_terms(self, terms: Mapping[str, object]) -> Wanted:
+        return self._replace(terms=terms)
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.name]
 
 
 def run(
@@ -44,6 +104,7 @@ def run(
     users_file: Path | None,
     certificates: Certificates | None,
     grace_s: float,
+    log_format: str = "text",
     **settings: Unpack[BrokerOptions],
 ) -> int:
     """Serve a spool until a signal; return the exit code, 128 and the number of the signal.
@@ -51,70 +112,63 @@ def run(
     What is wrong with users, certificates or addresses is said before a spool is made.
     """
     if users_file is None:
-        _check_loopback([one.address for one in wanted])
-    read = partial(_read, users_file, certificates)
+        _check_loopback([one.address for one in wanted if one.kind.protocol not in WITHOUT_USERS])
+    read = partial(_read, users_file, certificates, [one for one in wanted if one.kind.protocol == "flight"])
     read()
-    open_door = _amqp()
-    with _log_on_stderr(), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(spool, wanted, open_door, read, grace_s, **settings))
+    serves = [partial(one.kind.load(), **one.terms) for one in wanted]
+    with _log_on_stderr(log_format), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(spool, list(zip(wanted, serves, strict=True)), read, grace_s, **settings))
 
 
 async def _serve(
     spool: Path,
-    wanted: Sequence[Wanted],
-    open_door: Serve,
+    wanted: Sequence[tuple[Wanted, Serve]],
     read: Callable[[], Secrets],
     grace_s: float,
     **settings: Unpack[BrokerOptions],
 ) -> int:
     """Serve a spool until a signal; return the exit code."""
-    async with qflow.aio.open(spool, **settings) as broker:
-        openings = [Opening(one.name, one.address, partial(_open, open_door, broker), one.has_tls) for one in wanted]
-        service = Service(openings, read, grace_s=grace_s, tell=click.echo, warn=say)
-        serving, failing = asyncio.ensure_future(service.run()), asyncio.ensure_future(_until_failed(broker))
-        try:
-            await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done():
-                failing.result()
-            return 128 + await serving
-        finally:
-            serving.cancel()
-            failing.cancel()
-            await asyncio.wait({serving, failing})
-
-
-async def _until_failed(broker: qflow.aio.AsyncBroker) -> None:
-    """Raise `BrokerFailed` when the broker can do nothing more: a new process opens the spool again."""
-    while not broker.closed:
-        broker.broker.engine.log.check_usable()
-        await asyncio.sleep(LOOK_S)
-    await asyncio.Event().wait()
+    async with qflow.aio.open(spool, **settings) as broker, AsyncExitStack() as stack:
+        if {one.kind.protocol for one, _ in wanted} >= {"amqp", "mqtt"}:
+            await stack.enter_async_context(await qflow.bridge.join(broker))
+        openings = [
+            Opening(one.name, one.address, partial(_open, serve, broker), one.kind.has_tls) for one, serve in wanted
+        ]
+        service = Service(
+            openings,
+            read,
+            grace_s=grace_s,
+            tell=click.echo,
+            warn=_warn,
+            check=broker.broker.engine.log.check_usable,
+        )
+        return 128 + await service.run()
 
 
 async def _open(
-    open_door: Serve,
+    serve: Serve,
     broker: qflow.aio.AsyncBroker,
     address: Address,
     users: Users | None,
     context: ssl.SSLContext | None,
 ) -> Door:
-    return await open_door(broker, host=address.host, port=address.port, ssl=context, users=users)
+    return await serve(broker, host=address.host, port=address.port, ssl=context, users=users)
 
 
-def _amqp() -> Serve:
-    """Return `qflow.amqp.serve`, which has a dependency that only some install."""
-    try:
-        from qflow.amqp.server.server import serve
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "pamqp":
-            raise
-        raise NotFound("AMQP needs the package pamqp, which is not installed: pip install pamqp") from error
-    return serve
-
-
-def _read(users_file: Path | None, certificates: Certificates | None) -> Secrets:
+def _read(users_file: Path | None, certificates: Certificates | None, flights: Sequence[Wanted] = ()) -> Secrets:
+    for one in flights:
+        _check_flight(one)
     users = None if users_file is None else Users.load(users_file)
     return Secrets(users, None if certificates is None else certificates.context())
+
+
+def _check_flight(wanted: Wanted) -> None:
+    """Raises InvalidArgument: its tokens are wrong, or it needs some."""
+    server = load("qflow.flight.server", needs="pyarrow", what="Arrow Flight")
+    file = wanted.terms.get("token_file")
+    server.check_address(wanted.address, has_tls=wanted.kind.has_tls, has_tokens=file is not None)
+    if file is not None:
+        load("qflow.flight.access", needs="pyarrow", what="Arrow Flight").read_tokens(file)
 
 
 def _check_loopback(addresses: Sequence[Address]) -> None:
@@ -124,12 +178,7 @@ def _check_loopback(addresses: Sequence[Address]) -> None:
         InvalidArgument: one of them is, or is none.
     """
     for address in addresses:
-        try:
-            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise InvalidArgument(f"{address.host!r} is no address of this machine: {why}") from error
-        if not all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found):
+        if not is_of_this_machine_alone(address):
             raise InvalidArgument(
                 f"{address} can be reached by others than this machine, so it needs --users FILE; "
                 "`qflow users add FILE NAME` makes one"
@@ -137,20 +186,17 @@ def _check_loopback(addresses: Sequence[Address]) -> None:
 
 
 @contextmanager
-def _log_on_stderr() -> Iterator[None]:
+def _log_on_stderr(log_format: str) -> Iterator[None]:
     """Have the log on stderr, one line for each record."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_OneLine("qflow: %(message)s"))
-    logger = logging.getLogger("qflow")
-    logger.addHandler(handler)
+    handler.setFormatter(FORMATTERS[log_format]())
+    _logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        _logger.removeHandler(handler)
 
 
-class _OneLine(logging.Formatter):
-    """Puts a record on one line: what comes from a client may have line ends."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return " ".join(super().format(record).split()) if record.exc_info is None else super().format(record)
+def _warn(sentence: str) -> None:
+    """Say in the log what happens to the service."""
+    _logger.warning("%s", sentence, extra={"event": "service"})

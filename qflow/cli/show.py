@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
+from qflow.amqp import letters
 from qflow.cli import facts, options
 
 
@@ -22,6 +24,8 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
     """Show one message of a durable queue, as the log has it; nothing is acked.
 
     A settled message may still be found for a while. With --json, a body that is not UTF-8 text is in `body_base64`.
+
+    Of a message that came by AMQP, exchange, routing key and properties are shown; with --json under `amqp`.
     """
     from qflow import inspect
 
@@ -29,10 +33,10 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
     if only_body:
         sys.stdout.buffer.write(found.body)
         return
-    text = _text(found.body)
+    text = facts.text_of(found.body)
+    by_amqp = letters.described(found.headers)
     put_at = datetime.fromtimestamp(found.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
     if as_json:
-        encoded = {"body_base64": base64.b64encode(found.body).decode()} if text is None else {"body": text}
         facts.print_json(
             {
                 "queue": queue_name,
@@ -40,22 +44,32 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
                 "put_at": put_at,
                 "settled": found.settled,
                 "headers": found.headers,
+                **({} if by_amqp is None else {"amqp": by_amqp}),
                 "size_bytes": len(found.body),
-                **encoded,
+                **facts.text_fields("body", found.body),
             }
         )
         return
     click.echo(f"queue     {facts.readable(queue_name)}")
     click.echo(f"sequence  {found.sequence}{' (settled)' if found.settled else ''}")
     click.echo(f"put at    {put_at}")
-    for name, value in found.headers.items():
-        click.echo(f"header    {facts.readable(name)} = {value!r}")
+    if by_amqp is None:
+        _print_headers(found.headers)
+    else:
+        _print_amqp(**by_amqp)
     harmless = text is not None and all(letter.isprintable() or letter in "\n\t" for letter in text)
     click.echo(f"body      {facts.counted(len(found.body), 'byte')}\n\n{text if harmless else repr(found.body)}")
 
 
-def _text(body: bytes) -> str | None:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None
+def _print_amqp(exchange: str, routing_key: str, properties: dict[str, Any]) -> None:
+    click.echo(f"exchange  {facts.readable(exchange)}")
+    click.echo(f"key       {facts.readable(routing_key)}")
+    for name, value in properties.items():
+        if name != "headers":
+            click.echo(f"property  {name} = {value!r}")
+    _print_headers(properties.get("headers", {}))
+
+
+def _print_headers(headers: Mapping[str, Any]) -> None:
+    for name, value in headers.items():
+        click.echo(f"header    {facts.readable(name)} = {value!r}")

@@ -10,6 +10,7 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
+from qflow.cli.progress import working
 
 
 @click.group(short_help="Copy a spool, also while it is used; bring a copy back.")
@@ -44,8 +45,10 @@ def load(source: Path, spool: Path, as_json: bool) -> int:
 def _copy(source: Path, destination: Path, as_json: bool) -> int:
     from qflow import inspect
 
-    report = inspect.copy_spool(source, destination)
-    found = inspect.examine(destination)
+    with working("copying the log"):
+        report = inspect.copy_spool(source, destination)
+    with working("checking the copy"):
+        found = inspect.examine(destination)
     problems = [*report.problems, *(problem for problem in found.problems if problem not in report.problems)]
     if as_json:
         facts.print_json({**attrs.asdict(found), **attrs.asdict(report), "problems": problems})

@@ -1,21 +1,28 @@
-"""Opens spools, and finds queues, for commands that own them."""
+"""Opens spools, or connects to their owners, and finds queues, for the commands that act on them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from qflow.cli import damage
 from qflow.cli.stop import Stop
 from qflow.errors import NotFound, SpoolInUse
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from qflow.broker import Broker
     from qflow.options import Spill
     from qflow.queues.queue import Queue
+    from qflow.remote.client.broker import RemoteBroker
+    from qflow.remote.client.queue import RemoteQueue
+
+    AnyBroker: TypeAlias = Broker | RemoteBroker
+    AnyQueue: TypeAlias = Queue | RemoteQueue
 
 
 WIPING_S = 0.1
@@ -23,8 +30,22 @@ WIPING_S = 0.1
 
 
 @contextmanager
+def reached_if_there(spool: Path, capacity: int, stop: Stop | None = None) -> Iterator[AnyBroker]:
+    """`reached` for a spool that must exist; none is made.
+
+    Raises:
+        NotFound: there is no spool.
+    """
+    from qflow import inspect
+
+    inspect.check_there(spool)
+    with reached(spool, capacity, stop) as broker:
+        yield broker
+
+
+@contextmanager
 def owned_if_there(spool: Path, capacity: int, stop: Stop | None) -> Iterator[Broker]:
-    """Own a spool that must exist; none is made.
+    """`owned` for a spool that must exist; none is made.
 
     Raises:
         NotFound: there is no spool. Stopped: asked to stop while waiting.
@@ -37,23 +58,70 @@ def owned_if_there(spool: Path, capacity: int, stop: Stop | None) -> Iterator[Br
 
 
 @contextmanager
-def owned(spool: Path, capacity: int, stop: Stop | None, *, spill: Spill = "files") -> Iterator[Broker]:
+def reached(spool: Path, capacity: int, stop: Stop | None = None) -> Iterator[AnyBroker]:
+    """Own a spool as long as the context lasts; if another process owns it, act on it through its door.
+
+    Args:
+        stop: waits for an owner that has no door to go; None = that is an error.
+
+    Raises:
+        SpoolInUse: its owner lets nobody in. Stopped: asked to stop while waiting.
+    """
+    while True:
+        with ExitStack() as stack:
+            broker: AnyBroker
+            try:
+                broker = stack.enter_context(owned(spool, capacity, None))
+            except SpoolInUse as in_use:
+                found = _connected(spool)
+                if found is None:
+                    if stop is None:
+                        raise SpoolInUse(f"{in_use}; and it lets nobody in") from in_use
+                    stop.sleep(Stop.PATIENCE_S)
+                    continue
+                broker = stack.enter_context(found)
+            yield broker
+            return
+
+
+def _connected(spool: Path) -> RemoteBroker | None:
+    """Return the broker as its owner lets others use it; None if it lets nobody in, or has gone."""
+    import qflow
+
+    try:
+        return qflow.connect(spool)
+    except NotFound:
+        return None
+
+
+def is_owner(broker: AnyBroker) -> bool:
+    """Tell whether this process owns the spool of a broker."""
+    from qflow.broker import Broker
+
+    return isinstance(broker, Broker)
+
+
+@contextmanager
+def owned(
+    spool: Path, capacity: int, stop: Stop | None, *, spill: Spill = "files", door: bool = False
+) -> Iterator[Broker]:
     """Own a spool as long as the context lasts; with `stop`, wait while another process owns it.
+
+    Args:
+        door: others may connect to it, which is for commands that stay: nobody is to be cut off by one that ends.
 
     Raises:
         Stopped: asked to stop while waiting.
     """
-    from qflow.broker import finish_wiping
-
-    with _opened(spool, capacity, stop, spill) as broker:
+    with _opened(spool, capacity, stop, spill, door) as broker:
         try:
             yield broker
         finally:
             damage.of_command().note(spool, broker)
-        finish_wiping(broker, WIPING_S)
+        broker.engine.upkeep.finish_wiping(WIPING_S)
 
 
-def _opened(spool: Path, capacity: int, stop: Stop | None, spill: Spill) -> Broker:
+def _opened(spool: Path, capacity: int, stop: Stop | None, spill: Spill, door: bool) -> Broker:
     import qflow
 
     told_elsewhere = logging.getLogger("qflow.damage")  # `damage` prints one line at the end of the command
@@ -62,14 +130,18 @@ def _opened(spool: Path, capacity: int, stop: Stop | None, spill: Spill) -> Brok
         told_elsewhere.addHandler(logging.NullHandler())
     while True:
         try:
-            return qflow.open(spool, capacity_bytes=capacity, spill=spill)
+            return qflow.open(spool, capacity_bytes=capacity, spill=spill, door=door)
         except SpoolInUse:
             if stop is None:
                 raise
             stop.sleep(Stop.PATIENCE_S)
 
 
-def queue_to_fill(broker: Broker, name: str) -> Queue:
+@overload
+def queue_to_fill(broker: Broker, name: str) -> Queue: ...
+@overload
+def queue_to_fill(broker: AnyBroker, name: str) -> AnyQueue: ...
+def queue_to_fill(broker: AnyBroker, name: str) -> AnyQueue:
     """Return the queue as it was declared; a missing one is made, durable and without limits."""
     try:
         return broker.queue(name)
@@ -77,10 +149,11 @@ def queue_to_fill(broker: Broker, name: str) -> Queue:
         return broker.declare_queue(name)
 
 
-def queue_to_empty(broker: Broker, name: str) -> Queue:
+def queue_to_empty(broker: AnyBroker, name: str) -> AnyQueue:
     """Return the queue; raise `NotFound` with the names of those that exist."""
     try:
         return broker.queue(name)
     except NotFound as error:
-        names = ", ".join(broker.queues()) or "none"
-        raise NotFound(f"there is no queue {name!r} in {broker.path}; there are: {names}") from error
+        from qflow.names import choices
+
+        raise NotFound(f"there is no queue {name!r} in {broker.path}; {choices(name, broker.queues())}") from error

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
-from qflow.cli import facts, options
+from qflow.cli import asking, facts, foreseen, options, positions
 from qflow.cli.exits import Exit
-from qflow.cli.spool import owned
+from qflow.cli.listing import ListingGroup
+from qflow.cli.spool import reached
+from qflow.cli.start import START_HELP, parse_start
 from qflow.config import parse_size
 
 if TYPE_CHECKING:
     from qflow.inspect import StreamFacts
 
 
-@click.command(short_help="Show the streams of a spool, or declare one.")
+@click.group(
+    cls=ListingGroup,
+    short_help="Show the streams of a spool, or declare one.",
+    subcommand_metavar="[list] SPOOL",
+)
+def streams() -> None:
+    """Show the streams of a spool, declare one, or have a group go on elsewhere.
+
+    \b
+        qflow streams SPOOL
+        qflow streams SPOOL --declare plant --topics 'plant/#' --retention-bytes 1GiB
+        qflow streams reset SPOOL plant readers --to -1h
+
+    A spool that has the name of a command is written as `./reset`.
+    """
+
+
+@streams.command("list", short_help="Show streams, or declare one.")
 @options.new_or_old_spool
 @click.option("--declare", "name", metavar="NAME", help="Make this stream, if there is none of that name.")
 @click.option("--topics", metavar="FILTER", multiple=True, help="What it takes, as in MQTT; may be repeated.")
 @click.option("--partitions", type=int, help="Lines, each in order, 1 to 64; cannot be changed.  [default: 1]")
-@click.option("--retention-s", type=float, metavar="SECONDS", help="Drop messages when they are older.")
+@click.option("--retention-s", type=options.Seconds(), metavar="TIME", help="Drop them when older, as 7d.")
 @click.option("--retention-bytes", metavar="SIZE", help="Keep the newest of so many bytes, such as 1GiB.")
 @click.option("--retention-messages", type=int, metavar="N", help="Keep the newest so many.")
 @click.option("--retain-until-consumed", is_flag=True, default=None, help="Keep what a durable subscription is to get.")
 @options.as_json
-def streams(spool: Path, name: str | None, as_json: bool, **settings: Any) -> int:
+def list_streams(spool: Path, name: str | None, as_json: bool, **settings: Any) -> int:
     """Show the streams of a spool: topics, messages, retention, and positions of their durable subscriptions.
 
     It only reads, with or without a live owner. Exits with 1 if the log contradicts itself.
 
-    With --declare it owns the spool meanwhile, makes it if there is none, and then shows the stream. A stream that
+    With --declare it asks the owner, or owns the spool meanwhile; it makes one if there is none, and then shows the
+    stream. A stream that
     exists stays as it is; if it was declared differently, that is an error.
 
     \b
@@ -55,10 +76,42 @@ def streams(spool: Path, name: str | None, as_json: bool, **settings: Any) -> in
     return Exit.DIFFERS if found.problems else Exit.FINE
 
 
+@streams.command(short_help="Have a group, or a durable subscription, go on elsewhere.")
+@options.existing_spool
+@click.argument("stream")
+@click.argument("group")
+@click.option("--to", metavar="START", required=True, callback=parse_start, help=START_HELP)
+@click.option("--partition", type=click.IntRange(min=0), help="Only in this partition; an offset needs one of several.")
+@asking.yes
+@foreseen.dry_run
+@options.as_json
+def reset(
+    spool: Path,
+    stream: str,
+    group: str,
+    to: str | int | datetime,
+    partition: int | None,
+    is_sure: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Have GROUP, a group or a durable subscription of STREAM, go on at START, also while another process owns the
+    spool.
+
+    What its members hold is taken back: acks of that do nothing. A subscription of one that is open cannot be moved
+    from here. Without --yes it asks, at a terminal.
+
+    \b
+        qflow streams reset SPOOL plant readers --to earliest --dry-run
+        qflow streams reset SPOOL plant readers --to 2026-01-31T12:00Z --yes
+    """
+    positions.reset(spool, stream, group, to, partition, is_sure=is_sure, dry_run=dry_run, as_json=as_json)
+
+
 def _declare(spool: Path, name: str, settings: dict[str, Any]) -> None:
     if "topics" not in settings:
         raise click.UsageError("--declare needs --topics FILTER: what is the stream to take?")
-    with owned(spool, parse_size(options.DEFAULT_CAPACITY, "capacity"), None) as broker:
+    with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
         broker.declare_stream(name, **settings)
 
 

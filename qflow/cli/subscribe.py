@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,7 @@ from qflow.cli.damage import ranges_in_words
 from qflow.cli.exits import Exit
 from qflow.cli.start import START_HELP, date_meant, parse_start
 from qflow.cli.stop import Stop, Stopped
+from qflow.cli.stream_messages import described
 from qflow.cli.writer import Writer
 from qflow.errors import InvalidArgument
 from qflow.streams.topic_filter import may_meet
@@ -171,28 +170,7 @@ def _with_topics(batch: list[StreamMessage]) -> list[bytes]:
 
 
 def _as_json(batch: list[StreamMessage]) -> list[bytes]:
-    return [json.dumps(_facts(message)).encode() for message in batch]
-
-
-def _facts(message: StreamMessage) -> dict[str, object]:
-    published_at = datetime.fromtimestamp(message.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    return {
-        "stream": message.stream,
-        "partition": message.partition,
-        "offset": message.offset,
-        "topic": message.topic,
-        "published_at": published_at,
-        **_text("key", message.key),
-        "headers": message.headers,
-        **_text("body", message.body),
-    }
-
-
-def _text(name: str, value: bytes | None) -> dict[str, str | None]:
-    try:
-        return {name: None if value is None else value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value or b"").decode()}
+    return [facts.json_of(described(message)).encode() for message in batch]
 
 
 _LINES: dict[str, Callable[[list[StreamMessage]], list[bytes]]] = {

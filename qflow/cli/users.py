@@ -15,7 +15,7 @@ from qflow.cli import facts, options
 from qflow.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
-    from qflow.serving.users import Account, Users
+    from qflow.serving.users import Account, Permission, Users
 
 _MOST_PASSWORD_BYTES = 4096
 _file = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
@@ -83,7 +83,7 @@ def remove(file: Path, name: str) -> None:
     _change(file, removed)
 
 
-@users.command(short_help="Say what a user may do in a virtual host.")
+@users.command(short_help="Say what a user may do.")
 @_file
 @_user
 @click.option("--vhost", "virtual_host", metavar="NAME", default="/", show_default=True, help="The virtual host.")
@@ -92,6 +92,9 @@ def remove(file: Path, name: str) -> None:
 @click.option("--read", metavar="REGEX", help="Names of what the user may consume from.")
 @click.option("--all", "everything", is_flag=True, help="Everything there; the same as '.*' for each of the three.")
 @click.option("--none", "nothing", is_flag=True, help="Nothing, and the user may not enter it.")
+@click.option("--publish", metavar="FILTER", multiple=True, help="MQTT topics the user may publish to.")
+@click.option("--subscribe", metavar="FILTER", multiple=True, help="MQTT topics the user may subscribe to.")
+@click.option("--no-topics", is_flag=True, help="No MQTT topic at all.")
 def permit(
     file: Path,
     name: str,
@@ -101,30 +104,41 @@ def permit(
     read: str | None,
     everything: bool,
     nothing: bool,
+    publish: tuple[str, ...],
+    subscribe: tuple[str, ...],
+    no_topics: bool,
 ) -> None:
-    """Say what USER may do in a virtual host, in place of what was said before; one that is not there yet is made.
+    """Say what USER may do in a virtual host of AMQP, or with topics of MQTT, in place of what was said before of that.
 
-    A regular expression is searched for in a name: 'a' allows all names that have an a in them, '^a$' that name alone.
-    What is not given allows nothing.
+    A virtual host that is not there yet is made. A regular expression is searched for in a name: 'a' allows all names
+    that have an a in them, '^a$' that name alone. What is not given allows nothing.
+
+    A FILTER is one of MQTT, such as 'plant/+/heat' or 'plant/#'; %c in it stands for the client id, %u for the name of
+    the user. The two options may be given several times. Who may subscribe to 'plant/#' may subscribe to what is within
+    it, and to nothing else.
     """
-    from qflow.serving.users import Permission, check_text
+    from qflow.serving.users import Permission, Topics, check_text
 
-    given = [each for each in (configure, write, read) if each is not None]
-    if (bool(given), everything, nothing).count(True) != 1:
-        raise click.UsageError("give --all, or --none, or one or more of --configure, --write and --read")
+    hosts = (any(each is not None for each in (configure, write, read)), everything, nothing).count(True)
+    topics = (bool(publish or subscribe), no_topics).count(True)
+    if hosts > 1 or topics > 1 or not hosts + topics:
+        raise click.UsageError(
+            "give --all, or --none, or one or more of --configure, --write and --read; "
+            "or one or more of --publish and --subscribe, or --no-topics"
+        )
     check_text(virtual_host, "virtual host")
-    permission = Permission(".*", ".*", ".*") if everything else Permission(configure or "", write or "", read or "")
+    granted = (
+        None if nothing else Permission(*(".*" if everything else each or "" for each in (configure, write, read)))
+    )
+    permitted_topics = Topics(publish, subscribe)
 
     def permitted(users: Users) -> Users:
-        account = _account(users, name)
-        granted = dict(account.user.permissions)
-        granted.pop(virtual_host, None)
-        if not nothing:
-            granted[virtual_host] = permission
-            if virtual_host not in users.virtual_hosts:
-                users = attrs.evolve(users, virtual_hosts=(*users.virtual_hosts, virtual_host))
-        user = attrs.evolve(account.user, permissions=MappingProxyType(granted))
-        return _with(users, attrs.evolve(account, user=user))
+        if hosts:
+            users = _with_permission(users, name, virtual_host, granted)
+        if topics:
+            account = _account(users, name)
+            users = _with(users, attrs.evolve(account, user=attrs.evolve(account.user, topics=permitted_topics)))
+        return users
 
     _change(file, permitted)
 
@@ -134,7 +148,7 @@ def permit(
 @options.as_json
 def list_users(file: Path, as_json: bool) -> None:
     """List the users of FILE with their tags and permissions."""
-    from qflow.serving.users import ACTIONS, Users
+    from qflow.serving.users import ACTIONS, DIRECTIONS, Users
 
     said = Users.load(file)
     rows = [
@@ -145,15 +159,16 @@ def list_users(file: Path, as_json: bool) -> None:
                 host: {action: getattr(granted, action).pattern for action in ACTIONS}
                 for host, granted in account.user.permissions.items()
             },
+            "topics": attrs.asdict(account.user.topics),
         }
         for name, account in said.accounts.items()
     ]
     if as_json:
         facts.print_json({"virtual_hosts": said.virtual_hosts, "users": rows})
         return
-    headings = ("user", "tags", "virtual host", *ACTIONS)
+    headings = ("user", "tags", "virtual host", *ACTIONS, *DIRECTIONS)
     cells = [
-        (facts.readable(name), " ".join(sorted(account.user.tags)), *granted)
+        (facts.readable(name), " ".join(sorted(account.user.tags)), *granted, *_topics(account))
         for name, account in said.accounts.items()
         for granted in [
             (facts.readable(host), *(getattr(permission, action).pattern for action in ACTIONS))
@@ -162,6 +177,13 @@ def list_users(file: Path, as_json: bool) -> None:
         or [(None,) * 4]
     ]
     facts.print_table(headings, cells)
+
+
+def _topics(account: Account) -> list[str | None]:
+    """Return the filters of a user, those of each direction as one text."""
+    from qflow.serving.users import DIRECTIONS
+
+    return [", ".join(map(facts.readable, getattr(account.user.topics, each))) or None for each in DIRECTIONS]
 
 
 def _change(file: Path, changed: Callable[[Users], Users], *, create: bool = False) -> None:
@@ -176,6 +198,19 @@ def _account(users: Users, name: str) -> Account:
         names = ", ".join(map(facts.readable, users.accounts)) or "none"
         raise NotFound(f"there is no user {name!r}; there are: {names}")
     return found
+
+
+def _with_permission(users: Users, name: str, virtual_host: str, permission: Permission | None) -> Users:
+    """Return users of whom one has another permission in a virtual host, or none; the host is made."""
+    account = _account(users, name)
+    granted = dict(account.user.permissions)
+    granted.pop(virtual_host, None)
+    if permission is not None:
+        granted[virtual_host] = permission
+        if virtual_host not in users.virtual_hosts:
+            users = attrs.evolve(users, virtual_hosts=(*users.virtual_hosts, virtual_host))
+    user = attrs.evolve(account.user, permissions=MappingProxyType(granted))
+    return _with(users, attrs.evolve(account, user=user))
 
 
 def _with(users: Users, account: Account) -> Users:

@@ -12,16 +12,19 @@ import gc
 import os
 import pickle
 import resource
+import select
 import signal
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NoReturn, TypeVar, cast
 
 from qflow.errors import CorruptionError, StorageError
 
 Result = TypeVar("Result")
+
+PATIENCE_S = 30.0
+"""How long a child that was interrupted may remove what it has begun: damaged pages can lead LMDB in circles."""
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
@@ -33,6 +36,7 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
 
     Raises:
         CorruptionError: the child was killed by what it read. StorageError: it was killed, or could not be started.
+        What interrupts the wait: the child is interrupted, too, and killed after `PATIENCE_S` or by a second interrupt.
     Cost: a fork, 1 to 5 ms, and pickling the result.
     """
     parent = os.getpid()
@@ -53,15 +57,15 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
     if not pid:
         os.close(source)
         _work(work, target, parent)
-    os.close(target)
     try:
-        with open(source, "rb") as pipe:
+        os.close(target)
+        with open(source, "rb", closefd=False) as pipe:
             said = pipe.read()
     except BaseException:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)
+        _interrupt(pid, source)
         raise
     finally:
+        os.close(source)
         _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
         raise _killed(spool, signal.Signals(os.WTERMSIG(status)))
@@ -71,6 +75,20 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
     if not succeeded:
         raise outcome
     return cast(Result, outcome)
+
+
+def _interrupt(pid: int, pipe: int) -> None:
+    """End a child: it may clean up first, for some time. An unfinished copy is left by one that must be killed."""
+    os.kill(pid, signal.SIGINT)
+    try:
+        ended = select.poll()
+        ended.register(pipe, 0)  # nothing but that the other end is closed
+        gone = ended.poll(PATIENCE_S * 1000)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    if not gone:
+        os.kill(pid, signal.SIGKILL)
 
 
 def _killed(spool: str, number: signal.Signals) -> CorruptionError | StorageError:

@@ -74,6 +74,13 @@ class MessageFacts:
     time_ms: int
     """When it was confirmed, milliseconds since the epoch."""
     settled: bool
+    priority: int = 0
+    expires_ms: int = 0
+    """Milliseconds since the epoch; 0 = never. This and what follows is told of pages."""
+    due_ms: int = 0
+    """It is not delivered before; 0 = at once."""
+    topic: str = ""
+    key: bytes = b""
 
 
 @attrs.frozen(kw_only=True)

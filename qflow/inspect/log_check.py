@@ -17,7 +17,7 @@ from qflow.storage.environment import Environment
 from qflow.storage.inbox import batches as sink_batches
 from qflow.storage.log import bodies, facts, removal
 from qflow.storage.log.keys import kept_damaged
-from qflow.storage.log.reading import in_words, read_unsettled
+from qflow.storage.log.reading import in_words, read_unsettled, verify_plain
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import eras, producers
@@ -127,6 +127,12 @@ def check_lane(
                 row, position, moved = now, now.floor, False
             if moved:
                 return  # counts of two states cannot be compared; all that was read is sound
+            if not row.marks:
+                whole = verify_plain(txn, record.owner, lane, position, row.next, READ_AT_ONCE, expected)
+                messages, size = messages + whole.messages, size + whole.bytes
+                position, expected = whole.position, whole.last_block
+                if whole.messages and position < row.next:
+                    continue
             replayed = read_unsettled(txn, record.owner, lane, row, position, row.next, READ_AT_ONCE, expected)
         yield from (f"queue {record.name!r}: {text}" for text, _ in in_words(replayed))
         messages += sum(len(records) for _, records in replayed.pieces)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from qflow.errors import CorruptionError
 from qflow.inspect.stream_facts import rows_of
+from qflow.message import offset_of
 from qflow.storage.environment import Environment
 from qflow.storage.log import recovery
 from qflow.storage.log.marks import count_marks
@@ -18,7 +19,6 @@ from qflow.storage.log.rows import Row, read_row, read_rows
 from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Hole
 from qflow.storage.topics.check import IndexCheck
-from qflow.streams.partition import offset_of
 
 _READ_AT_ONCE = 16 * 2**20
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import attrs
 
-from qflow.message import LANE_SHIFT
+from qflow.message import LANE_SHIFT, offset_of
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, new_row
-from qflow.streams.partition import offset_of
 
 
 @attrs.frozen(kw_only=True)

@@ -20,6 +20,7 @@ import attrs
 from qflow.config import parse_count, parse_moment
 from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageError, StreamDeleted
 from qflow.inspect.stream_facts import find_stream, sequence_of
+from qflow.message import offset_of
 from qflow.storage.environment import Environment
 from qflow.storage.log import recovery
 from qflow.storage.log.recovery import QueueRecord, Recovery
@@ -28,7 +29,6 @@ from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Found
 from qflow.streams.deliveries import StreamMessage, message_of
 from qflow.streams.interest import Interest
-from qflow.streams.partition import offset_of
 
 READ_BYTES, READ_MESSAGES = 256 * 1024, 4096
 """A read of a partition ends with the block that reaches one of these."""

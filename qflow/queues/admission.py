@@ -55,8 +55,8 @@ class Admission:
     """See the module."""
 
     __slots__ = (
-        "_context", "_gate", "_lanes", "_left", "_waker", "_woken_next", "admitted", "line", "pending", "pending_bytes",
-        "pending_messages", "ready",
+        "_context", "_gate", "_lanes", "_left", "_waker", "_woken_next", "admitted", "blocked", "line", "pending",
+        "pending_bytes", "pending_messages", "ready",
     )  # fmt: skip
 
     def __init__(self, lanes: Lanes) -> None:
@@ -69,6 +69,8 @@ class Admission:
         """Their depth."""
         self.line: OrderedDict[Putter, None] = OrderedDict()
         """Putters that wait at a limit."""
+        self.blocked: dict[Putter, float] = {}
+        """Putters that wait for room, at a limit or for memory, in the order they came, and since when (monotonic)."""
         self.admitted: OrderedDict[Putter, None] = OrderedDict()
         """Putters that were in line, and have their place by now: nobody passes them before they have gone on."""
         self.ready: OrderedDict[Putter, None] = OrderedDict()
@@ -287,6 +289,34 @@ class Admission:
         putter.wake = wake
         self._woken_next[putter] = None
         return True
+
+    def note_blocked(self, putter: Putter) -> None:
+        """It waits, for all the room it has asked for so far."""
+        if putter not in self.blocked:
+            self.blocked[putter] = self._context.monotonic()
+            self._gate.changes += 1  # for who looks at the figures
+
+    def forget_blocked(self, putter: Putter) -> None:
+        """It waits no more; twice is fine."""
+        if self.blocked and self.blocked.pop(putter, None) is not None:
+            self._gate.changes += 1
+
+    def told_blocked(self) -> tuple[int, float, str]:
+        """Return how many putters wait, for how long the first has, and for what."""
+        first = next(iter(self.blocked), None)
+        if first is None:
+            return 0, 0.0, ""
+        return len(self.blocked), max(0.0, self._context.monotonic() - self.blocked[first]), self._blocks(first)
+
+    def _blocks(self, putter: Putter) -> str:
+        """Return what a putter waits for."""
+        settings, depth = self._context.settings, self.depth()
+        if putter.passed or not self._context.has_limit or not (putter in self.line or self._gate.at_limit):
+            return "capacity"
+        messages = depth.messages + putter.depth.messages
+        if settings.limit_messages is not None and (settings.limit_bytes is None or messages > settings.limit_messages):
+            return "limit_messages"
+        return "limit_bytes"
 
     def wake_putters(self) -> None:
         """Have all who wait look why they do."""

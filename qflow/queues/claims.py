@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
+from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Deliveries, Delivery, Return, Segment
 from qflow.errors import AlreadySettled, BrokerFailed, again, in_doubt
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
 from qflow.queues.admission import Admission
+from qflow.queues.dead_letters import Cause
 from qflow.queues.exits import Exits, Fate, Leaving, weigh
 from qflow.queues.held import Held, HeldOne, segments_of
 from qflow.queues.lanes import Lanes, settled
@@ -63,31 +64,29 @@ class Claims:
     @sheltered
     def settle_all(self, deliveries: list[Delivery]) -> tuple[Request | None, AlreadySettled | None]:
         """Ack deliveries in one batch of the log; return what to wait for, and why one of them was left out."""
-        problem: AlreadySettled | None = None
-        wanted: dict[Delivery, None] = {}
         with self._context.lock:
-            for delivery in deliveries:
-                try:
-                    if delivery in wanted:
-                        raise AlreadySettled(f"message {delivery.sequence} of queue {self.name!r} is there twice")
-                    if delivery not in self._singles and self._is_held(delivery):
-                        self.leave_batch(*_place_of(delivery), delivery)  # type: ignore[arg-type]
-                    if delivery in self._singles:
-                        wanted[delivery] = None
-                except AlreadySettled as error:
-                    problem = error
-            segments: list[Segment] = []
-            end = -1
-            for delivery in wanted:
-                if delivery.sequence == end:
-                    segments[-1].records.append(delivery.record)
-                else:
-                    segments.append(Segment(delivery.sequence, [delivery.record], delivery.marks))
-                end = delivery.sequence + 1
+            wanted, problem = self._singled(deliveries)
+            segments = segments_of(wanted)
             joined = self._log_settled(segments)
             self._held.drop(wanted)
             self._exits.forget(segments, Fate.ACKED)
         return joined, problem
+
+    def _singled(self, deliveries: list[Delivery]) -> tuple[dict[HeldOne, float | None], AlreadySettled | None]:
+        """Return deliveries, of batches too, as single ones; and why one of them is left out. Under the lock."""
+        problem: AlreadySettled | None = None
+        wanted: dict[HeldOne, float | None] = {}
+        for delivery in deliveries:
+            try:
+                if delivery in wanted:
+                    raise AlreadySettled(f"message {delivery.sequence} of queue {self.name!r} is there twice")
+                if delivery not in self._singles and self._is_held(delivery):
+                    self.leave_batch(*_place_of(delivery), delivery)  # type: ignore[arg-type]
+                if delivery in self._singles:
+                    wanted[delivery] = self._singles[delivery]
+            except AlreadySettled as error:
+                problem = error
+        return wanted, problem
 
     def _log_settled(self, segments: list[Segment]) -> Request | None:
         """Have the log settle what is acked; return what to wait for. Under the lock."""
@@ -226,14 +225,9 @@ class Claims:
                 return None
             left = batch.left()
             joined = self._log_settled(left)
-            count, size = weigh(left)
             batch.settled = None
-            del self._held.batches[batch]
-            self._lanes.acked += count
-            self._lanes.message_bytes -= size
-            self._gate.used -= size + OVERHEAD_BYTES * count
-            if self._gate.used < self._gate.give_back_below:
-                self._admission.rebalance()
+            self._held.drop([batch])
+            self._exits.forget(left, Fate.ACKED)
         return joined
 
     @sheltered
@@ -271,32 +265,37 @@ class Claims:
     # Give back -------------------------------------------------------------------------------------------------------
 
     @sheltered
-    def return_one(self, delivery: Delivery, requeue: bool, delay_s: float) -> None:
+    def return_one(self, delivery: Delivery, how: Return) -> None:
         """Take one delivery back; see `Delivery.nack`."""
-        with self._context.lock:
-            if delivery not in self._singles:
-                self._check_late(delivery.sequence)
-                return
-            self.take_back({delivery: self._singles[delivery]}, requeue, delay_s)
-        self._spiller.keep_within_capacity()
+        self.return_all([delivery], how)
 
     @sheltered
-    def return_batch(self, batch: Deliveries, requeue: bool = True, delay_s: float = 0.0) -> None:
+    def return_all(self, deliveries: list[Delivery], how: Return) -> None:
+        """Take deliveries back together, dead letters in one commit; `AlreadySettled` of one comes after all others."""
+        with self._context.lock:
+            wanted, problem = self._singled(deliveries)
+            self.take_back(wanted, how)
+        self._spiller.keep_within_capacity()
+        if problem is not None:
+            raise problem
+
+    @sheltered
+    def return_batch(self, batch: Deliveries, how: Return) -> None:
         """Take back what is left of a batch."""
         with self._context.lock:
             if not self._holds(batch):
                 return
-            self.take_back({batch: self._held.batches[batch]}, requeue, delay_s)
+            self.take_back({batch: self._held.batches[batch]}, how)
         self._spiller.keep_within_capacity()
 
     @sheltered
-    def return_part(self, batch: Deliveries, index: int, requeue: bool, delay_s: float) -> None:
+    def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
         """Take back one delivery of a batch."""
         delivery = self.leave_batch(batch, index)
         if delivery is not None:
-            self.return_one(delivery, requeue, delay_s)
+            self.return_one(delivery, how)
 
-    def take_back(self, held: dict[HeldOne, float | None], requeue: bool = True, delay_s: float = 0.0) -> None:
+    def take_back(self, held: dict[HeldOne, float | None], how: Return = AT_ONCE) -> None:
         """Return acquired messages to the queue, or let them go if they are not wanted or came too often.
 
         Called with the lock held; lets go of it where dead letters are carried away.
@@ -312,16 +311,17 @@ class Claims:
         back: list[Segment] = []
         spent: list[Segment] = []
         for first, records, marks in segments:
-            is_spent = not requeue or (most is not None and (marks >> 1) + 1 >= most)
+            is_spent = not how.requeue or (most is not None and (marks >> 1) + 1 >= most)
             (spent if is_spent else back).append(Segment(first, records, marks + ONE_ATTEMPT))
         if back:
-            self._source.give_back(back, context.now_ms() + int(delay_s * 1000) if delay_s else 0)
+            self._source.give_back(back, context.now_ms() + int(how.delay_s * 1000) if how.delay_s else 0)
             log = context.usable_log
-            if (most is not None or delay_s) and log is not None:
+            if (most is not None or how.delay_s) and log is not None:
                 for first, records, marks in back:
                     log.attempts(self._lanes.logged[lane_of(first)], [(first, first + len(records), marks >> 1)])
         if spent:
-            self._exits.let_go_of((spent, "max_deliveries" if requeue else "rejected", Fate.DROPPED))
+            cause = Cause("max_deliveries" if how.requeue else "rejected", how.reason)
+            self._exits.let_go_of((spent, cause, Fate.DROPPED))
 
     def returns_by_disk(self, requeue: bool) -> bool:
         """Tell whether taking messages back may take work on the disk: for dead letters, or for want of memory."""

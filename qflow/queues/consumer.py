@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
+from qflow.backoff import retried
+from qflow.config import parse_count, parse_timeout
 from qflow.delivery import Deliveries, Delivery
-from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
+from qflow.durations import Duration
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueDeleted
 from qflow.events import EventKind
 from qflow.memory.line import Alarm
-from qflow.memory.waiting import sheltered
+from qflow.memory.waiting import shelter, sheltered
+from qflow.options import ConsumeOptions
 from qflow.queues.claims import Claims
 from qflow.queues.gets import Gets
+from qflow.takers import Noted, Taker, cut_name, parse_name
 
 _logger = logging.getLogger("qflow")
 
+PREFETCH = 100
 AGAIN_S = 0.5
 """How long a consumer rests after a get that failed, before it tries again."""
 
@@ -25,6 +33,8 @@ AGAIN_S = 0.5
 class Listed(Protocol):
     """What a queue knows its consumers by."""
 
+    @property
+    def taker(self) -> Taker: ...
     def stop(self) -> None: ...
     def end(self) -> None: ...
     def holds(self, held: Iterable[Any]) -> bool: ...
@@ -35,7 +45,9 @@ class Consumed(Protocol):
 
     @property
     def name(self) -> str: ...
-    def collect(self, most: int, timeout: float | None, stopped: Callable[[], bool] | None = None) -> Deliveries: ...
+    def collect(
+        self, most: int, timeout_s: float | None, taker: Noted, stopped: Callable[[], bool] | None = None
+    ) -> Deliveries: ...
     def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None: ...
     def give_up_batch(self, batch: Deliveries) -> None: ...
     def wake(self) -> None: ...
@@ -44,10 +56,16 @@ class Consumed(Protocol):
     def tell_failure(self, sequence: int | None, error: BaseException) -> None: ...
 
 
+class Told(Protocol):
+    """Who is told that a consumer failed."""
+
+    def tell_failure(self, sequence: int | None, error: BaseException) -> None: ...
+
+
 class Troubles:
     """Errors of a consumer's gets: the same one is told once, until a get succeeds."""
 
-    def __init__(self, queue: Consumed) -> None:
+    def __init__(self, queue: Told) -> None:
         self._queue = queue
         self._told = ""
 
@@ -66,8 +84,11 @@ class Troubles:
 class Consuming:
     """A thread that hands a queue's messages to a callback, one after the other."""
 
-    def __init__(self, queue: Consumed, callback: Callable[[Delivery], object], prefetch: int) -> None:
+    def __init__(
+        self, queue: Consumed, callback: Callable[[Delivery], object], prefetch: int, name: str | None = None
+    ) -> None:
         self.name = queue.name
+        self.taker = consuming_taker(queue.name, name)
         self._queue = queue
         self._callback = callback
         self._prefetch = prefetch
@@ -76,7 +97,7 @@ class Consuming:
         self._current: Delivery | None = None
         self._troubles = Troubles(queue)
         self._alarm = Alarm()  # ends a rest
-        self._thread = threading.Thread(target=self._run, name=f"qflow-consumer-{queue.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.taker.name, daemon=True)
 
     @property
     def running(self) -> bool:
@@ -99,11 +120,11 @@ class Consuming:
         if self._batch is not None:
             self._queue.give_up_batch(self._batch)
 
-    def close(self, timeout_s: float | None = None) -> bool:
+    def close(self, timeout_s: Duration | None = None) -> bool:
         """See `Consumer.close`."""
         self.stop()
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s)
+            self._thread.join(parse_timeout(timeout_s))
         return not self._thread.is_alive()
 
     def holds(self, held: Iterable[Any]) -> bool:
@@ -132,7 +153,7 @@ class Consuming:
     def _hand_over(self) -> None:
         """Take a batch, and call back for each message of it."""
         queue = self._queue
-        batch = self._batch = queue.collect(self._prefetch, None, self._is_stopped)
+        batch = self._batch = queue.collect(self._prefetch, None, self.taker, self._is_stopped)
         self._troubles.end()
         for index in range(len(batch)):
             if self._stopped:
@@ -160,25 +181,30 @@ class Consuming:
 
 
 class Consumer:
-    """A queue's messages are handed to a callback, one after the other, by a thread. Made by `Queue.consume`."""
+    """A queue's messages are handed to a callback, by a thread or several. Made by `Queue.consume`."""
 
-    _consuming: Consuming
+    _threads: tuple[Consuming, ...]
 
     @property
     def running(self) -> bool:
         """It takes messages; False once it was closed, its queue was deleted or the broker closed."""
-        return self._consuming.running
+        return any(one.running for one in self._threads)
 
     def stop(self) -> None:
-        """Take no more messages; the callback that is running is not waited for."""
-        self._consuming.stop()
+        """Take no more messages; the callbacks that are running are not waited for."""
+        for one in self._threads:
+            one.stop()
 
-    def close(self, timeout_s: float | None = None) -> bool:
-        """Stop, and wait for the callback that is running; return whether it ended in time.
+    def close(self, timeout_s: Duration | None = None) -> bool:
+        """Stop, and wait for the callbacks that are running; return whether they ended in time.
 
         What was acquired and not handed out goes back to its place and is not counted as delivered.
         """
-        return self._consuming.close(timeout_s)
+        timeout = parse_timeout(timeout_s)
+        ends = None if timeout is None else time.monotonic() + timeout
+        self.stop()
+        closed = [one.close(None if ends is None else max(0.0, ends - time.monotonic())) for one in self._threads]
+        return all(closed)
 
     def __enter__(self) -> Consumer:
         return self
@@ -189,14 +215,39 @@ class Consumer:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Consumer of {self._consuming.name!r}{'' if self.running else ', closed'}>"
+        return f"<Consumer of {self._threads[0].name!r}{'' if self.running else ', closed'}>"
 
 
-def consumer_of(consuming: Consuming) -> Consumer:
-    """Return what its users have of a thread that consumes."""
+def begin_consumer(
+    take_from: Callable[[], Consumed],
+    callback: Callable[[Delivery], object],
+    start: Callable[[Consuming], object],
+    how: ConsumeOptions,
+) -> Consumer:
+    """Return a running consumer; `take_from` gives what a thread takes from, `start` begins it.
+
+    Raises:
+        InvalidArgument: an option makes no sense.
+    """
+    if not callable(callback):
+        raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
+    prefetch = parse_count(how.get("prefetch", PREFETCH), "prefetch")
+    threads = parse_count(how.get("concurrency", 1), "concurrency")
+    name, called = how.get("name"), retried(callback, how.get("retry"))
     consumer = Consumer()
-    consumer._consuming = consuming
+    consumer._threads = tuple(Consuming(take_from(), called, max(1, prefetch // threads), name) for _ in range(threads))
+    try:
+        for one in consumer._threads:
+            shelter(partial(start, one))
+    except BaseException:
+        consumer.stop()  # nobody will close it
+        raise
     return consumer
+
+
+def consuming_taker(queue: str, name: str | None) -> Taker:
+    """Return what is noted with what a consumer takes."""
+    return Taker(cut_name(f"qflow-consumer-{queue}") if name is None else parse_name(name, "name"), "consumer")
 
 
 class Consumers:
@@ -210,6 +261,8 @@ class Consumers:
         self.leave_batch = claims.leave_batch
         self.give_up_batch = claims.give_up
         self.listed: dict[Listed, None] = {}
+        self.guests: dict[Taker, None] = {}
+        """Consumers of protocols, and of other processes: they are told of, and end by themselves."""
 
     @sheltered
     def list_consumer(self, consumer: Listed) -> None:
@@ -217,6 +270,8 @@ class Consumers:
         with self._context.lock:
             self._context.check_open()
             self.listed[consumer] = None
+            consumer.taker.since_s = self._context.monotonic()
+            self._note_change()
 
     def start(self, consuming: Consuming) -> None:
         """Have a consumer of this queue begin."""
@@ -228,6 +283,29 @@ class Consumers:
         """A consumer has ended."""
         with self._context.lock:
             self.listed.pop(consumer, None)
+            self._note_change()
+
+    @sheltered
+    def welcome(self, guest: Taker) -> None:
+        """One begins that this queue does not run."""
+        with self._context.lock:
+            self.guests[guest] = None
+            guest.since_s = self._context.monotonic()
+            self._note_change()
+
+    @sheltered
+    def see_off(self, guest: Taker) -> None:
+        """It has ended; twice is fine."""
+        with self._context.lock:
+            self.guests.pop(guest, None)
+            self._note_change()
+
+    def takers(self) -> dict[Taker, None]:
+        """Return all that consume. Under the lock."""
+        return {**dict.fromkeys(consumer.taker for consumer in self.listed), **self.guests}
+
+    def _note_change(self) -> None:
+        self._gets.gate.changes += 1  # for who looks at the figures
 
     @sheltered
     def wake(self) -> None:
@@ -238,7 +316,13 @@ class Consumers:
     def tell_failure(self, sequence: int | None, error: BaseException) -> None:
         """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""
         what = "to get a message, and tries again" if sequence is None else f"with message {sequence}"
-        _logger.error("the consumer of queue %r failed %s", self.name, what, exc_info=error)
+        _logger.error(
+            "the consumer of queue %r failed %s",
+            self.name,
+            what,
+            exc_info=error,
+            extra={"queue": self.name, "event": "consumer_failed"},
+        )
         self._context.tell(EventKind.CONSUMER_FAILED, f"{what}: {error!r}")
 
     def end_all(self) -> None:

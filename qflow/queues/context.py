@@ -28,31 +28,44 @@ from qflow.delivery import Segment
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted
 from qflow.events import EventKind, Teller
 from qflow.memory.ledger import Ledger
+from qflow.queues.dead_letters import Cause
 from qflow.storage.log.transaction_log import TransactionLog
 
 
 class Bury(Protocol):
     """Carry messages to their dead-letter queue in one commit with what is leaving; False if that failed."""
 
-    def __call__(self, source: Any, segments: list[Segment], reason: str, leaving: Any) -> bool: ...
+    def __call__(self, source: Any, segments: list[Segment], cause: Cause, leaving: Any) -> bool: ...
+
+
+class Tick:
+    """The monotonic clock as it was seen last, by maintenance or who asked: gets note that, and call nothing."""
+
+    __slots__ = ("now_s",)
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
 
 
 class Shared(NamedTuple):
     """What all queues of a broker have in common."""
 
     ledger: Ledger
+    tick: Tick
     report: Callable[[str, int], None]
     tell: Teller
     bury: Bury
     max_transaction_bytes: int
     clock: Callable[[], float]
     monotonic: Callable[[], float]
+    keys: Any
+    """Puts that bear a key; see `dedupe`."""
 
 
 class Context:
     """See the module. `settings` and `ended` change under the lock."""
 
-    __slots__ = ("clock", "ended", "lock", "log", "monotonic", "name", "owner", "settings", "shared")
+    __slots__ = ("clock", "ended", "lock", "log", "monotonic", "name", "owner", "settings", "shared", "tick")
 
     def __init__(
         self, name: str, owner: int, settings: QueueSettings, shared: Shared, log: TransactionLog | None
@@ -66,6 +79,7 @@ class Context:
         """None if it is not durable."""
         self.clock = shared.clock
         self.monotonic = shared.monotonic
+        self.tick = shared.tick
         self.lock: Any = threading.RLock()
         self.ended: type[QflowError] | None = None
         """Why nothing works any more: BrokerClosed or QueueDeleted."""

@@ -9,8 +9,9 @@ from typing import Protocol
 from qflow.config import QueueSettings
 from qflow.delivery import Segment
 from qflow.errors import NotFound, QflowError
+from qflow.events import EventKind, Teller
 from qflow.memory.waiting import sheltered
-from qflow.queues.dead_letters import dead_letters
+from qflow.queues.dead_letters import Cause, dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
@@ -32,9 +33,10 @@ class Source(Protocol):
 class DeadLetterRouter:
     """See the module. One a broker; thread-safe."""
 
-    def __init__(self, spool: Spool, find: Callable[[str], Queue]) -> None:
+    def __init__(self, spool: Spool, find: Callable[[str], Queue], tell: Teller) -> None:
         """`find` returns a queue by name, declaring it if it is missing."""
         self._spool = spool
+        self._tell = tell
         self._find = find
         self.together = Together(spool.log, self.queue_for, spool.clock, spool.monotonic)
         """What commits several queues in one: dead letters, publishes, transactions."""
@@ -47,20 +49,28 @@ class DeadLetterRouter:
             raise NotFound(f"queue {source.name!r} has no dead-letter queue any more")
         return parts_of(self._find(name)).puts
 
-    def carry(self, source: Source, segments: list[Segment], reason: str, leaving: Leaving | None) -> bool:
+    def carry(self, source: Source, segments: list[Segment], cause: Cause, leaving: Leaving | None) -> bool:
         """Carry messages to their dead-letter queue in one commit with what settles them; False if that failed.
 
         Without `leaving` they come from a put, which waits for it and gets the error.
         """
         try:
             target = self.queue_for(source)
-            insert = Insert(target, 0, dead_letters(source.name, segments, reason, self._spool.clock()))
+            insert = Insert(target, 0, dead_letters(source.name, segments, cause, self._spool.clock()))
             leavings = [] if leaving is None else [leaving]
             self.together.commit([insert], leavings, timeout=0, wait=leaving is None, dead=True)
         except QflowError as error:
             if leaving is None:
                 raise
             path = self._spool.path
-            _logger.warning("%s: dead letters of queue %r stay where they are: %s", path, source.name, error)
+            _logger.warning(
+                "%s: dead letters of queue %r stay where they are: %s",
+                path,
+                source.name,
+                error,
+                extra={"spool": path, "queue": source.name, "event": "dead_letters_stay"},
+            )
             return False
+        count = sum(len(records) for _, records, _ in segments)
+        self._tell(EventKind.DEAD_LETTERED, source.name, f"{count} message{'s' * (count != 1)}: {cause.text}")
         return True

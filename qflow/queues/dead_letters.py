@@ -3,42 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from qflow.delivery import Segment
+from qflow.delivery import Raised, Segment
 from qflow.errors import InvalidArgument
 from qflow.message import HeaderValue, Message, Record, body_of, decode_headers, encode_headers
 
 PREFIX = "dead_letter_"
-QUEUE, REASON, TIME_S, SEQUENCE, DELIVERIES, COUNT = (
-    PREFIX + name for name in ("queue", "reason", "time_s", "sequence", "deliveries", "count")
+QUEUE, REASON, NACK_REASON, EXCEPTION, TIME_S, SEQUENCE, DELIVERIES, COUNT = (
+    PREFIX + name
+    for name in ("queue", "reason", "nack_reason", "exception", "time_s", "sequence", "deliveries", "count")
 )
-"""Headers: the queue it was in, why and when it left, its sequence there (none if it was not admitted), how often it
-was delivered, and how often it has become a dead letter."""
+"""Headers: the queue it was in, why it left, what the last `nack` gave as its reason, if it gave one, the same if that
+is what an exception said, when it left, its sequence there (none if it was not admitted), how often it was delivered,
+and how often it has become a dead letter."""
 
 
-def dead_letters(queue: str, segments: Iterable[Segment], reason: str, now_s: float) -> list[Record]:
+class Cause(NamedTuple):
+    """Why messages become dead letters."""
+
+    reason: str
+    """`max_deliveries`, `rejected`, `expired` or `limit`."""
+    nack_reason: str | None = None
+    """What the `nack` that let them go gave as its reason."""
+
+    @property
+    def text(self) -> str:
+        """What to tell of it."""
+        return self.reason if self.nack_reason is None else f"{self.reason}: {self.nack_reason}"
+
+
+def dead_letters(queue: str, segments: Iterable[Segment], cause: Cause, now_s: float) -> list[Record]:
     """Return messages as they go to a dead-letter queue: with headers that say from where, why, when and how often.
 
     They keep their topic and are logged; they neither expire nor wait any more.
     """
     return [
-        _dead(queue, record, reason, now_s, first + index if first >= 0 else None, marks >> 1)
+        _dead(queue, record, cause, now_s, first + index if first >= 0 else None, marks >> 1)
         for first, records, marks in segments
         for index, record in enumerate(records)
     ]
 
 
-def _dead(queue: str, record: Record, reason: str, now_s: float, sequence: int | None, deliveries: int) -> Record:
+def _dead(queue: str, record: Record, cause: Cause, now_s: float, sequence: int | None, deliveries: int) -> Record:
     headers = headers_of(record)
     times = headers.get(COUNT)
+    for name in (NACK_REASON, EXCEPTION):  # of an earlier death
+        headers.pop(name, None)
     headers |= {
         QUEUE: queue,
-        REASON: reason,
+        REASON: cause.reason,
         TIME_S: round(now_s, 3),
         SEQUENCE: sequence,
         DELIVERIES: deliveries,
         COUNT: (times if isinstance(times, int) else 0) + 1,
     }
+    if cause.nack_reason is not None:
+        headers[NACK_REASON] = str(cause.nack_reason)
+    if isinstance(cause.nack_reason, Raised):
+        headers[EXCEPTION] = str(cause.nack_reason)
     topic = record.topic if isinstance(record, Message) else ""
     return Message(body_of(record), encode_headers(headers), topic=topic)
 

@@ -28,6 +28,7 @@ from qflow.memory.run import NOTHING, Place
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.context import Unlocked
+from qflow.queues.dead_letters import Cause
 from qflow.queues.held import Held, HeldOne
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth
@@ -180,13 +181,13 @@ class Exits:
 
     # Dead letters ----------------------------------------------------------------------------------------------------
 
-    def let_go_of(self, *parties: tuple[list[Segment], str, Fate]) -> bool:
+    def let_go_of(self, *parties: tuple[list[Segment], Cause, Fate]) -> bool:
         """Make messages that neither wait nor are acquired dead letters, or settle them without such a queue.
 
         Lets go of the lock to carry them away.
 
         Args:
-            parties: (messages, reason, what they are counted as if they are dropped) of those with one fate.
+            parties: (messages, cause, what they are counted as if they are dropped) of those with one fate.
 
         Returns:
             False if some could not leave now and are in their place again.
@@ -201,13 +202,13 @@ class Exits:
                 self._source.give_back(segments, gained=False)
             return False
         leavings = {
-            self.begin(segments, Fate.EXPIRED if fate is Fate.EXPIRED else Fate.DEAD_LETTERED, {}): reason
-            for segments, reason, fate in wanted
+            self.begin(segments, Fate.EXPIRED if fate is Fate.EXPIRED else Fate.DEAD_LETTERED, {}): cause
+            for segments, cause, fate in wanted
         }
         done = True
         try:
-            for leaving, reason in leavings.items():
-                if leaving in self._held.leaving and not self._carry_away(leaving, reason):
+            for leaving, cause in leavings.items():
+                if leaving in self._held.leaving and not self._carry_away(leaving, cause):
                     self.stays(leaving)
                     done = False
         except BaseException:
@@ -216,10 +217,10 @@ class Exits:
             raise
         return done
 
-    def _carry_away(self, leaving: Leaving, reason: str) -> bool:
+    def _carry_away(self, leaving: Leaving, cause: Cause) -> bool:
         """Have messages buried; False if that failed. Lets go of the lock."""
         with Unlocked(self.context):
-            return self.bury(self.context, leaving.segments, reason, leaving)
+            return self.bury(self.context, leaving.segments, cause, leaving)
 
     # Everything at once -----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import OVERHEAD_BYTES, expiries, lane_of
 from qflow.queues.context import Unlocked
+from qflow.queues.dead_letters import Cause
 from qflow.queues.exits import FOREVER_MS, Exits, Fate
 from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes, by_expiry
@@ -39,6 +40,8 @@ class Expiry:
         self._spiller = spiller
         self._restorer = restorer
         self.exits = exits
+        self.is_under_way = False
+        """A thread lets messages go: it lets go of the lock meanwhile."""
 
     def expire(self) -> bool:
         """Let expired messages go that are first in their lane; return whether there may be more."""
@@ -66,7 +69,7 @@ class Expiry:
                     break
                 segments: list[Segment] = []
                 gone += runs.take(late, segments)
-                if not self.exits.let_go_of((segments, "expired", Fate.EXPIRED)):
+                if not self.exits.let_go_of((segments, Cause("expired"), Fate.EXPIRED)):
                     return False
             else:
                 return True
@@ -118,7 +121,7 @@ class Expiry:
         """
         parts = list(by_expiry(runs.remove(run), now_ms))
         self._source.give_back([part for part, is_late in parts if not is_late])
-        return self.exits.let_go_of(([part for part, is_late in parts if is_late], "expired", Fate.EXPIRED))
+        return self.exits.let_go_of(([part for part, is_late in parts if is_late], Cause("expired"), Fate.EXPIRED))
 
     def _expire_delayed(self, schedule: Schedule) -> None:
         """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
@@ -133,7 +136,7 @@ class Expiry:
             late += [part for part, _ in parts[:first_kept]]
             segments = [part for part, _ in parts[first_kept:]]
         self._source.give_back(segments)
-        self.exits.let_go_of((late, "expired", Fate.EXPIRED))
+        self.exits.let_go_of((late, Cause("expired"), Fate.EXPIRED))
 
     def _drop_run(self, runs: RunList, run: Run) -> None:
         """Drop a spilled run without reading it: everything in it has expired."""

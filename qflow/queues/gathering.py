@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from qflow.delivery import Deliveries, Delivery
+from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
@@ -35,7 +36,7 @@ class Router(Protocol):
     def result_of(self, receipts: list[Receipt]) -> Any: ...
 
 
-Options = tuple[Headers | None, bool | None, int, float | None, float | None, Moment | None]
+Options = tuple[Headers | None, bool | None, int, Duration | None, Duration | None, Moment | None]
 """Of a put: headers, durable, priority, ttl_s, delay_s, not_before."""
 
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from qflow import config
 from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.durations import Duration
 from qflow.errors import QueueEmpty, again
 from qflow.memory.line import FOREVER
 from qflow.memory.waiting import attend, collecting, shelter, straight
@@ -25,6 +26,7 @@ from qflow.queues.leases import Leases
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.storage.log.transaction_log import Request
+from qflow.takers import Noted
 
 LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
@@ -54,6 +56,8 @@ class Gets:
         self.restorer = restorer
         self.expiry = expiry
         self.exits = expiry.exits
+        self.waiting: dict[Getting, float] = {}
+        """Those that wait now, in the order they came, and since when (monotonic)."""
 
     @straight
     def take_looked(self, delivery: Delivery) -> bool:
@@ -70,7 +74,7 @@ class Gets:
             return False
         if type(first) is Message and 0 < first.expires_ms <= context.now_ms():
             return False
-        if since is not None and settings.ack_timeout_s is not None and since >= held.quiet_until:
+        if settings.ack_timeout_s is not None and since >= held.quiet_until:
             return False
         if settings.max_deliveries is not None and run.marks:
             return False
@@ -98,10 +102,11 @@ class Gets:
         return True
 
     @straight
-    def get_at_once(self) -> Delivery | None:
+    def get_at_once(self, taker: Noted) -> Delivery | None:
         """`Queue.get` where that takes no waiting and no work on the disk; else None."""
         delivery = Delivery()
         delivery.settler = self.claims
+        delivery.taker = taker
         if self.lanes.closed:
             return delivery if self.take_looked(delivery) else None
         with self.context.lock:  # as in `Queue.get`
@@ -115,14 +120,14 @@ class Gets:
             delivery.sequence = sequence = run.first
             delivery.marks = run.marks
             run.claim = None
-            self.held.singles[delivery] = None
+            self.held.singles[delivery] = self.context.tick.now_s
             gate.used = used
             run.first = sequence + 1
             del records[0]
         return delivery
 
     @straight
-    def take_open(self, most: int) -> Deliveries | None:
+    def take_open(self, most: int, taker: Noted) -> Deliveries | None:
         """Acquire what a get would if that is the whole of the run messages are put into; else None. Cost: 1 µs."""
         context, lanes, held = self.context, self.lanes, self.held
         runs = lanes.front
@@ -131,7 +136,7 @@ class Gets:
         if run is not runs.open or not run.records:
             return None
         taken: list[Record] = []
-        batch = Deliveries(self.claims, [Segment(first, taken, run.marks)])
+        batch = Deliveries(self.claims, [Segment(first, taken, run.marks)], taker)
         fresh: deque[Record] = deque()
         try:
             with context.lock:  # a straight line; see `waiting`
@@ -142,7 +147,7 @@ class Gets:
                 is_last = runs is lanes.runs  # of the lowest priority: nothing waits behind it
                 if is_front and found and (end - first <= most if is_last else end - first == most):
                     batch.total = end - first
-                    held.batches[batch] = None
+                    held.batches[batch] = context.tick.now_s
                     run.first = end
                     run.records = runs.tail = fresh
                     taken += found
@@ -155,21 +160,23 @@ class Gets:
             raise
         return None
 
-    def begin(self, most: int, timeout_s: float | None, *, single: bool = False) -> Getting:
+    def begin(self, most: int, timeout_s: Duration | None, taker: Noted, *, single: bool = False) -> Getting:
         """Begin a get: a `step` until it is done. `single`: what it gets is its `delivery`, if it is not None."""
-        return Getting(self, most, self.context.deadline(config.parse_timeout(timeout_s)), single=single)
+        return Getting(self, most, self.context.deadline(config.parse_timeout(timeout_s)), taker, single=single)
 
-    def get_one(self, timeout_s: float | None) -> Delivery:
+    def get_one(self, timeout_s: Duration | None, taker: Noted) -> Delivery:
         """Acquire the first available message, waiting for one; see `Queue.get`."""
-        getting = self.begin(1, timeout_s, single=True)
+        getting = self.begin(1, timeout_s, taker, single=True)
         self.attend(getting)
         if getting.delivery is None:
             raise QueueEmpty(f"no message in queue {self.context.name!r} within {timeout_s} s")
         return getting.delivery
 
-    def collect(self, most: int, timeout_s: float | None, stopped: Callable[[], bool] | None = None) -> Deliveries:
+    def collect(
+        self, most: int, timeout_s: Duration | None, taker: Noted, stopped: Callable[[], bool] | None = None
+    ) -> Deliveries:
         """`Queue.get_many` that also ends when `stopped` says so; it is asked each time something wakes the caller."""
-        getting = self.begin(most, timeout_s)
+        getting = self.begin(most, timeout_s, taker)
         getting.stopped = stopped
         self.attend(getting)
         return getting.collected  # type: ignore[return-value]  # no call: one that is struck would lose what it has

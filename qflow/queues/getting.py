@@ -14,6 +14,7 @@ from qflow.message import DELAYED, is_plain
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.claims import Claims
 from qflow.queues.context import Context
+from qflow.queues.dead_letters import Cause
 from qflow.queues.exits import Exits, Fate, weigh
 from qflow.queues.expiry import Expiry
 from qflow.queues.held import Held
@@ -21,6 +22,7 @@ from qflow.queues.lanes import TIMED, Lanes, by_expiry
 from qflow.queues.leases import Leases
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
+from qflow.takers import Noted
 
 TURNS = 2
 """A get that does not wait has this many turns to let expired messages go that lie before others."""
@@ -63,7 +65,9 @@ class Acquired(Protocol):
     expiry: Expiry
     exits: Exits
 
-    def get_at_once(self) -> Delivery | None: ...
+    waiting: dict[Getting, float]
+
+    def get_at_once(self, taker: Noted) -> Delivery | None: ...
     def next_moment_s(self) -> float | None: ...
 
 
@@ -72,11 +76,14 @@ class Getting:
 
     __slots__ = (
         "_deadline", "_done", "_given_up", "_looks", "_most", "_queue", "_single", "_starved", "_turn", "_turns",
-        "_watcher", "collected", "delivery", "stopped",
+        "_watcher", "collected", "delivery", "stopped", "taker",
     )  # fmt: skip
 
-    def __init__(self, queue: Acquired, most: int, deadline: float | None, *, single: bool = False) -> None:
+    def __init__(
+        self, queue: Acquired, most: int, deadline: float | None, taker: Noted, *, single: bool = False
+    ) -> None:
         self._queue = queue
+        self.taker = taker
         self._most = most
         self._deadline = deadline
         self._single = single  # it is for one message, which is given out by itself
@@ -96,7 +103,7 @@ class Getting:
     def batch(self) -> Deliveries:
         """What it gets."""
         if self.collected is None:
-            self.collected = Deliveries(self._queue.claims, [])
+            self.collected = Deliveries(self._queue.claims, [], self.taker)
         return self.collected
 
     def step(self, wake: Wake | None, *, may_work: bool) -> float | None:
@@ -115,9 +122,10 @@ class Getting:
                 self._unwatch(self._watcher)
             if self._done or self._given_up:
                 return None
-            if self._single and self._turn is not None and (delivery := queue.get_at_once()) is not None:
+            if self._single and self._turn is not None and (delivery := queue.get_at_once(self.taker)) is not None:
                 self.delivery = delivery
                 self._done = True
+                queue.waiting.pop(self, None)
                 if gate.starved:
                     gate.arrived.notify()
                 return None
@@ -138,6 +146,7 @@ class Getting:
                 wait_s = self._patience_s(lack)
             if wait_s is None:
                 self._done = True
+                queue.waiting.pop(self, None)
                 self._finish()
                 if lack in SHORT and not has_some:
                     gate.arrived.notify()  # what it was woken for may still be there: another waits for that
@@ -146,6 +155,9 @@ class Getting:
                 batches.pop(batch, None)  # until it tries again: many may wait
                 self.collected = None
             if wake is not None:
+                if self._turn is None:
+                    queue.waiting[self] = queue.context.monotonic()
+                    gate.changes += 1  # for who looks at the figures
                 self._starved = lack in SHORT
                 self._watcher = gate.arrived.watch(wake, self._turn)
                 self._turn = self._watcher.number
@@ -162,6 +174,7 @@ class Getting:
             if self._given_up:
                 return
             self._given_up = True
+            queue.waiting.pop(self, None)
             if self._watcher is not None:
                 self._unwatch(self._watcher)
             if self.delivery is not None:
@@ -196,6 +209,7 @@ class Getting:
         if self._single and batch.total:
             self.delivery = delivery = batch[0]
             delivery.settler = queue.claims
+            delivery.taker = self.taker
             queue.held.add_single(delivery, since)
             queue.lanes.cover_singles()
         if self._single or not batch.total:
@@ -215,6 +229,8 @@ class Getting:
             queue.context.check_open()
             if not queue.leases.release_late(may_work):
                 return Lack.WORK
+            if queue.lanes.paused:
+                return Lack.MESSAGE
             over = admission.cover()
             if over and (batch.total or held.is_any()):  # what passes on slack waits to be spilled
                 if not may_work:
@@ -287,7 +303,9 @@ class Getting:
         self.batch.total += weigh(kept)[0]
         if not (expired or spent):
             return Lack.NOTHING
-        done = queue.exits.let_go_of((expired, "expired", Fate.EXPIRED), (spent, "max_deliveries", Fate.DROPPED))
+        done = queue.exits.let_go_of(
+            (expired, Cause("expired"), Fate.EXPIRED), (spent, Cause("max_deliveries"), Fate.DROPPED)
+        )
         if not done:
             return Lack.ROOM
         if expired and not kept:  # so may those behind them: many at once

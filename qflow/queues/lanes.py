@@ -26,6 +26,7 @@ from qflow.message import (
     Message,
     Record,
     by_due,
+    expires_of,
     expiries,
     is_logged,
     is_plain,
@@ -42,6 +43,7 @@ NOWHERE = RunList(-1)
 TIMED = "some message may expire"
 LEASED = "somebody wants to know since when messages are held"
 COUNTED = "messages may have been delivered too often"
+PAUSED = "nothing is to be delivered"
 
 
 class Lanes:
@@ -141,6 +143,12 @@ class Lanes:
             (due for schedule in self.schedules.values() if (due := schedule.next_due_ms()) is not None), default=None
         )
 
+    def next_expiry_ms(self) -> int | None:
+        """Return when the next message expires that is first in its lane and in memory; None if none does."""
+        heads = (runs.settle_head() for runs in self.ranked)
+        records = (next(iter(run.records), b"") for run in heads if run.place is Place.RESIDENT)
+        return min(filter(None, map(expires_of, records)), default=None)
+
     def count_bytes(self, singles_bytes: int) -> int:
         """Return the bytes of all messages, given what is charged for single deliveries. Cost: O(runs)."""
         elsewhere = size = overhead = 0
@@ -163,6 +171,16 @@ class Lanes:
         """Have a reason why messages are looked at before they go out, or have it no more."""
         (self.closed.add if closes else self.closed.discard)(reason)
 
+    @property
+    def paused(self) -> bool:
+        """Nothing is delivered for now."""
+        return PAUSED in self.closed
+
+    def pause(self, pauses: bool) -> None:
+        """Deliver nothing, or deliver again: then those who wait are to be woken."""
+        self.close_front(PAUSED, pauses)
+        self.refresh()
+
     def must_look(self) -> bool:
         """Tell whether a message may not be handed out before it was looked at."""
         return bool(self.closed) or self._has_scheduled()
@@ -182,7 +200,7 @@ class Lanes:
     def refresh(self) -> None:
         """After a change of what may pass at once: compute the gate's numbers and the front."""
         self.gate.refresh()
-        if self.gate.slack or ENDED in self.closed or self._has_scheduled():
+        if self.gate.slack or ENDED in self.closed or PAUSED in self.closed or self._has_scheduled():
             self.front, self.looked, self.front_number = NOWHERE, NOWHERE, 0  # getters go the long way
         else:
             self._choose_front()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from qflow.config import SlowConsumer
+from qflow.delivery import Deliveries
 from qflow.errors import AlreadySettled
 from qflow.events import EventKind
 from qflow.queues.claims import Claims
 from qflow.queues.held import SOME, Held, HeldOne
 from qflow.queues.lanes import LEASED, Lanes
+from qflow.takers import named
 
 
 class _Late:
@@ -34,7 +38,7 @@ class Leases:
         self.claims = claims
         self._slow_after_s: float | None = None
         self._slow_policy = SlowConsumer.NOTIFY
-        self._oldest: tuple[HeldOne | None, float] = (None, 0.0)  # what was held first when maintenance looked
+        self._timeout_s = lanes.context.settings.ack_timeout_s  # before the last change
 
     def watch(self, after_s: float | None, policy: SlowConsumer) -> None:
         """Look for what is held for longer than that; None stops that."""
@@ -42,15 +46,23 @@ class Leases:
         self.refresh()
 
     def refresh(self) -> None:
-        """After a change of what is watched for."""
+        """After a change of what is watched for. What was taken while there was no ack timeout gets none."""
+        before, self._timeout_s = self._timeout_s, self._context.settings.ack_timeout_s
+        if before is None and self._timeout_s is not None:
+            self._held.extend_all(math.inf)
         self._held.quiet_until = 0.0
-        self._lanes.close_front(LEASED, self.since() is not None)
+        self._held.disorder()
+        self._lanes.close_front(LEASED, self.is_watched)
         self._lanes.refresh()
 
-    def since(self) -> float | None:
-        """Return the time to note for what is delivered now; None if nobody wants to know."""
-        is_watched = self._context.settings.ack_timeout_s is not None or self._slow_after_s is not None
-        return self._context.monotonic() if is_watched else None
+    @property
+    def is_watched(self) -> bool:
+        """Something follows from how long messages are held."""
+        return self._context.settings.ack_timeout_s is not None or self._slow_after_s is not None
+
+    def since(self) -> float:
+        """Return the time to note for what is delivered now: to the second where nothing follows from it."""
+        return self._context.monotonic() if self.is_watched else self._context.tick.now_s
 
     def next_end_s(self, timeout: float) -> float:
         """Return in how many seconds the first ack timeout ends, or what is held is to be looked at again for that."""
@@ -89,27 +101,27 @@ class Leases:
         for one in late:
             one.settler = _Late(name, text)
         if late:
+            self._tell_of(late, why)
             self.claims.take_back(late)
 
-    @property
-    def remembers(self) -> bool:
-        """Something was held first when maintenance looked."""
-        return self._oldest[0] is not None
-
-    def note_oldest(self) -> None:
-        """Note what is held first, and since when at the latest."""
-        first = self._held.first()
-        if first is not self._oldest[0]:
-            self._oldest = (first, self._context.monotonic())
+    def _tell_of(self, late: dict[HeldOne, float | None], why: str) -> None:
+        """Tell who held what for too long."""
+        now_s = self._context.monotonic()
+        held: dict[tuple[str, int], tuple[int, float]] = {}
+        for one, since in late.items():
+            count = one.left_size()[0] if isinstance(one, Deliveries) else 1
+            who = named(one.taker)
+            known, first = held.get(who, (0, now_s))
+            held[who] = known + count, first if since is None else min(first, since)
+        for (name, pid), (count, since_s) in held.items():
+            process = f" of process {pid}" if pid else ""
+            text = f"{name!r}{process} held {count} message{'s' * (count != 1)} for {now_s - since_s:.1f} s: {why}"
+            self._context.tell(EventKind.LEASE_EXPIRED, text)
 
     def oldest_s(self) -> float:
         """Return for how long the oldest delivery has been held."""
         since = self._held.oldest_since()
-        if since is None:
-            one, since = self._oldest
-            if one is None or one not in self._held:
-                return 0.0
-        return max(0.0, self._context.monotonic() - since)
+        return 0.0 if since is None else max(0.0, self._context.monotonic() - since)
 
     def release_slow(self) -> dict[HeldOne, float | None]:
         """Tell of messages that are held for too long, apply the policy; return what is held by those that are to stop.

@@ -11,7 +11,9 @@ from qflow.memory.waiting import sheltered
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues.exits import Fate, weigh
 from qflow.queues.parts import Parts
-from qflow.stats import QueueStats
+from qflow.queues.presence import present
+from qflow.rates import Totals
+from qflow.stats import QueueStats, Rates
 
 
 @sheltered
@@ -20,7 +22,6 @@ def stats(queue: Parts) -> QueueStats:
     lanes, held, settings = queue.lanes, queue.held, queue.context.settings
     counters = queue.spiller.area.counters()
     with queue.context.lock:
-        singles, batches = list(held.singles), list(held.batches)
         leaving = [part for one in held.leaving for part in one.segments]
         tallies = {place: [runs.tally(place) for runs in lanes.lists.values()] for place in Place}
         schedules = {number: schedule.tally() for number, schedule in lanes.schedules.items()}
@@ -28,7 +29,9 @@ def stats(queue: Parts) -> QueueStats:
         visible = queue.gate.visible - overhead
         messages = lanes.messages()
         totals = _totals(queue)
-    acquired_bytes = sum(len(one.record) for one in singles) + sum(one.left_size()[1] for one in batches)
+        there = present(queue)
+    acquired_bytes = sum([len(one.record) for one, _ in there.singles])
+    acquired_bytes += sum([one.left_size()[1] for one, _ in there.batches])
     acquired_bytes += weigh(leaving)[1]
     delayed = Whereabouts(*map(sum, zip(Whereabouts(0, 0, 0, 0), *schedules.values(), strict=True)))
     counts = {
@@ -63,21 +66,46 @@ def stats(queue: Parts) -> QueueStats:
         spill_files_overwritten_total=counters.overwritten,
         spill_files_read_total=counters.read,
         spill_files_unlinked_total=counters.unlinked,
+        holders=there.holders() if acquired else (),
+        consumers=there.consumers(),
+        consumers_total=len(there.takers),
         **totals,
     )
 
 
 @sheltered
-def oldest_s(queue: Parts) -> float:
-    """Return for how long what was delivered first has been held."""
+def note_totals(queue: Parts, now_s: float, before_s: float) -> None:
+    """Note for its rates what has happened so far. Cost: 5 µs, and 0.1 µs for each batch that is held."""
     with queue.context.lock:
-        return queue.leases.oldest_s()
+        queue.meter.note(now_s, _flow(queue), before_s)
+
+
+@sheltered
+def rates(queue: Parts) -> Rates:
+    """Return how many messages a second come and go."""
+    with queue.context.lock:
+        return queue.meter.rates(queue.context.monotonic(), _flow(queue))
+
+
+def _flow(queue: Parts) -> Totals:
+    """Return how many were put, delivered and acked so far. Under the lock."""
+    lanes, held = queue.lanes, queue.held
+    acquired = len(held.singles) + sum([batch.left_size()[0] for batch in held.batches])
+    acquired += sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.held])
+    delivered = lanes.acked + queue.claims.returned + acquired
+    return lanes.messages() + lanes.acked + lanes.gone - queue.found, delivered, lanes.acked
 
 
 def _totals(queue: Parts) -> dict[str, Any]:
     """Return the figures that are counted, by their names in `QueueStats`. Under the lock."""
     lanes, restorer, counts = queue.lanes, queue.restorer, queue.exits.counts
+    blocked, longest_s, on = queue.admission.told_blocked()
     return {
+        "blocked_putters": blocked,
+        "blocked_longest_s": longest_s,
+        "blocked_on": on,
+        "paused": lanes.paused,
+        "rates": queue.meter.rates(queue.context.monotonic(), _flow(queue)),
         "resident_bytes": queue.gate.used,
         "oldest_unacked_s": queue.leases.oldest_s(),
         "put_total": lanes.messages() + lanes.acked + lanes.gone - queue.found,

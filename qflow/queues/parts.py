@@ -19,6 +19,7 @@ from qflow.queues.puts import Puts
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
+from qflow.rates import Meter
 from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane
 from qflow.storage.spill.store import SpillArea
@@ -45,6 +46,7 @@ class Parts:
         self.consumers = Consumers(self.gets, self.claims)
         lanes.open_all(rows, self.puts)
         self.puts.lane = lanes.logged.get(0)
+        self.meter = Meter(context.monotonic())
         self.found = lanes.messages()
         """How many there were at open."""
         with context.lock:

@@ -12,6 +12,7 @@ from typing import Any
 from qflow import config
 from qflow.config import QueueSettings
 from qflow.delivery import Segment
+from qflow.durations import Duration
 from qflow.errors import MessageTooLarge, TransactionTooLarge, again
 from qflow.memory.group import GROUP_BYTES, Group, groups_of
 from qflow.memory.line import Wake
@@ -30,6 +31,7 @@ from qflow.message import (
     lane_of,
 )
 from qflow.queues.admission import Admission
+from qflow.queues.dead_letters import Cause
 from qflow.queues.envelope import PLAIN, Envelope, Moment, check_durable, check_priority, times
 from qflow.queues.exits import Exits
 from qflow.queues.lanes import NOWHERE, TIMED, Lanes
@@ -71,8 +73,8 @@ class Puts:
         headers: Headers | None,
         durable: bool | None,
         priority: int,
-        ttl_s: float | None,
-        delay_s: float | None,
+        ttl_s: Duration | None,
+        delay_s: Duration | None,
         not_before: Moment | None,
         published: tuple[str, bytes | None] = ("", None),
     ) -> Envelope:
@@ -153,7 +155,7 @@ class Puts:
     # Reserved --------------------------------------------------------------------------------------------------------
 
     def begin(
-        self, puts: list[Put], timeout_s: float | None, *, leaving: Depth = NOTHING, dead: bool = False
+        self, puts: list[Put], timeout_s: Duration | None, *, leaving: Depth = NOTHING, dead: bool = False
     ) -> Putting:
         """Begin to reserve for puts: all lanes at once, for one after the other might wait for each other.
 
@@ -203,7 +205,7 @@ class Puts:
                 gate.arrived.notify()
             return sequence
 
-    def put(self, records: list[Record], plain: bool, number: int, timeout_s: float | None) -> int | None:
+    def put(self, records: list[Record], plain: bool, number: int, timeout_s: Duration | None) -> int | None:
         """Put messages; return the first sequence, None if a limit turned them away."""
         log = self.context.log
         if log is not None and type(records[0]) is Message and not records[0].logged:
@@ -241,7 +243,7 @@ class Puts:
         records: list[Record],
         plain: bool,
         number: int,
-        timeout_s: float | None,
+        timeout_s: Duration | None,
         future: Future[int | None] | None = None,
     ) -> Put | None:
         """Hand messages over, or make them visible where they are not logged; None if a limit turned them away."""
@@ -273,7 +275,7 @@ class Puts:
     def turn_away(self, records: list[Record], decision: Decision) -> None:
         """Do with what was not admitted what the policy says."""
         if decision is Decision.DEAD_LETTER:
-            self.exits.bury(self.context, [Segment(-1, records, 0)], "limit", None)
+            self.exits.bury(self.context, [Segment(-1, records, 0)], Cause("limit"), None)
         self.count_turned_away(len(records), dropped=decision is Decision.DROP)
 
     @sheltered

@@ -88,6 +88,7 @@ class Putting:
             if admission.ready:
                 admission.publish_ready()
             if self._done:
+                admission.forget_blocked(self)
                 admission.leave_line(self)
                 return None
             if self.given_up:
@@ -96,6 +97,7 @@ class Putting:
             if self.given_up:
                 return None
             if wait_s is None:
+                admission.forget_blocked(self)
                 self._has_room()
                 admission.leave_line(self)
                 admission.count_places()
@@ -106,6 +108,7 @@ class Putting:
                     return FOREVER
             elif wait_s != WORK and wake is not None:
                 self.wake = wake
+                admission.note_blocked(self)
                 if self.passed or self not in admission.line:
                     self._watcher = gate.room.watch(wake, self._turn)
                     self._turn = self._watcher.number
@@ -137,6 +140,7 @@ class Putting:
                 return
             self.given_up = True
             self.wake = None
+            self._queue.admission.forget_blocked(self)
             if self._watcher is not None:
                 self._unwatch(self._watcher)
             for put in self.puts if self._done else ():

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Generic, Unpack
 
 from qflow import config
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Deliveries, Delivery, Entry
+from qflow.durations import Duration
 from qflow.errors import AlreadySettled, BrokerFailed, InvalidArgument, in_doubt
 from qflow.memory.gate import Gate
 from qflow.memory.run_list import RunList
-from qflow.memory.waiting import collecting, shelter, sheltered, straight
+from qflow.memory.waiting import collecting, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES, Headers
-from qflow.options import Placed, PutOptions
-from qflow.queues import looking
+from qflow.options import ConsumeOptions, Placed, PutOnceOptions
+from qflow.queues import looking, tending
 from qflow.queues.claims import Claims
-from qflow.queues.consumer import Consumer, Consuming, consumer_of
+from qflow.queues.consumer import Consumer, begin_consumer
+from qflow.queues.context import Tick
 from qflow.queues.entries import Entries
 from qflow.queues.envelope import Moment
 from qflow.queues.lanes import Lanes
 from qflow.queues.parts import Parts
 from qflow.stats import QueueStats
+from qflow.takers import here, parse_name
 
 
 class Queue(Generic[Placed]):
@@ -33,7 +35,7 @@ class Queue(Generic[Placed]):
     `Queue[int | None]`.
     """
 
-    __slots__ = ("__weakref__", "_claims", "_gate", "_lanes", "_lock", "_parts", "_runs", "_singles")
+    __slots__ = ("__weakref__", "_claims", "_gate", "_lanes", "_lock", "_parts", "_runs", "_singles", "_tick")
     _parts: Parts
     _lock: Any
     _gate: Gate
@@ -41,6 +43,7 @@ class Queue(Generic[Placed]):
     _runs: RunList
     _claims: Claims
     _singles: dict[Delivery, float | None]
+    _tick: Tick
 
     def __repr__(self) -> str:
         context = self._parts.context
@@ -66,10 +69,11 @@ class Queue(Generic[Placed]):
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
-        timeout_s: float | None = None,
+        dedupe_key: str | None = None,
+        timeout_s: Duration | None = None,
     ) -> int | Placed:
         """Append a message; on a durable queue, return once it is synced in the log.
 
@@ -81,11 +85,14 @@ class Queue(Generic[Placed]):
             ttl_s: it expires so long after it could first be delivered; the queue's own, if that is shorter.
             delay_s, not_before: it is not delivered before; seconds from now, or a moment (seconds since the epoch, or
                 a datetime with a time zone).
+            dedupe_key: where a message with this key was put within the queue's `dedupe_window_s`, nothing is stored;
+                1 to 255 bytes of UTF-8.
             timeout_s: how long to wait for room at a limit or on a full disk; None = without end, 0 = not at all.
 
         Returns:
             The message's sequence, higher than that of any before it in this queue and priority; None if the queue's
-            overflow policy dropped it, or made it a dead letter.
+            overflow policy dropped it, or made it a dead letter. With a `dedupe_key` that was put before, that of the
+            first message, which may have been delivered since.
 
         Raises:
             InvalidArgument: the body is not bytes-like, a header, time or priority makes no sense, or it could never
@@ -93,6 +100,7 @@ class Queue(Generic[Placed]):
             MessageTooLarge: more than `max_message_bytes`.
             QueueFull: no room came up in time. Nothing was done.
             DiskFull: the disk had no room for it in time. Nothing was done.
+            ProducerBusy: another put with this key did not end in time. Nothing was done.
             InDoubt, BrokerFailed: the log failed; see there.
             BrokerClosed, QueueDeleted: it is gone.
         Cost: transient 0.3 µs; durable a share of one commit.
@@ -104,6 +112,7 @@ class Queue(Generic[Placed]):
             and ttl_s is None
             and delay_s is None
             and not_before is None
+            and dedupe_key is None
         ):
             cost = len(body) + OVERHEAD_BYTES
             one = (body,)
@@ -126,9 +135,12 @@ class Queue(Generic[Placed]):
         puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
+        if dedupe_key is not None:
+            keys = self._parts.context.shared.keys
+            return keys.put(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
         return puts.put([record], type(record) is bytes, envelope.number, timeout_s)  # type: ignore[return-value]
 
-    def put_nowait(self, body: bytes | bytearray | memoryview, **options: Unpack[PutOptions]) -> int | Placed:
+    def put_nowait(self, body: bytes | bytearray | memoryview, **options: Unpack[PutOnceOptions]) -> int | Placed:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
         return self.put(body, **options, timeout_s=0)
 
@@ -139,10 +151,10 @@ class Queue(Generic[Placed]):
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
-        timeout_s: float | None = None,
+        timeout_s: Duration | None = None,
     ) -> range:
         """Append messages together: all or none of them, with consecutive sequences and one commit.
 
@@ -154,7 +166,7 @@ class Queue(Generic[Placed]):
 
         Raises:
             TransactionTooLarge: more than `max_transaction_bytes` together.
-            All that `put` raises.
+            QflowError: all that `put` raises.
         Cost: transient 0.05 µs a message, durable 0.2 µs and one commit.
         """
         puts = self._parts.puts
@@ -172,10 +184,10 @@ class Queue(Generic[Placed]):
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
-        timeout_s: float | None = None,
+        timeout_s: Duration | None = None,
     ) -> Future[int | Placed]:
         """`put` that waits for room but not for the sync: the future has what `put` returns, once it is confirmed.
 
@@ -199,13 +211,14 @@ class Queue(Generic[Placed]):
     # Get -------------------------------------------------------------------------------------------------------------
 
     @straight
-    def get(self, timeout_s: float | None = None) -> Delivery:
+    def get(self, timeout_s: Duration | None = None, *, consumer: str | None = None) -> Delivery:
         """Acquire the first available message, waiting for one.
 
         Args:
             timeout_s: how long to wait; None = as long as it takes, 0 = not at all: it then looks past thousands of
                 expired messages, not past a million. What is on the disk is read in any case, by this thread or
                 another, and takes its time.
+            consumer: who takes it, for `stats()`; the name of the thread, unless it is given.
 
         Raises:
             QueueEmpty: none came up in time.
@@ -214,6 +227,7 @@ class Queue(Generic[Placed]):
         """
         delivery = Delivery()
         delivery.settler = claims = self._claims
+        delivery.taker = taker = here.thread if consumer is None else parse_name(consumer)
         try:
             with self._lock:  # a straight line; see `waiting`
                 gate = self._gate
@@ -225,7 +239,7 @@ class Queue(Generic[Placed]):
                     delivery.sequence = sequence = run.first
                     delivery.marks = run.marks
                     run.claim = None
-                    self._singles[delivery] = None
+                    self._singles[delivery] = self._tick.now_s
                     gate.used = used
                     run.first = sequence + 1
                     del records[0]
@@ -238,13 +252,15 @@ class Queue(Generic[Placed]):
             finally:  # see `attend`
                 claims.give_up(delivery)
             raise
-        return self._parts.gets.get_one(timeout_s)
+        return self._parts.gets.get_one(timeout_s, taker)
 
-    def get_nowait(self) -> Delivery:
+    def get_nowait(self, *, consumer: str | None = None) -> Delivery:
         """`get` that does not wait for a message."""
-        return self.get(0)
+        return self.get(0, consumer=consumer)
 
-    def get_many(self, max_messages: int, timeout_s: float | None = None) -> Deliveries:
+    def get_many(
+        self, max_messages: int, timeout_s: Duration | None = None, *, consumer: str | None = None
+    ) -> Deliveries:
         """Acquire what is available, at most `max_messages`: waits for the first, never to fill.
 
         Returns fewer also when memory has no room for more in flight; at the time-out, an empty batch: there is no
@@ -257,7 +273,8 @@ class Queue(Generic[Placed]):
         config.parse_count(max_messages, "max_messages")
         config.parse_timeout(timeout_s)
         gets = self._parts.gets
-        return gets.take_open(max_messages) or gets.collect(max_messages, timeout_s)
+        taker = here.thread if consumer is None else parse_name(consumer)
+        return gets.take_open(max_messages, taker) or gets.collect(max_messages, timeout_s, taker)
 
     # Settle ----------------------------------------------------------------------------------------------------------
 
@@ -334,33 +351,33 @@ class Queue(Generic[Placed]):
 
     # Consumers -------------------------------------------------------------------------------------------------------
 
-    def consume(self, callback: Callable[[Delivery], object], *, prefetch: int = 100) -> Consumer:
-        """Have a thread of its own call `callback(delivery)` for each message, until the consumer is closed.
+    def consume(self, callback: Callable[[Delivery], object], **options: Unpack[ConsumeOptions]) -> Consumer:
+        """Have a thread of its own, or several, call `callback(delivery)` for each message, until it is closed.
 
         The delivery is acked when the callback returns and goes back when it raises, unless it settled it itself.
 
         Args:
-            prefetch: how many messages are acquired at once, at most: the callback's slowness is the queue's
-                back-pressure. What was acquired and not handed out goes back when the consumer is closed.
+            options: `prefetch=100`, `concurrency=1`, `name` and `retry=Backoff(...)`; see `qflow.ConsumeOptions`.
 
         Returns:
-            The running `Consumer`, a context manager; `close()` waits for the callback that is running.
+            The running `Consumer`, a context manager; `close()` waits for the callbacks that are running.
         """
-        if not callable(callback):
-            raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
-        config.parse_count(prefetch, "prefetch")
         consumers = self._parts.consumers
-        consuming = Consuming(consumers, callback, prefetch)
-        consumer = consumer_of(consuming)
-        try:
-            shelter(partial(consumers.start, consuming))
-        except BaseException:
-            consuming.stop()  # nobody will close it
-            raise
-        return consumer
+        return begin_consumer(lambda: consumers, callback, consumers.start, options)
+
+    def pause(self) -> None:
+        """Deliver nothing until `resume`: gets wait, puts go on, and what is held may be settled. Twice is fine.
+
+        It does not outlast the broker: the queue delivers when the spool is opened again.
+        """
+        tending.pause(self._parts, True)
+
+    def resume(self) -> None:
+        """Deliver again. Twice is fine."""
+        tending.pause(self._parts, False)
 
     @sheltered
-    def on_slow_consumer(self, after_s: float | None, policy: SlowConsumer = SlowConsumer.NOTIFY) -> None:
+    def on_slow_consumer(self, after_s: Duration | None, policy: SlowConsumer = SlowConsumer.NOTIFY) -> None:
         """Watch for messages that are held for longer than `after_s` seconds; None stops that.
 
         Each time there is one, the event `SLOW_CONSUMER` tells of it, and the policy is applied. Looked at once a
@@ -383,7 +400,7 @@ def queue_of(parts: Parts) -> Queue:
     queue: Queue = Queue()
     queue._parts = parts
     queue._lock, queue._gate, queue._lanes, queue._runs = parts.context.lock, parts.gate, parts.lanes, parts.lanes.runs
-    queue._claims, queue._singles = parts.claims, parts.held.singles
+    queue._claims, queue._singles, queue._tick = parts.claims, parts.held.singles, parts.context.tick
     return queue
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
+from qflow.config import parse_count
 from qflow.delivery import Deliveries, Delivery
+from qflow.durations import Duration
 from qflow.errors import InvalidArgument, NotFound, TransactionTooLarge
 from qflow.message import Message, Record, body_of
 from qflow.queues.dead_letters import headers_of, revived
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.transaction import Transaction, gathering_of
+from qflow.stats import RedriveReport
 
 BATCH_MESSAGES = 100
+Revive = Callable[[Record], tuple[str | None, Record]]
 
 
 class Owner(Protocol):
     """Who has the queues: the broker."""
 
     def queue(self, name: str) -> Queue: ...
-    def transaction(self, timeout_s: float | None = None) -> Transaction: ...
+    def transaction(self, timeout_s: Duration | None = None) -> Transaction: ...
 
 
 class Redrive:
@@ -32,15 +37,17 @@ class Redrive:
         broker: that has both queues.
         name: of the dead-letter queue.
         to: where all of them go instead of the queues they came from.
+        revive: returns where one came from, and what is put there; as `revived`.
 
     Raises:
         NotFound: there is no such queue. InvalidArgument: it is the same as `to`.
     """
 
-    def __init__(self, broker: Owner, name: str, *, to: str | None = None) -> None:
+    def __init__(self, broker: Owner, name: str, *, to: str | None = None, revive: Revive = revived) -> None:
         self._broker = broker
         self._dead = broker.queue(name)
         self._to = to
+        self._revive = revive
         if to is not None:
             broker.queue(to)
             if to == name:
@@ -83,7 +90,7 @@ class Redrive:
 
     def _move(self, delivery: Delivery) -> None:
         """Add one to the transaction, or note why it stays."""
-        name, record = revived(delivery.record)
+        name, record = self._revive(delivery.record)
         target = self._to or name
         reason = self._obstacle(target, record)
         if reason is None and target is not None:
@@ -125,3 +132,12 @@ class Redrive:
             self.moved[target] = self.moved.get(target, 0) + len(sizes)
         self._going = {}
         self._tx = gathering_of(self._broker.transaction(0))
+
+
+def redrive(
+    broker: Owner, name: str, to: str | None = None, limit: int | None = None, revive: Revive = revived
+) -> RedriveReport:
+    """Move the messages of a dead-letter queue back; see `Redrive`."""
+    moving = Redrive(broker, name, to=to, revive=revive)
+    moving.run(None if limit is None else parse_count(limit, "limit"))
+    return RedriveReport(moved=moving.moved, kept=moving.kept)

@@ -28,9 +28,10 @@ from qflow.events import Teller
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
 from qflow.queues.checking import problems
-from qflow.queues.context import Context, Shared
+from qflow.queues.context import Context, Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_no_cycle
+from qflow.queues.dedupe import Keys
 from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, disown, parts_of, queue_of
 from qflow.queues.tending import alter, check_open, let_go, refuse_calls, settle_down
@@ -73,15 +74,19 @@ class Queues:
         self._next_transient = TRANSIENT_OWNERS
         self.deleted: list[int] = []
         """Numbers of what was deleted, for maintenance to clear away."""
-        self.router = DeadLetterRouter(spool, self._for_dead_letters)
+        self.router = DeadLetterRouter(spool, self._for_dead_letters, tell)
+        self.keys = Keys(spool.log, self.router.together, spool.clock, spool.monotonic)
+        self.tick = Tick(spool.monotonic())
         self._shared = Shared(
             ledger=ledger,
+            tick=self.tick,
             report=spool.report,
             tell=tell,
             bury=self.router.carry,
             max_transaction_bytes=spool.settings.max_transaction_bytes,
             clock=spool.clock,
             monotonic=spool.monotonic,
+            keys=self.keys,
         )
 
     # Found again -------------------------------------------------------------------------------------------------

@@ -48,6 +48,16 @@ def alter(queue: Parts, settings: QueueSettings) -> None:
     fit(queue)
 
 
+@sheltered
+def pause(queue: Parts, pauses: bool) -> None:
+    """Have a queue deliver nothing, or deliver again."""
+    with queue.context.lock:
+        queue.context.check_open()
+        queue.lanes.pause(pauses)
+        if not pauses:
+            queue.gate.arrived.notify_all()
+
+
 def fit(queue: Parts) -> bool:
     """Take a step of what follows from an opening or an `alter`; return whether there may be more to do.
 
@@ -76,6 +86,7 @@ def tick(queue: Parts) -> bool:
 
     Returns whether there is more of that than one call does.
     """
+    queue.context.tick.now_s = queue.context.monotonic()
     if is_at_rest(queue):
         return False
     context, lanes, leases = queue.context, queue.lanes, queue.leases
@@ -84,7 +95,6 @@ def tick(queue: Parts) -> bool:
     with context.lock:
         if context.ended is not None:
             return False
-        leases.note_oldest()
         slow = queue.consumers.holding(leases.release_slow())
         queue.admission.look_at_mark()
         queue.admission.admit_line()
@@ -114,7 +124,6 @@ def is_at_rest(queue: Parts) -> bool:
         or queue.context.settings.ttl_s is not None
         or queue.gate.at_limit
         or queue.admission.line
-        or queue.leases.remembers
         or queue.spiller.has_spilled
     )
 
@@ -141,7 +150,31 @@ def _expire(queue: Parts) -> bool:
     """Let some of what has expired go; return whether there may be more. Under the lock."""
     if TIMED not in queue.lanes.closed and queue.context.settings.ttl_s is None:
         return False
-    return queue.expiry.expire() or queue.expiry.expire_behind()
+    return _expire_heads(queue) or (not queue.expiry.is_under_way and queue.expiry.expire_behind())
+
+
+def _expire_heads(queue: Parts) -> bool:
+    """The same of what is first in its lane; by one thread at a time, so that dead letters stay in order."""
+    expiry = queue.expiry
+    if expiry.is_under_way:
+        return False
+    expiry.is_under_way = True
+    try:
+        return expiry.expire()
+    finally:
+        expiry.is_under_way = False
+
+
+def expire(queue: Parts) -> int | None:
+    """Let what has expired at the head of a lane go now, not at the next `tick`.
+
+    Returns when the next message there expires, in milliseconds since the epoch; None if none does, or if it is not in
+    memory: `tick` looks for those.
+    """
+    while _in_steps(queue, _expire_heads):
+        pass
+    with queue.context.lock:
+        return None if queue.context.ended is not None else queue.lanes.next_expiry_ms()
 
 
 def has_something_to_do(queue: Parts) -> bool:
@@ -152,7 +185,7 @@ def has_something_to_do(queue: Parts) -> bool:
             return False
         return (
             bool(gate.at_limit or gate.slack or gate.over > 0 or held.extended)
-            or (held.is_any() and queue.leases.since() is not None)
+            or (held.is_any() and queue.leases.is_watched)
             or ((TIMED in lanes.closed or context.settings.ttl_s is not None) and lanes.messages() > 0)
             or bool(gate.getters and lanes.next_due_ms() is not None)
             or queue.spiller.is_busy

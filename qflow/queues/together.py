@@ -19,7 +19,7 @@ from qflow.memory.line import Wake
 from qflow.memory.waiting import attend, shelter, sheltered
 from qflow.message import Record, is_plain
 from qflow.queues.assembly import Assembly, ReserveStep, Waiting
-from qflow.queues.dead_letters import dead_letters
+from qflow.queues.dead_letters import Cause, dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
 from qflow.queues.overflow import Decision, Depth
@@ -232,7 +232,7 @@ class Together:
         if decision is Decision.DROP:
             return None
         if not dead:
-            records = dead_letters(queue.name, [Segment(-1, records, 0)], "limit", self._clock())
+            records = dead_letters(queue.name, [Segment(-1, records, 0)], Cause("limit"), self._clock())
         return Insert(self._dead_letter_queue(queue), 0, records)
 
     def _clear_up(self, assembly: Assembly) -> None:

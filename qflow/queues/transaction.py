@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from qflow.delivery import Deliveries, Delivery
+from qflow.durations import Duration
 from qflow.message import OVERHEAD_BYTES, Headers
 from qflow.queues.envelope import Moment
 from qflow.queues.gathering import Gathering
@@ -36,8 +37,8 @@ class Transaction:
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
     ) -> None:
         """Put a message when the transaction commits; options as `Queue.put`.
@@ -73,8 +74,8 @@ class Transaction:
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
-        ttl_s: float | None = None,
-        delay_s: float | None = None,
+        ttl_s: Duration | None = None,
+        delay_s: Duration | None = None,
         not_before: Moment | None = None,
     ) -> None:
         """Put messages when the transaction commits; options as `Queue.put_many`. Raises as `put`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
+from typing import Any
 
 import attrs
 
@@ -33,6 +35,34 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def resolved(address: Address) -> list[Any]:
+    """Return the addresses that a name stands for, as `socket.getaddrinfo` does.
+
+    Raises:
+        InvalidArgument: it stands for none.
+    """
+    try:
+        return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InvalidArgument(f"{address.host!r} is no address of this machine: {why}") from error
+
+
+def is_of_this_machine_alone(address: Address) -> bool:
+    """Tell whether nobody on another machine can reach an address. Raises InvalidArgument: it is none."""
+    return all(is_loopback(str(sockaddr[0])) for *_, sockaddr in resolved(address))
+
+
+def check_port(port: object) -> None:
+    """Refuse what no server can listen at.
+
+    Raises:
+        InvalidArgument: it is no port.
+    """
+    if type(port) is not int or not 0 <= port < 2**16:
+        raise InvalidArgument(f"a port is a number from 0 to 65535, where 0 is any that is free, not {port!r}")
 
 
 def is_loopback(address: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -54,6 +56,15 @@ class Certificates:
                 raise InvalidArgument(f"{str(self.ca)!r} has no certificates: {_why(error)}") from error
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+def common_name(certificate: Mapping[str, Any] | None) -> str | None:
+    """Return the first common name of a client's certificate, as `SSLSocket.getpeercert` returns it; None if none."""
+    for field in (certificate or {}).get("subject", ()):
+        for key, value in field:
+            if key == "commonName":
+                return str(value)
+    return None
 
 
 class Renewable:

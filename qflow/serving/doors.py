@@ -23,6 +23,8 @@ from qflow.serving import notify as manager
 from qflow.serving.addresses import Address
 from qflow.serving.users import Users
 
+LOOK_S = 1.0
+"""Between looks whether the service can go on."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -78,6 +80,7 @@ class Service:
         tell: takes a line for each address that is listened at.
         warn: takes a sentence for people.
         notify: tells the service manager.
+        check: raises what ends the service when it cannot go on; called once a second, in the event loop's thread.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Service:
         tell: Callable[[str], object],
         warn: Callable[[str], object],
         notify: Callable[[str], None] = manager.notify,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self._openings = openings
         self._read = read
@@ -96,6 +100,7 @@ class Service:
         self._tell = tell
         self._warn = warn
         self._notify = notify
+        self._check = check
         self._doors: list[tuple[Opening, Door]] = []
         self._stops: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._is_to_reload = asyncio.Event()
@@ -114,6 +119,7 @@ class Service:
 
         Raises:
             InvalidArgument: it cannot be listened at an address, or users or certificates are wrong.
+            QflowError: what `check` raises; the doors are closed without a drain.
         """
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
@@ -143,16 +149,22 @@ class Service:
             raise InvalidArgument(f"{opening.name} cannot listen on {opening.address}: {what.lower()}") from error
 
     async def _until_stopped(self) -> signal.Signals:
-        """Return the first signal that asks to stop; reload at the others meanwhile."""
-        reloading = asyncio.create_task(self._reload_when_asked())
+        """Return the first signal that asks to stop; reload at the others meanwhile, and look whether it can go on."""
+        beside = [asyncio.create_task(self._reload_when_asked()), asyncio.create_task(self._until_failed())]
         stopping = asyncio.create_task(self._stops.get())
         try:
-            await asyncio.wait({reloading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if reloading.done():
-                await reloading  # raises: it does not return
+            await asyncio.wait({*beside, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in beside:
+                if task.done():
+                    task.result()  # raises: it does not return
             return stopping.result()
         finally:
-            await _cancelled([reloading, stopping])
+            await _cancelled([*beside, stopping])
+
+    async def _until_failed(self) -> None:
+        while True:
+            self._check()
+            await asyncio.sleep(LOOK_S)
 
     async def _reload_when_asked(self) -> None:
         while True:
@@ -166,6 +178,7 @@ class Service:
             else:
                 for opening, door in self._doors:
                     door.reload(users=secrets.users, ssl=secrets.ssl if opening.has_tls else None)
+                self._warn("users, tokens and certificates are read anew")
             self._notify(manager.READY)
 
     async def _drained(self, number: signal.Signals) -> signal.Signals:

@@ -30,6 +30,7 @@ import attrs
 
 from qflow.serving.addresses import ip_address, is_loopback
 from qflow.serving.passwords import COST, PasswordHash
+from qflow.serving.telling import Telling
 from qflow.serving.users import ACTIONS, ADMINISTRATOR, DEFAULT_VIRTUAL_HOST, Account, Permission, User, Users
 
 _logger = logging.getLogger("qflow")
@@ -46,7 +47,6 @@ _FORGOTTEN_S = 60.0
 """Seconds after its last wrong password in which a line forgets them."""
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 4.0
-_LOG_EACH_S = 10.0
 
 GUEST = User("guest", frozenset({ADMINISTRATOR}), {DEFAULT_VIRTUAL_HOST: Permission(**dict.fromkeys(ACTIONS, ".*"))})
 """Who comes from this machine with the password `guest`, where there is no users file."""
@@ -79,7 +79,7 @@ class Logins:
         self._wrong = _Recent(_WRONG_S, clock)
         self._lines: dict[tuple[str, int], _Line] = {}
         self._checks: dict[bytes, asyncio.Task[bool]] = {}
-        self._refusals = _Refusals(clock)
+        self._refusals = Telling(_logger, others=", and {:,} other logins since the last line", clock=clock)
         self._threads = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="qflow-logins")
 
     async def check(self, name: str, password: str, peer: str) -> User | None:
@@ -120,6 +120,7 @@ class Logins:
         for check in self._checks.values():
             check.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._refusals.end()
 
     async def _check(self, line: _Line, account: Account | None, password: str, digest: bytes) -> bool:
         """Check a password when it is its turn in the line."""
@@ -143,7 +144,7 @@ class Logins:
 
     async def _refuse(self, name: str, peer: str, pause_s: float) -> User | None:
         """Note a wrong password in the log, and have the client wait for the answer: None."""
-        self._refusals.note(name, peer)
+        self._refusals.tell("a login as %r from %s was refused", name[:64], peer)
         await self._sleep(pause_s)
         return None
 
@@ -212,24 +213,6 @@ class _Recent:
 
     def __contains__(self, digest: bytes) -> bool:
         return self._until.get(digest, 0.0) > self._clock()
-
-
-class _Refusals:
-    """Writes refused logins to the log: the first, and then one line in some seconds, with how many there were."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._next_at: float | None = None
-        self._untold = 0
-
-    def note(self, name: str, peer: str) -> None:
-        now = self._clock()
-        if self._next_at is not None and now < self._next_at:
-            self._untold += 1
-            return
-        others = f", and {self._untold:,} other logins since the last line" if self._untold else ""
-        _logger.warning("a login as %r from %s was refused%s", name[:64], peer, others)
-        self._next_at, self._untold = now + _LOG_EACH_S, 0
 
 
 def _is_guest(name: str, password: str, peer: str) -> bool:

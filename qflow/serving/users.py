@@ -10,6 +10,9 @@ A users file is JSON, for people to read and edit:
           "tags": ["administrator"],
           "permissions": {
             "/": {"configure": "^anna\\\\.", "write": ".*", "read": ".*"}
+          },
+          "topics": {
+            "publish": ["plant/%c/#"], "subscribe": ["plant/#", "news/%u"]
           }
         }
       }
@@ -18,6 +21,9 @@ A users file is JSON, for people to read and edit:
 A user may configure, write or read what has a name, in a virtual host where a regular expression of theirs for that is
 found in the name: anywhere in it, as RabbitMQ has it, so `^` and `$` say where it is whole. An empty one is found in
 the empty name alone. Who has permissions in a virtual host, of whatever kind, may enter it.
+
+Topics of MQTT are permitted by its filters, where `%c` stands for the client id and `%u` for the name of the user.
+What is not there allows nothing.
 """
 
 from __future__ import annotations
@@ -25,18 +31,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import attrs
 
 from qflow.errors import InvalidArgument, NotFound
+from qflow.serving.addresses import is_loopback
 from qflow.serving.passwords import PasswordHash
+from qflow.streams.topic_filter import check_filter
 
+T = TypeVar("T")
 Action = Literal["configure", "write", "read"]
 ACTIONS: tuple[Action, ...] = ("configure", "write", "read")
+DIRECTIONS = ("publish", "subscribe")
 ADMINISTRATOR = "administrator"
 DEFAULT_VIRTUAL_HOST = "/"
 MAX_NAME_BYTES = 255
@@ -66,6 +76,24 @@ class Permission:
     read: re.Pattern[str] = attrs.field(converter=expression)
 
 
+def _filters(filters: Iterable[str]) -> tuple[str, ...]:
+    return tuple(check_filter(each) for each in dict.fromkeys(filters))
+
+
+@attrs.frozen
+class Topics:
+    """What an MQTT client of a user may publish to and subscribe to, as filters.
+
+    In these `%c` stands for the client id, and `%u` for the name of the user.
+
+    Raises:
+        InvalidArgument: one of them is no filter.
+    """
+
+    publish: tuple[str, ...] = attrs.field(default=(), converter=_filters)
+    subscribe: tuple[str, ...] = attrs.field(default=(), converter=_filters)
+
+
 @attrs.frozen
 class User:
     """Somebody who has logged in, or may. It is what the file said when it was read: a later one has users of its own.
@@ -74,11 +102,13 @@ class User:
         name: of 1 to 255 bytes.
         tags: such as `administrator`.
         permissions: by virtual host.
+        topics: of MQTT.
     """
 
     name: str
     tags: frozenset[str] = frozenset()
     permissions: Mapping[str, Permission] = attrs.field(factory=lambda: MappingProxyType({}))
+    topics: Topics = Topics()
 
     @property
     def is_administrator(self) -> bool:
@@ -152,6 +182,20 @@ class Users:
         return json.dumps({"virtual_hosts": self.virtual_hosts, "users": users}, indent=2, ensure_ascii=False) + "\n"
 
 
+def check_users(users: object, host: str) -> None:
+    """Refuse what are no users, and an address that other machines can reach without any.
+
+    Raises:
+        InvalidArgument
+    """
+    if users is not None and not isinstance(users, Users):
+        raise InvalidArgument(f"users are what Users.load(FILE) of qflow.serving.users returns, not {users!r}")
+    if users is None and host != "localhost" and not is_loopback(host):
+        raise InvalidArgument(
+            f"{host!r} can be reached from other machines: give users, or listen on 127.0.0.1, ::1 or localhost"
+        )
+
+
 def check_text(name: str, what: str) -> str:
     """Return a valid name of a user, a virtual host or a tag: printable, 1 to 255 bytes of UTF-8."""
     if not name.isprintable() or not 0 < len(name.encode(errors="replace")) <= MAX_NAME_BYTES:
@@ -191,7 +235,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _account(name: str, value: Any, virtual_hosts: list[str]) -> Account:
     what = f"user {check_text(name, 'user')!r}"
-    fields = _fields(value, what, {"password": str, "tags": list, "permissions": dict}, needed={"password"})
+    kinds = {"password": str, "tags": list, "permissions": dict, "topics": dict}
+    fields = _fields(value, what, kinds, needed={"password"})
     password = _within(f"the password of {what}", PasswordHash.parse, fields["password"])
     tags = _texts(fields.get("tags", []), "tag", f"the tags of {what}")
     permissions = {}
@@ -201,7 +246,16 @@ def _account(name: str, value: Any, virtual_hosts: list[str]) -> Account:
             raise InvalidArgument(f'{where}: "virtual_hosts" has no such virtual host')
         said = _fields(granted, where, dict.fromkeys(ACTIONS, str), needed=set(ACTIONS))
         permissions[host] = _within(where, lambda said: Permission(**said), said)
-    return Account(User(name, frozenset(tags), MappingProxyType(permissions)), password)
+    topics = _topics(fields.get("topics", {}), f"the topics of {what}")
+    return Account(User(name, frozenset(tags), MappingProxyType(permissions), topics), password)
+
+
+def _topics(value: dict[str, Any], what: str) -> Topics:
+    said = _fields(value, what, dict.fromkeys(DIRECTIONS, list))
+    for filters in said.values():
+        if not all(isinstance(each, str) for each in filters):
+            raise InvalidArgument(f"{what} must be lists of texts")
+    return _within(what, lambda said: Topics(**said), said)
 
 
 def _fields(value: Any, what: str, kinds: Mapping[str, type], *, needed: set[str] | None = None) -> dict[str, Any]:
@@ -226,7 +280,7 @@ def _texts(values: list[Any], kind: str, what: str) -> list[str]:
     return [check_text(value, kind) for value in dict.fromkeys(values)]
 
 
-def _within(what: str, make: Callable[[Any], Any], value: Any) -> Any:
+def _within(what: str, make: Callable[[Any], T], value: Any) -> T:
     try:
         return make(value)
     except InvalidArgument as error:
@@ -235,7 +289,7 @@ def _within(what: str, make: Callable[[Any], Any], value: Any) -> Any:
 
 def _as_json(account: Account) -> dict[str, Any]:
     user = account.user
-    return {
+    said = {
         "password": str(account.password),
         "tags": sorted(user.tags),
         "permissions": {
@@ -243,3 +297,4 @@ def _as_json(account: Account) -> dict[str, Any]:
             for host, granted in user.permissions.items()
         },
     }
+    return said if user.topics == Topics() else said | {"topics": attrs.asdict(user.topics)}

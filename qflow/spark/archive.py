@@ -11,15 +11,17 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlparse
 
 from qflow.errors import InvalidArgument, SpoolInUse, StorageError
 from qflow.spark.failures import spark_errors
 from qflow.spark.options import naming
+from qflow.spark.places.local import LocalPlace
+from qflow.spark.places.parse import parse_places
 from qflow.storage.files import FILE_MODE, Files, storage_error
 from qflow.streams.topic_filter import check_filter
 
@@ -73,10 +75,13 @@ class Archive:
         trigger: str = AVAILABLE_NOW,
         most_per_batch: int | None = None,
         group: str | None = None,
+        reach: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Check the arguments; nothing is written, and Spark is not needed.
 
         Args:
+            spool: its path, or the URL of its broker; or several, with commas between, as in option `path`.
+            reach: options that say how to reach brokers, such as `tokenFile`.
             directory: of the files and the checkpoint.
             trigger: `available-now` ends with the messages there are; `10s` looks for new ones every ten seconds.
             most_per_batch: the most messages of a batch.
@@ -91,9 +96,12 @@ class Archive:
             raise InvalidArgument(f"an archive cannot be split by {wrong[0]!r}: there are {', '.join(PARTITIONS)}")
         if len(set(partition_by)) < len(partition_by):
             raise InvalidArgument(f"an archive is split by each name once, not by {', '.join(partition_by)}")
-        if Path(directory).resolve().is_relative_to(Path(spool).resolve()):
-            raise InvalidArgument(f"{directory} lies inside the spool: give a directory outside of {spool}")
+        for place in parse_places({**reach, "path": spool}):
+            inside = Path(directory).resolve().is_relative_to(Path(place.where).resolve())
+            if isinstance(place, LocalPlace) and inside:
+                raise InvalidArgument(f"{directory} lies inside the spool: give a directory outside of {place.where}")
         self._spool = spool
+        self._reach = reach
         self._contents = contents
         self._directory = Path(directory)
         check_filter(contents.topic_filter)
@@ -264,7 +272,7 @@ class Archive:
             columns.append("to_date(timestamp) as date")
         if "hour" in partition_by:
             columns.append("hour(timestamp) as hour")
-        frame = reader.load(self._spool).selectExpr(*columns)
+        frame = reader.options(**self._reach).load(self._spool).selectExpr(*columns)
         if "topic" in partition_by:
             frame = frame.withColumn("topic", expr(_DIRECTORY_OF_TOPIC))
         writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self._directory / CHECKPOINT))

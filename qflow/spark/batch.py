@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from qflow.arrow.bounds import OFFSETS
+from qflow.arrow.losses import check_floor
 from qflow.errors import InvalidArgument
-from qflow.spark.options import OFFSETS, ReadOptions
-from qflow.spark.ranges import check_floor, committed, cut, resolve, selected
+from qflow.spark.options import ReadOptions
+from qflow.spark.places.hosts import check_hosts
+from qflow.spark.ranges import Ranges, Seen, bound_at, cut, look_at, selected, starts_of
 from qflow.spark.reading import RangeReader
-from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
 
 
@@ -18,24 +20,25 @@ class StreamBatchReader(RangeReader, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Cut the offsets between the bounds into tasks."""
         with plainly():
-            return self._plan()
+            options = self._options
+            check_hosts(options.places, same=options.same_on_every_host)
+            return list(cut([(one.place, one.uuid, self._ranges(one)) for one in look_at(options.places)], options))
 
-    def _plan(self) -> list[InputPartition]:
+    def _ranges(self, seen: Seen) -> Ranges:
         options = self._options
-        state = look(options.path)
-        streams = selected(state, options)
-        with reading(options.path, state.uuid) as txn:
-            starts = resolve(txn, options.starting, "startingOffsets", streams, committed(options, state, streams))
-            ends = resolve(txn, options.ending, "endingOffsets", streams, {})
-            ranges = []
-            for stream in streams:
-                for number, end in ends[stream.name].items():
-                    first, _ = stream.bounds(number)
-                    start = starts[stream.name][number]
-                    _check_order(options, stream.name, number, start, max(first, end))
-                    start = check_floor(stream.name, number, start, first, fail=options.fail_on_data_loss, end=end)
-                    ranges.append((stream, number, start, end))
-            return list(cut(txn, state.uuid, ranges, options))
+        streams = selected(seen, options)
+        which = "endingOffsets"
+        starts = starts_of(seen, streams, options)
+        ends = seen.place.resolve(seen.uuid, bound_at(seen, options.ending, which, options), which, streams, {})
+        ranges = []
+        for stream in streams:
+            for number, end in ends[stream.name].items():
+                first, _ = stream.bounds(number)
+                start = starts[stream.name][number]
+                _check_order(options, stream.name, number, start, max(first, end))
+                start = check_floor(stream.name, number, start, first, fail=options.fail_on_data_loss, end=end)
+                ranges.append((stream, number, start, end))
+        return ranges
 
 
 def _check_order(options: ReadOptions, stream: str, number: int, start: int, end: int) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from xxhash import xxh3_64_hexdigest
 
 from qflow.errors import StorageError
-from qflow.spark.options import local_path
+from qflow.spark.places.parse import local_path
 from qflow.storage.files import Files, read_whole, storage_error
 
 

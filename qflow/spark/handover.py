@@ -1,139 +1,33 @@
-"""Brings a finished stage into the log: hands it to the spool's owner, or adopts it here if there is none."""
+"""Brings a finished stage into the log of a spool on this host, from another process than its owner."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
+from contextlib import AbstractContextManager
+from typing import Any
 
-from qflow.errors import QflowError, SpoolInUse, StorageError
+from qflow.arrow.handover import Handing
+from qflow.errors import QflowError, SpoolInUse
 from qflow.opening import open_broker
 from qflow.spark import spools
-from qflow.storage.files import Files, owner_pid, storage_error
-from qflow.storage.inbox import batches as sink_batches
-from qflow.storage.inbox import stages
-from qflow.storage.inbox.batches import Adopted
-from qflow.storage.inbox.stages import Manifest
-
-_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
-"""Seconds between two looks at what the owner has done: at first, and after a while."""
-_AGAIN_S = 0.5
-"""Seconds before a spool without an owner is opened again, if the batch could not be adopted."""
+from qflow.storage.files import owner_pid
 
 
-class Handover:
-    """One attempt at one batch, in the process that commits it."""
+class Handover(Handing):
+    """Hands it to the spool's owner, or adopts it here if there is none."""
 
-    def __init__(self, spool: str, manifest: Manifest, timeout_s: float) -> None:
-        self._spool = spool
-        self._manifest = manifest
-        self._batch = manifest.batch
-        self._timeout_s = timeout_s
-        self._files = Files()
-        self._problem: str | None = None
-
-    def run(self) -> None:
-        """Return when the batch is in the log, by this attempt or an earlier one.
-
-        Raises:
-            StorageError: it does not follow the log's last batch of its query; it could not be handed in, was refused,
-                or was not adopted in time.
-            DiskFull, CorruptionError, NotFound: as `qflow.open`.
-        Cost: four syncs, and the commit.
-        """
-        if self._adopted_in_line().batch >= self._batch.batch:
-            self._sweep()
-            return
-        try:
-            stages.hand_in(self._files, self._spool, self._manifest)
-        except OSError as error:
-            raise storage_error(error, "hand a batch in", stages.handed_in(self._spool, self._batch)) from error
-        self._sweep()
-        self._wait()
-        self._adopted_in_line()  # an earlier attempt may have been adopted
-
-    def _sweep(self) -> None:
-        stages.remove_staged(self._files, self._spool, self._batch.query, up_to=self._batch.batch)
-
-    def _adopted(self) -> Adopted:
-        with spools.reading(self._spool, self._manifest.uuid) as txn:
-            return sink_batches.adopted(txn, *self._batch, self._manifest.targets)
-
-    def _adopted_in_line(self) -> Adopted:
-        known = self._adopted()
-        if self._manifest.every:
-            sink_batches.check_follows(known, *self._batch, self._manifest.plan, self._spool)
-        return known
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        pause_s = _PAUSE_S
-        before: Adopted | None = None
-        while (adopted := self._adopted()).batch < self._batch.batch:
-            reason = stages.why_refused(self._files, self._spool, self._batch)
-            if reason is not None:
-                raise StorageError(
-                    f"the spool at {self._spool} did not take batch {self._batch.batch} of query {self._batch.query}: "
-                    f"{reason}. Nothing more of it is stored; it was set aside in "
-                    f"{stages.set_aside(self._spool, self._batch)}"
-                )
-            if adopted != before:  # a part of it was adopted: there is progress
-                before, deadline = adopted, time.monotonic() + self._timeout_s
-            is_done = owner_pid(self._spool) is None and self._adopt_here()
-            over_s = time.monotonic() - deadline
-            if over_s > 0:
-                self._check_in_vain(adopted, is_last=over_s > self._timeout_s)
-            if not is_done:
-                time.sleep(pause_s if self._problem is None else _AGAIN_S)
-                pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
-
-    def _check_in_vain(self, adopted: Adopted, *, is_last: bool) -> None:
-        """Raise that it took too long.
-
-        A batch that goes alone is taken back first. If a process is adopting it just now, this returns, unless
-        `is_last`: most probably the batch is stored or put back in a moment.
-        """
-        is_begun = adopted.partial is not None and adopted.partial.batch == self._batch.batch
-        if self._manifest.once and not is_begun and self._withdraw():
-            raise StorageError(f"{self._in_vain()}. It was taken back, and nothing of it is stored")
-        if self._is_gone():
-            raise StorageError(
-                f"{self._in_vain()}. It is not in the inbox any more: let no cleaner work inside a spool, and write it "
-                "again"
-            )
-        if not self._manifest.once:
-            raise StorageError(
-                f"{self._in_vain()}. It waits in the inbox, and is adopted when that can be done; this query may be "
-                "started again at any time"
-            )
-        if is_last:
-            state = "was begun" if is_begun else "is being adopted"
-            raise StorageError(
-                f"{self._in_vain()}. It {state} and cannot be taken back: it is stored when that can be done, so do "
-                "not write it again"
-            )
-
-    def _is_gone(self) -> bool:
-        """Tell whether the batch was removed after it was handed in: it is neither in the inbox nor in the log."""
-        places = (stages.handed_in(self._spool, self._batch), stages.being_adopted(self._spool, self._batch))
-        return (
-            not any(map(self._files.exists, places * 2))  # twice: it may be renamed from one to the other meanwhile
-            and stages.why_refused(self._files, self._spool, self._batch) is None
-            and self._adopted().batch < self._batch.batch
-        )
-
-    def _withdraw(self) -> bool:
-        try:
-            return stages.withdraw(self._files, self._spool, self._batch, self._manifest.token)
-        except OSError as error:
-            raise storage_error(error, "take a batch back", stages.handed_in(self._spool, self._batch)) from error
+    def _reading(self) -> AbstractContextManager[Any]:
+        return spools.reading(self._spool, self._manifest.uuid)
 
     def _adopt_here(self) -> bool:
         """Own the spool for a moment, and adopt what waits; False if another process owns it, or it failed."""
+        if owner_pid(self._spool) is not None:
+            return False
         self._problem = None
         spools.let_go(self._spool)  # LMDB opens a file once in a process
         try:
-            with open_broker(self._spool) as broker:
+            with open_broker(self._spool, door=False) as broker:  # nobody is to be cut off in a moment
                 broker.engine.adoption.run()
                 found = broker.engine.adoption.stats()
         except SpoolInUse:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from qflow.arrow.takers import Takers
 from qflow.errors import NotFound
 from qflow.spark import spools
 from qflow.spark.archive import check_place, path_of
 from qflow.spark.failures import spark_errors
-from qflow.spark.takers import Takers
 from qflow.spark.write_options import batch_of, target_of
 from qflow.storage.inbox import batches as sink_batches
 from qflow.storage.inbox.stages import Batch

@@ -2,6 +2,8 @@
 
     {"uuid": "…", "streams": {"plants": {"number": 4, "offsets": {"0": 23}, "eras": {"0": "9f…"}}}}
 
+A query that reads several logs keeps one such object for each, in the order of their uuids: {"logs": [...]}.
+
 A log made anew has another uuid, a stream deleted and declared again another number: older offsets do not apply to it.
 `eras` holds the era of the last message before each offset: in a copy of the log that was written on, that message has
 another one (see `storage.eras`). `began`, where a query began in a stream, is kept beside the end of the first batch
@@ -11,13 +13,10 @@ that appears later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from qflow.errors import InvalidArgument
-from qflow.message import LANE_SHIFT
-from qflow.storage.log.rows import read_row
-from qflow.storage.streams import eras
 
 
 class Progress(NamedTuple):
@@ -30,8 +29,8 @@ class Progress(NamedTuple):
     """Eras of the last messages before the offsets, by partition, as far as they are known."""
 
 
-class Position(NamedTuple):
-    """The position of a query in all its streams."""
+class LogPosition(NamedTuple):
+    """The position of a query in all its streams of one log."""
 
     uuid: str
     streams: dict[str, Progress]
@@ -49,6 +48,44 @@ class Position(NamedTuple):
         return {"uuid": self.uuid, "streams": streams}
 
     @classmethod
+    def from_json(cls, found: dict[str, Any]) -> LogPosition:
+        """Return the position that `to_json` wrote; KeyError, TypeError, ValueError, AttributeError: it did not."""
+        streams = {
+            name: Progress(
+                one["number"],
+                _numbered(one["offsets"]),
+                _numbered(one["began"]) if "began" in one else None,
+                {int(number): str(era) for number, era in one.get("eras", {}).items()},
+            )
+            for name, one in found["streams"].items()
+        }
+        return cls(found["uuid"], streams)
+
+
+class Position(NamedTuple):
+    """The position of a query in all its logs, by their uuids."""
+
+    logs: dict[str, LogPosition]
+
+    @classmethod
+    def of(cls, logs: Iterable[LogPosition]) -> Position:
+        """Return the position made of these."""
+        return cls({one.uuid: one for one in logs})
+
+    def in_log(self, uuid: str) -> LogPosition:
+        """Return the position in a log: at its beginning, if it is new to the query."""
+        return self.logs.get(uuid) or LogPosition(uuid, {})
+
+    def names(self) -> set[str]:
+        """Return the names of all streams."""
+        return {name for one in self.logs.values() for name in one.streams}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position as Spark keeps it; equal positions give equal JSON."""
+        found = [self.logs[uuid].to_json() for uuid in sorted(self.logs)]
+        return found[0] if len(found) == 1 else {"logs": found}
+
+    @classmethod
     def from_json(cls, found: dict[str, Any]) -> Position:
         """Return the position that `to_json` wrote.
 
@@ -56,46 +93,12 @@ class Position(NamedTuple):
             InvalidArgument: it was not written by this source.
         """
         try:
-            return cls(
-                found["uuid"],
-                {
-                    name: Progress(
-                        one["number"],
-                        _numbered(one["offsets"]),
-                        _numbered(one["began"]) if "began" in one else None,
-                        {int(number): str(era) for number, era in one.get("eras", {}).items()},
-                    )
-                    for name, one in found["streams"].items()
-                },
-            )
+            return cls.of(map(LogPosition.from_json, found.get("logs", [found])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidArgument(
                 f"the offsets in the checkpoint are not those of format qflow ({error!r}): nothing can go on from a "
                 "checkpoint of another source; give this query a directory of its own"
             ) from error
-
-
-def eras_of(txn: Any, owner: int, offsets: Mapping[int, int]) -> dict[int, str]:
-    """Return the era of the last message before each offset. Cost: 5 µs a partition."""
-    found = {
-        number: eras.era_of(txn, owner, number, (number << LANE_SHIFT) + offset - 1)
-        for number, offset in offsets.items()
-        if offset
-    }
-    return {number: f"{era:016x}" for number, era in found.items() if era is not None}
-
-
-def other_era(txn: Any, owner: int, offsets: Mapping[int, int], known: Mapping[int, str] | None) -> int | None:
-    """Return a partition whose last message before the offset has another era than `known`; None if there is none.
-
-    Messages that retention dropped long ago are not checked.
-    """
-    found = eras_of(txn, owner, offsets)
-    for number, era in (known or {}).items():
-        sequence = (number << LANE_SHIFT) + offsets[number]
-        if found.get(number) != era and sequence >= read_row(txn, owner, number).floor:
-            return number
-    return None
 
 
 def _named(offsets: dict[int, int]) -> dict[str, int]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
+from qflow.arrow.bounds import COMMITTED, EARLIEST, EARLIEST_OFFSET, LATEST, OFFSETS, TIMES, Bound
 from qflow.config import parse_size
 from qflow.errors import InvalidArgument
+from qflow.spark.places.parse import OF_PLACES, SAME, parse_flag, parse_places, where
+from qflow.spark.places.place import Place
 from qflow.streams.topic_filter import check_filter
 
-EARLIEST, LATEST, COMMITTED, OFFSETS, TIMES = "earliest", "latest", "committed", "offsets", "times"
 _WORDS = (EARLIEST, LATEST, COMMITTED)
 NAMES = (
-    "path",
     "subscribe",
     "subscribePattern",
     "assign",
@@ -40,6 +40,7 @@ NAMES = (
     "maxTriggerDelay",
     "failOnDataLoss",
     "includeHeaders",
+    *OF_PLACES,
 )
 OF_KAFKA = re.compile(r"kafka\..*|kafkaconsumer\..*|fetchoffset\..*|groupidprefix")
 """Options for Kafka without a meaning here, which are ignored."""
@@ -51,28 +52,13 @@ _INSTEAD = {
 _ONLY_STREAMING = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _ONLY_BATCH = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "queue")
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_LATEST_OFFSET, _EARLIEST_OFFSET = -1, -2
-"""Kafka's numbers for the end and the beginning, in the JSON of offsets."""
-
-
-@attrs.frozen
-class Bound:
-    """Where to begin or to end: a keyword, or numbers by stream and partition."""
-
-    kind: str
-    numbers: dict[str, dict[int, int]] = attrs.field(factory=dict)
-    """By stream and partition. OFFSETS: offsets; TIMES: milliseconds since the epoch."""
-    time_ms: int | None = None
-    """TIMES: milliseconds since the epoch, for streams that are not in `numbers`."""
-    must_exist: bool = False
-    """TIMES: it is an error if there is no message of that time or later."""
 
 
 @attrs.frozen(kw_only=True)
 class ReadOptions:
     """The options of a reader; the table in the docs says what they mean."""
 
-    path: str
+    places: tuple[Place, ...]
     streams: tuple[str, ...] | None
     partitions: Mapping[str, frozenset[int]]
     """Partitions to read, by stream; of other streams all."""
@@ -90,6 +76,13 @@ class ReadOptions:
     max_trigger_delay_s: float
     fail_on_data_loss: bool
     include_headers: bool
+    same_on_every_host: bool
+    """Each path is the same spool, or a copy of one snapshot, on every host."""
+
+    @property
+    def path(self) -> str:
+        """The paths and URLs, for errors."""
+        return where(self.places)
 
     def selects(self, name: str, partition: int | None = None) -> bool:
         """Tell whether a stream, or a partition of it, is to be read."""
@@ -136,7 +129,7 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     least, most = _limits(values)
     assigned = _assigned(values["assign"]) if "assign" in values else {}
     return ReadOptions(
-        path=parse_path(values),
+        places=parse_places(values),
         streams=_names(values["subscribe"]) if "subscribe" in values else tuple(assigned) or None,
         partitions=assigned,
         pattern=_pattern(values.get("subscribePattern")),
@@ -151,8 +144,9 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
         max_bytes_per_trigger=_parsed(values, "maxBytesPerTrigger", _size, None),
         min_offsets_per_trigger=least,
         max_trigger_delay_s=_parsed(values, "maxTriggerDelay", _seconds, 15 * 60.0),
-        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
-        include_headers=_flag(values, "includeHeaders", default=False),
+        fail_on_data_loss=parse_flag(values, "failOnDataLoss", default=True),
+        include_headers=parse_flag(values, "includeHeaders", default=False),
+        same_on_every_host=parse_flag(values, SAME, default=False),
     )
 
 
@@ -180,30 +174,8 @@ def _check_source(values: Mapping[str, str]) -> None:
             f"them), assign (their partitions) and queue (the name of a durable queue); {given_ones} given"
         )
     for name in values if "queue" in values else ():
-        if name not in ("path", "queue", "includeHeaders"):
+        if name not in ("queue", "includeHeaders", *OF_PLACES):
             raise InvalidArgument(f"option {name!r} is for streams, and does not go with option 'queue': leave it out")
-
-
-def parse_path(values: Mapping[str, str]) -> str:
-    """Return the absolute path of the spool."""
-    given = values.get("path", "").strip()
-    if not given:
-        raise InvalidArgument("say where the spool is: .load('/path/to/spool') or .option('path', '/path/to/spool')")
-    path = local_path(given)
-    if path is None:
-        raise InvalidArgument(
-            f"{given}: a spool lies on a local disk and cannot be read through {given.partition(':')[0]!r}: give the "
-            "path of its directory on the host where Spark runs"
-        )
-    return path
-
-
-def local_path(location: str) -> str | None:
-    """Return the absolute path of a path or URI; None if it is not on a disk of this host."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", location)
-    if scheme is None:
-        return os.path.abspath(location)
-    return os.path.abspath("/" + location[scheme.end() :].lstrip("/")) if scheme[1].lower() == "file" else None
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -293,13 +265,6 @@ def _number(text: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = values.get(name, str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise InvalidArgument(f"option {name!r} is {values[name]!r}: give true or false")
-    return text == "true"
-
-
 def _bound(values: Mapping[str, str], which: str, default: str) -> Bound:
     names = [f"{which}Timestamp", f"{which}OffsetsByTimestamp", f"{which}Offsets"]
     given = [name for name in names if name in values]
@@ -335,7 +300,7 @@ def _numbers(text: str, name: str) -> dict[str, dict[int, int]]:
     )
     if not isinstance(found, dict) or not all(isinstance(parts, dict) for parts in found.values()):
         raise wrong
-    least = 0 if "Timestamp" in name else _EARLIEST_OFFSET
+    least = 0 if "Timestamp" in name else EARLIEST_OFFSET
     numbers: dict[str, dict[int, int]] = {}
     for stream, parts in found.items():
         numbers[stream] = {}
@@ -349,13 +314,3 @@ def _numbers(text: str, name: str) -> dict[str, dict[int, int]]:
                 )
             numbers[stream][number] = value
     return numbers
-
-
-def is_earliest(offset: int) -> bool:
-    """Tell whether an offset of `Bound.numbers` stands for the beginning."""
-    return offset == _EARLIEST_OFFSET
-
-
-def is_latest(offset: int) -> bool:
-    """Tell whether an offset of `Bound.numbers` stands for the end."""
-    return offset == _LATEST_OFFSET

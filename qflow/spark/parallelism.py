@@ -1,10 +1,11 @@
-"""Finds how many tasks Spark runs at once, from a Python process of Spark: by the arguments of its Java."""
+"""Finds how many tasks Spark runs at once, and by which master, from a Python process of Spark: by the arguments of its
+Java."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,16 @@ def parallelism() -> int:
 
     Cost: 50 µs.
     """
+    return _tasks(_settings()) or _processors()
+
+
+def master() -> str | None:
+    """Return the master that Spark's Java was started with, if its arguments say that. Cost: 50 µs."""
+    return _settings().get(_MASTER)
+
+
+def _settings() -> dict[str, str]:
+    """Return the settings of Spark that the arguments of its Java give."""
     pid = os.getpid()
     for _ in range(_ANCESTORS):
         try:
@@ -27,13 +38,21 @@ def parallelism() -> int:
         except OSError:
             break
         if _SPARK in arguments:
-            return _said(arguments) or _processors()
+            return _read(arguments)
         pid = int(stat.rpartition(")")[2].split()[1])
-    return _processors()
+    return {}
 
 
-def _said(arguments: Sequence[str]) -> int | None:
-    """Return the number that the arguments of Spark's Java give; None if there is none."""
+def _tasks(said: Mapping[str, str]) -> int | None:
+    """Return how many tasks these settings say that run at once; None if they do not."""
+    default = said.get(_DEFAULT, "")
+    if default.isdecimal() and int(default):
+        return int(default)
+    found = re.fullmatch(r"local(?:\[(\d+)(?:,\d+)?\])?", said.get(_MASTER, ""))
+    return None if found is None else int(found[1] or 1)
+
+
+def _read(arguments: Sequence[str]) -> dict[str, str]:
     said = {}
     for name, text in pairwise(arguments):
         if name == "--conf":
@@ -41,11 +60,7 @@ def _said(arguments: Sequence[str]) -> int | None:
             said[key] = value
         elif name == "--master":
             said[_MASTER] = text
-    default = said.get(_DEFAULT, "")
-    if default.isdecimal() and int(default):
-        return int(default)
-    found = re.fullmatch(r"local(?:\[(\d+)(?:,\d+)?\])?", said.get(_MASTER, ""))
-    return None if found is None else int(found[1] or 1)
+    return said
 
 
 def _processors() -> int:

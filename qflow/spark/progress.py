@@ -22,10 +22,11 @@ def lag(progress: StreamingQueryProgress) -> int:
     behind = 0
     for source in json.loads(progress.json)["sources"]:
         end, latest = source["endOffset"], source["latestOffset"]
-        if isinstance(end, dict) and isinstance(latest, dict) and "uuid" in end:
+        if isinstance(end, dict) and isinstance(latest, dict) and end.keys() & {"uuid", "logs"}:
             read = Position.from_json(end)
-            for name, there in Position.from_json(latest).streams.items():
-                known = read.streams.get(name)
-                offsets = known.offsets if known is not None and known.number == there.number else {}
-                behind += sum(offset - offsets.get(number, 0) for number, offset in there.offsets.items())
+            for uuid, log in Position.from_json(latest).logs.items():
+                for name, there in log.streams.items():
+                    known = read.in_log(uuid).streams.get(name)
+                    offsets = known.offsets if known is not None and known.number == there.number else {}
+                    behind += sum(offset - offsets.get(number, 0) for number, offset in there.offsets.items())
     return behind

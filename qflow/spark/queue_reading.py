@@ -13,11 +13,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from qflow.errors import CorruptionError, NotFound
+from qflow.arrow.record_batches import check_nulls, headers_of
+from qflow.arrow.schema import LOG_APPEND_TIME, Column, arrow_schema
+from qflow.errors import CorruptionError, InvalidArgument, NotFound
 from qflow.message import Message, Record, is_logged
 from qflow.spark.options import ReadOptions
-from qflow.spark.record_batches import check_nulls, headers_of
-from qflow.spark.schema import LOG_APPEND_TIME, Column, arrow_schema
+from qflow.spark.places.hosts import check_hosts
+from qflow.spark.places.local import LocalPlace
 from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
 from qflow.storage import blocks
@@ -49,6 +51,11 @@ class QueueReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the lanes."""
         with plainly():
+            check_hosts(self._options.places, same=self._options.same_on_every_host)
+            if len(self._options.places) > 1 or not isinstance(self._options.places[0], LocalPlace):
+                raise InvalidArgument(
+                    "option 'queue' reads from one spool, on the host where it lies: give the path of its directory"
+                )
             state = look(self._options.path)
             queues = {record.name: record for record in state.found.queues if not record.deleted}
             record = queues.get(self._options.queue or "")

@@ -1,58 +1,94 @@
-"""Plans reads as ranges of offsets: resolves bounds, and cuts ranges into tasks."""
+"""Plans reads as ranges of offsets: which streams of which logs, and into how many tasks."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
+import attrs
 from pyspark.sql.datasource import InputPartition
 
-from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, StreamDeleted
-from qflow.message import LANE_SHIFT
-from qflow.spark.options import COMMITTED, EARLIEST, LATEST, TIMES, Bound, ReadOptions, is_earliest, is_latest
+from qflow.arrow.bounds import COMMITTED, OFFSETS, Bound, Offsets
+from qflow.arrow.ranges import Cutting, Span
+from qflow.arrow.states import SpoolState, StreamState
+from qflow.errors import CorruptionError, InvalidArgument, NotFound
+from qflow.spark.options import ReadOptions
 from qflow.spark.parallelism import parallelism
-from qflow.spark.spools import SpoolState, StreamState
-from qflow.storage import blocks
-from qflow.storage.log.keys import scan
-from qflow.storage.streams import partitions
-from qflow.storage.streams.groups import committed_of
+from qflow.spark.places.place import Place
+from qflow.spark.words import Away
 
 _logger = logging.getLogger("qflow.spark")
 
-LEAST_TASK_BYTES, MOST_TASK_BYTES = 16 * 2**20, 2**30
-"""About how many bytes a task reads, unless options say so: between those, so that all tasks run at once. Few large
-tasks are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
-
-Offsets = dict[str, dict[int, int]]
-"""By stream and partition."""
+Ranges = list[tuple[StreamState, int, int, int]]
+"""(stream, partition, start, end)."""
 
 
 class Range(InputPartition):
     """Offsets [start, end) of one partition of a stream: what one task reads."""
 
-    def __init__(self, uuid: str, stream: str, owner: int, partition: int, start: int, end: int) -> None:
+    def __init__(self, place: Place, uuid: str, span: Span) -> None:
+        self.place = place
         self.uuid = uuid
-        self.stream = stream
-        self.owner = owner
-        self.partition = partition
-        self.start = start
-        self.end = end
+        self.span = span
 
 
-def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True) -> list[StreamState]:
+@attrs.frozen
+class Seen:
+    """A place, and what was there when it was looked at."""
+
+    place: Place
+    state: SpoolState
+    elsewhere: frozenset[str] = frozenset()
+    """Names of streams of the query's other logs."""
+
+    @property
+    def uuid(self) -> str:
+        return self.state.uuid
+
+
+def look_at(places: Sequence[Place], *, skip_away: bool = False) -> list[Seen]:
+    """Look at all places; with `skip_away`, leave out those that are away, if not all are.
+
+    Raises:
+        InvalidArgument: two of them are the same. Away, NotFound, StorageError: see `Place`.
+    """
+    found: list[tuple[Place, SpoolState]] = []
+    away: Away | None = None
+    for place in places:
+        try:
+            found.append((place, place.look()))
+        except Away as error:
+            if not skip_away:
+                raise
+            away = error
+            _logger.warning("%s; it goes on without it for now, for failOnDataLoss is false", error)
+    if away is not None and not found:
+        raise away
+    for index, (place, state) in enumerate(found):
+        for other, before in found[:index]:
+            if state.uuid == before.uuid:
+                raise InvalidArgument(
+                    f"{other.where} and {place.where} are the same spool, or copies of one: name each once"
+                )
+    return [
+        Seen(place, state, frozenset(name for _, other in found if other is not state for name in other.streams))
+        for place, state in found
+    ]
+
+
+def selected(seen: Seen, options: ReadOptions, *, all_named: bool = True) -> list[StreamState]:
     """Return the streams to be read, sorted by name.
 
     Args:
-        all_named: streams that options name must exist.
+        all_named: streams that options name must exist, in one of the logs.
 
     Raises:
         NotFound: a stream that is named does not exist. CorruptionError: one cannot be read.
     """
+    state, where = seen.state, seen.place.where
     for name in options.streams or () if all_named else ():
-        if name not in state.streams:
-            names = ", ".join(map(repr, sorted(state.streams))) or "none"
+        if name not in state.streams and name not in seen.elsewhere:
+            names = ", ".join(map(repr, sorted(state.streams.keys() | seen.elsewhere))) or "none"
             raise NotFound(
                 f"there is no stream {name!r} in {options.path}; there are: {names}. (subscribe names streams; topics "
                 "are chosen with filter)"
@@ -60,7 +96,7 @@ def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True)
     found = [state.streams[name] for name in sorted(state.streams) if options.selects(name)]
     for stream in found:
         if not stream.rows:
-            raise CorruptionError(f"the rows of stream {stream.name!r} are damaged: see `qflow check {options.path}`")
+            raise CorruptionError(f"the rows of stream {stream.name!r} are damaged: see `qflow check {where}`")
         missing = options.partitions.get(stream.name, frozenset()) - set(range(len(stream.rows)))
         if missing and all_named:
             raise NotFound(
@@ -70,194 +106,41 @@ def selected(state: SpoolState, options: ReadOptions, *, all_named: bool = True)
     return [stream._replace(assigned=options.partitions.get(stream.name)) for stream in found]
 
 
-def resolve(
-    txn: Any, bound: Bound, which: str, streams: list[StreamState], committed: Mapping[str, Mapping[int, int]]
-) -> Offsets:
-    """Return the offset that a bound stands for, in each partition.
-
-    Args:
-        which: the option's name, for errors.
-        committed: offsets of the group, where they are known.
+def bound_at(seen: Seen, bound: Bound, which: str, options: ReadOptions) -> Bound:
+    """Return a bound for one of the logs.
 
     Raises:
-        InvalidArgument: the bound names a partition that does not exist, or leaves one out.
+        InvalidArgument: it gives offsets, which are those of one log.
     """
-    names = {stream.name for stream in streams}
-    for name in bound.numbers:
-        if name not in names:
-            raise InvalidArgument(f"{which} names stream {name!r}, which is not read: leave it out, or subscribe to it")
-    for stream in streams:
-        _check_complete(bound, which, stream)
-    return {
-        stream.name: {
-            number: _resolve_one(txn, bound, which, stream, number, committed.get(stream.name, {}).get(number))
-            for number in stream.numbers
-        }
-        for stream in streams
-    }
-
-
-def _check_complete(bound: Bound, which: str, stream: StreamState) -> None:
-    """Check that numbers are given for all partitions of a stream, or for none."""
-    if bound.time_ms is not None or bound.kind in (EARLIEST, LATEST, COMMITTED):
-        return
-    given, there = set(bound.numbers.get(stream.name, {})), set(stream.numbers)
-    if given != there:
-        what = f"{which} {'names' if given - there else 'leaves out'} partition {min(given ^ there)}"
-        names = f"0 to {len(there) - 1}" if stream.assigned is None else ", ".join(map(str, sorted(there)))
+    if len(options.places) == 1:
+        return bound
+    if bound.kind == OFFSETS and any(offset >= 0 for parts in bound.numbers.values() for offset in parts.values()):
         raise InvalidArgument(
-            f"{what} of stream {stream.name!r}: give a number for each of its partitions that are read, {names}"
+            f"{which} gives offsets, and each of {options.path} has its own: give earliest, latest, committed, a time, "
+            "or -2 and -1 for the beginning and the end"
         )
+    elsewhere = seen.elsewhere - seen.state.streams.keys()
+    return attrs.evolve(bound, numbers={name: one for name, one in bound.numbers.items() if name not in elsewhere})
 
 
-def _resolve_one(txn: Any, bound: Bound, which: str, stream: StreamState, number: int, committed: int | None) -> int:
-    first, end = stream.bounds(number)
-    if bound.kind == EARLIEST or (bound.kind == COMMITTED and committed is None):
-        return first
-    if bound.kind == LATEST:
-        return end
-    if bound.kind == COMMITTED:
-        assert committed is not None
-        return committed
-    if bound.kind == TIMES:
-        time_ms = bound.numbers.get(stream.name, {}).get(number, bound.time_ms)
-        assert time_ms is not None
-        row = stream.rows[number]
-        found = partitions.find_time(txn, stream.owner, number, row, row.next, time_ms)
-        if found == row.next and bound.must_exist:
-            raise InvalidArgument(
-                f"stream {stream.name!r}, partition {number}, has no message of {time_ms} ms since 1970 or later, and "
-                "startingOffsetsByTimestampStrategy is 'error': give an earlier time, or have it begin at the end with "
-                "'latest'"
-            )
-        return found - (number << LANE_SHIFT)
-    offset = bound.numbers[stream.name][number]
-    if is_earliest(offset):
-        return first
-    if is_latest(offset):
-        return end
-    if offset > end:
-        raise InvalidArgument(
-            f"{which}: offset {offset} is past the end of stream {stream.name!r}, partition {number}: the next message "
-            f"gets {end}"
-        )
-    return offset
+def starts_of(seen: Seen, streams: list[StreamState], options: ReadOptions) -> Offsets:
+    """Return where to begin in each partition, by `startingOffsets` and its like."""
+    which = "startingOffsets"
+    committed: Offsets = {}
+    if options.starting.kind == COMMITTED and options.group is not None:
+        known = seen.place.committed(seen.uuid, options.group)
+        committed = {stream.name: known.get(stream.owner, {}) for stream in streams}
+    bound = bound_at(seen, options.starting, which, options)
+    return seen.place.resolve(seen.uuid, bound, which, streams, committed)
 
 
-def committed(options: ReadOptions, state: SpoolState, streams: list[StreamState]) -> Offsets:
-    """Return the offsets of the group in `startingOffsets`, if one is given."""
-    if options.starting.kind != COMMITTED or options.group is None:
-        return {}
-    known = committed_of(options.path, options.group, state.uuid)
-    return {stream.name: known.get(stream.owner, {}) for stream in streams}
-
-
-def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool, end: int | None = None) -> int:
-    """Return where to begin in a partition whose first retained offset is `first`; at most `end`, if given.
-
-    Raises:
-        GapError: retention dropped messages that were to be read, and `fail`.
-    """
-    lost_to = first if end is None else min(first, end)
-    if start >= lost_to:
-        return start
-    text = (
-        f"stream {stream!r}, partition {number}: offsets {start} to {lost_to - 1} are gone, retention took them before "
-        f"this query has read them; the first that is there is {first}"
+def cut(planned: Collection[tuple[Place, str, Ranges]], options: ReadOptions) -> Iterator[Range]:
+    """Cut the ranges of some logs, (place, uuid, ranges) each, for tasks; see `arrow.ranges.cut`."""
+    wanted = [one for one in planned if any(start < end for _, _, start, end in one[2])]
+    logs = max(1, len(wanted))
+    least = options.min_partitions
+    share = Cutting(
+        max(1, parallelism() // logs), None if least is None else -(-least // logs), options.max_records_per_partition
     )
-    if fail:
-        raise GapError(
-            f"{text}. Set option failOnDataLoss to false to go on behind them; to have retention wait for the query, "
-            "give it a group",
-            partition=number,
-            first=start,
-            end=lost_to,
-        )
-    _logger.warning("%s; it goes on behind them, for failOnDataLoss is false", text)
-    return lost_to
-
-
-def miss_stream(name: str, *, fail: bool) -> None:
-    """Go on without a stream that does not exist any more.
-
-    Raises:
-        StreamDeleted: `fail` is set.
-    """
-    text = f"stream {name!r} was deleted, perhaps before this query has read it to its end"
-    if fail:
-        raise StreamDeleted(f"{text}: set option failOnDataLoss to false to go on without it")
-    _logger.warning("%s; it goes on without it, for failOnDataLoss is false", text)
-
-
-def cut(txn: Any, uuid: str, ranges: list[tuple[StreamState, int, int, int]], options: ReadOptions) -> list[Range]:
-    """Cut (stream, partition, start, end) into ranges for tasks, in order; empty ranges are left out.
-
-    By default there are about as many tasks as Spark runs at once, and they end where blocks do, so that no block is
-    read twice; options may give their number or their length instead.
-    """
-    ranges = [one for one in ranges if one[2] < one[3]]
-    sizes = [_bytes_in(*one) for one in ranges]
-    task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // parallelism() + 1))
-    total = sum(end - start for _, _, start, end in ranges)
-    found: list[Range] = []
-    for (stream, number, start, end), size in zip(ranges, sizes, strict=True):
-        count = end - start
-        if options.max_records_per_partition is not None:
-            step = options.max_records_per_partition
-            cuts = list(range(start + step, end, step))
-        else:
-            tasks = max(1, round(size / task_bytes))
-            if options.min_partitions is not None:
-                tasks = max(1, -(-options.min_partitions * count // total))
-            tasks = min(tasks, count)
-            cuts = [start + count * task // tasks for task in range(1, tasks)]
-            if options.min_partitions is None:
-                cuts = sorted(set(_at_blocks(txn, stream, number, cuts, start)))
-        edges = [start, *cuts, end]
-        found += [Range(uuid, stream.name, stream.owner, number, low, high) for low, high in pairwise(edges)]
-    return found
-
-
-def _bytes_in(stream: StreamState, number: int, start: int, end: int) -> int:
-    """Return about how many bytes are in a range."""
-    row = stream.rows[number]
-    return row.bytes * (end - start) // max(1, row.messages)
-
-
-def _at_blocks(txn: Any, stream: StreamState, number: int, cuts: list[int], start: int) -> Iterator[int]:
-    """Yield, for each offset of `cuts`, where its block begins, if that is after `start`."""
-    base = number << LANE_SHIFT
-    for offset in cuts:
-        for key, _ in scan(txn, stream.owner, number, base + offset, base + offset + 1):
-            first = int.from_bytes(key[-8:], "big") - base
-            if first > start:
-                yield first
-            break
-
-
-def offset_after(txn: Any, owner: int, number: int, start: int, end: int, most_bytes: int) -> int:
-    """Return the offset at the end of the block that reaches so many bytes.
-
-    A block that refers to shared bodies may stand for a thousand times its size: those are cut by messages.
-
-    Cost: 3 µs a block; one with references is decoded.
-    """
-    base = number << LANE_SHIFT
-    size = 0
-    for key, value in scan(txn, owner, number, base + start, base + end):
-        where = f"block {key.hex()}"
-        header = blocks.read_header(value, where=where)
-        if header.columns & blocks.KINDS and blocks.references(bytes(value), header.key, where=where):
-            block = blocks.decode(bytes(value), header.key, where=where)
-            for offset, record in zip(block.offsets, block.records, strict=True):
-                stop = block.first + offset + 1 - base
-                if stop > start:
-                    size += record.size if isinstance(record, blocks.Reference) else len(record)
-                    if size >= most_bytes:
-                        return min(stop, end)
-            continue
-        size += header.payload_bytes
-        stop = header.end - base
-        if size >= most_bytes and stop > start:
-            return min(stop, end)
-    return end
+    for place, uuid, ranges in wanted:
+        yield from (Range(place, uuid, span) for span in place.cut(uuid, ranges, share))

@@ -12,27 +12,27 @@ that is repeated after a crash is found by that record, and is not stored again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 import attrs
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from xxhash import xxh3_64_hexdigest
 
-from qflow.errors import InvalidArgument
-from qflow.spark import spools
+from qflow.arrow.takers import Taker, Takers
+from qflow.errors import InvalidArgument, QflowError
 from qflow.spark.checkpoints import make_durable
-from qflow.spark.outgoing import Outgoing, check_columns
-from qflow.spark.takers import Taker, Takers
+from qflow.spark.outgoing import check_columns, shares_of
+from qflow.spark.places.hosts import check_hosts
+from qflow.spark.places.place import Place, Stage, Staging, Written
+from qflow.spark.ranges import look_at
+from qflow.spark.spools import other_log
 from qflow.spark.words import plainly
 from qflow.spark.write_options import WriteOptions, stage_of, target_of
-from qflow.storage.files import Files, storage_error
-from qflow.storage.inbox import stages
+from qflow.storage.files import Files
 from qflow.storage.inbox.batches import Target
-from qflow.storage.inbox.stage_files import StageFile, StageWriter
 from qflow.storage.inbox.stages import Batch, Manifest, check_batch
-from qflow.storage.log import recovery
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,17 +42,21 @@ _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 """Properties that Spark sets for tasks of a streaming query."""
 
 
+class Part(NamedTuple):
+    """What one task has written for one of the places."""
+
+    uuid: str
+    written: Written
+
+
 @attrs.frozen
 class Staged(WriterCommitMessage):
     """What one task has written; sent to the writer that commits."""
 
     batch: Batch
     token: str
-    uuid: str
-    file: StageFile | None
-    """None = it had no rows."""
-    takers: frozenset[Taker]
-    """Streams and queues that take its rows."""
+    parts: tuple[Part, ...]
+    """By place, in the order of the uuids."""
 
 
 class _Writer:
@@ -62,84 +66,88 @@ class _Writer:
         """Check that rows of this schema can be written with these options."""
         self._options = options
         self._columns = check_columns(schema, options.topic)
-        found = spools.look(options.path)
-        takers = Takers(found.found, options.path, options.stream)
-        if options.topic is not None:
-            takers.room(options.topic)
-        self._uuid = found.uuid
+        check_hosts(options.places, same=options.same_on_every_host)
+        self._places: dict[str, Place] = {}
+        """By the uuid of the log, in the order of those."""
+        for seen in sorted(look_at(options.places), key=lambda seen: seen.uuid):
+            takers = Takers(seen.state.found, seen.place.where, options.stream)
+            if options.topic is not None:
+                takers.room(options.topic)
+            self._places[seen.uuid] = seen.place
         self._token = uuid4().hex
 
     def _stage(self, iterator: Iterator[pa.RecordBatch], batch: Batch) -> Staged:
-        """Write the rows of one task to a file. One sync."""
-        path = self._options.path
-        with spools.reading(path, self._uuid) as txn:
-            found = recovery.read(txn, path)
-        takers = Takers(found, path, self._options.stream)
-        outgoing = Outgoing(self._columns, self._options.topic, takers)
-        directory = stages.staged(path, batch, self._token)
-        writer: StageWriter | None = None
-        with _as_sentences(directory):
-            try:
-                for rows in iterator:
-                    if rows.num_rows:
-                        if writer is None:
-                            writer = StageWriter(Files(), directory, _file_name())
-                        outgoing.add(rows, writer)
-                file = None if writer is None else writer.finish()
-            except BaseException:
-                if writer is not None:
-                    writer.discard()
-                raise
-        return Staged(batch, self._token, self._uuid, file, frozenset(takers.found))
+        """Write the rows of one task to a file at each place that gets some. One sync each."""
+        name, options = _file_name(), self._options
+        opened: list[Stage] = []
+        try:
+            for uuid, place in self._places.items():
+                opened.append(place.stage(Staging(uuid, batch, self._token, name, options.topic, options.stream)))
+            for rows in iterator:
+                if rows.num_rows:
+                    for stage, share in zip(opened, shares_of(rows, self._columns, len(opened)), strict=True):
+                        if share.num_rows:
+                            stage.add(share)
+            parts = [Part(uuid, stage.finish()) for uuid, stage in zip(self._places, opened, strict=True)]
+        except BaseException:
+            for stage in opened:
+                stage.discard()
+            raise
+        return Staged(batch, self._token, tuple(parts))
 
     def _hand_over(
         self, messages: list[WriterCommitMessage | None], *, once: bool = False, every: bool = False, plan: str = ""
     ) -> None:
-        """Return when a batch is in the log; with `every`, also one without rows; see `Manifest`."""
+        """Return when a batch is in each log; with `every`, also one without rows; see `Manifest`."""
         found = [message for message in messages if isinstance(message, Staged)]
-        files = tuple(message.file for message in found if message.file is not None)
-        if files or (every and found):
-            from qflow.spark.handover import Handover  # imports the engine, which tasks do not need
+        if len(self._options.places) > 1 and found:
+            plan = xxh3_64_hexdigest(" ".join([plan, *(part.uuid for part in found[0].parts)]).encode())
+        manifests = []
+        for uuid, place in self._places_of(found).items():
+            parts = [part.written for message in found for part in message.parts if part.uuid == uuid]
+            files = tuple(part.file for part in parts if part.file is not None)
+            if files or every:
+                targets = self._targets(parts)
+                batch = stage_of(found[0].batch, targets) if targets else found[0].batch
+                token = found[0].token
+                manifest = Manifest(
+                    batch=batch, token=token, uuid=uuid, once=once, every=every, plan=plan, files=files, targets=targets
+                )
+                manifests.append((place, manifest))
+        if len(manifests) > 1:
+            for place, manifest in manifests:  # one that would refuse it does so before another has taken it
+                place.check_hand_over(manifest)
+        stored: list[str] = []
+        for place, manifest in manifests:
+            try:
+                place.hand_over(manifest, found[0].batch, self._options.commit_timeout_s)
+            except QflowError as error:
+                if not stored or not once:
+                    raise
+                text = f"{error}. What goes to {', '.join(stored)} of this data frame is stored"
+                raise type(error)(text) from error
+            stored.append(place.where)
 
-            batch, token, path = found[0].batch, found[0].token, self._options.path
-            targets = self._targets(found)
-            if targets:
-                renamed = stage_of(batch, targets)
-                with _as_sentences(stages.staged(path, batch, token)):
-                    stages.rename_staged(Files(), path, batch, token, renamed)
-                batch = renamed
-            manifest = Manifest(
-                batch=batch,
-                token=token,
-                uuid=found[0].uuid,
-                once=once,
-                every=every,
-                plan=plan,
-                files=files,
-                targets=targets,
-            )
-            Handover(path, manifest, self._options.commit_timeout_s).run()
+    def _places_of(self, found: list[Staged]) -> dict[str, Place]:
+        """Return the places that tasks have written to; the object that commits may be another than the one that
+        planned."""
+        wanted = {part.uuid for message in found for part in message.parts}
+        if wanted <= self._places.keys():
+            return {uuid: place for uuid, place in self._places.items() if uuid in wanted}
+        raise other_log(self._options.path, min(wanted - self._places.keys()), ", ".join(self._places))
 
-    def _targets(self, found: list[Staged]) -> tuple[Target, ...]:
+    def _targets(self, parts: list[Written]) -> tuple[Target, ...]:
         """Return the targets of a batch of an application; none for any other batch."""
         app = self._options.batch
         if app is None:
             return ()
-        takers = frozenset[Taker]().union(*(message.takers for message in found))
+        takers = frozenset[Taker]().union(*(part.takers for part in parts))
         return tuple(sorted(target_of(app, *taker[:3], self._options.topic) for taker in takers))
 
     def _discard(self, *tokens: str) -> None:
-        """Remove the stages of these tokens that are not handed in.
-
-        Raises:
-            StorageError: one could not be removed.
-        """
-        for directory, _ in stages.list_staged(Files(), self._options.path):
-            if directory.endswith(tokens):
-                try:
-                    stages.remove_tree(Files(), directory)
-                except OSError as error:
-                    raise storage_error(error, "remove what was written of a batch", directory) from error
+        """Remove the stages of these tokens that are not handed in."""
+        for place in self._places.values():
+            place.discard(tokens)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -213,11 +221,3 @@ def _file_name() -> str:
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     return f"{partition:06d}-{uuid4().hex}"
-
-
-@contextmanager
-def _as_sentences(directory: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, "write a batch", directory) from error

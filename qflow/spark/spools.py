@@ -13,14 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from qflow.arrow.states import SpoolState, state_of
 from qflow.errors import NotFound, StorageError
-from qflow.message import LANE_SHIFT
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import recovery
-from qflow.storage.log.recovery import QueueRecord, Recovery
-from qflow.storage.log.rows import Row, new_row
-from qflow.storage.log.snapshots import open_to_read
+from qflow.storage.log.shared_reading import open_to_read
 
 
 class _Open(NamedTuple):
@@ -51,8 +49,8 @@ def _missing(spool: str, *, planned: bool) -> NotFound:
     if planned:
         return NotFound(
             f"this executor, on host {socket.gethostname()!r}, cannot see the spool at {spool}, which the driver has "
-            "seen: a log is mapped into memory and can be read on its own host only. Run Spark there, with master "
-            "local[*], or read a snapshot that was copied to each host"
+            "seen: a log is mapped into memory and can be read on its own host only. Serve it with `qflow serve "
+            f"{spool} --flight HOST:PORT`, and give grpc+tls://HOST:PORT as the path; or run Spark on that host"
         )
     if os.path.isdir(spool):
         return NotFound(f"{spool} is not a spool: it holds no log. Give the directory that qflow.open was given")
@@ -113,35 +111,6 @@ def other_log(spool: str, expected: str, found: str) -> StorageError:
     )
 
 
-class StreamState(NamedTuple):
-    """A stream as of one transaction."""
-
-    name: str
-    owner: int
-    rows: list[Row]
-    """The row of each partition."""
-    assigned: frozenset[int] | None = None
-    """Partitions to read; None = all."""
-
-    @property
-    def numbers(self) -> list[int]:
-        """The partitions to read that exist."""
-        return [number for number in range(len(self.rows)) if self.assigned is None or number in self.assigned]
-
-    def bounds(self, number: int) -> tuple[int, int]:
-        """Return (first retained offset, end) of a partition."""
-        first = number << LANE_SHIFT
-        return self.rows[number].floor - first, self.rows[number].next - first
-
-
-class SpoolState(NamedTuple):
-    """The streams of a spool as of one transaction."""
-
-    uuid: str
-    streams: dict[str, StreamState]
-    found: Recovery
-
-
 def look(spool: str, uuid: str | None = None) -> SpoolState:
     """Return the streams of a spool. Cost: reads a record and the rows of each stream, queue and cursor.
 
@@ -149,19 +118,10 @@ def look(spool: str, uuid: str | None = None) -> SpoolState:
         NotFound, StorageError, FormatTooNew, CorruptionError: see `reading`.
     """
     with reading(spool) as txn:
-        found = recovery.read(txn, spool)
-    if uuid is not None and str(found.uuid) != uuid:
-        raise other_log(spool, uuid, str(found.uuid))
-    streams = {record.name: state for record in found.streams if (state := _state(record)) is not None}
-    return SpoolState(str(found.uuid), streams, found)
-
-
-def _state(record: QueueRecord) -> StreamState | None:
-    if record.deleted:
-        return None
-    rows = record.rows or {}
-    count = record.settings["partitions"] if record.rows is not None else 0
-    return StreamState(record.name, record.owner, [rows.get(number) or new_row(number) for number in range(count)])
+        found = state_of(txn, spool)
+    if uuid is not None and found.uuid != uuid:
+        raise other_log(spool, uuid, found.uuid)
+    return found
 
 
 def let_go(spool: str) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -25,16 +24,20 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from qflow.arrow.ranges import Span
+from qflow.arrow.schema import Column
 from qflow.errors import InvalidArgument, StorageError
-from qflow.spark.offsets import Position, Progress, eras_of, other_era
+from qflow.spark.log_query import LogQuery, ends_of, start_of, waiting
+from qflow.spark.offsets import LogPosition, Position, Progress
 from qflow.spark.options import ReadOptions
-from qflow.spark.ranges import check_floor, committed, cut, miss_stream, offset_after, resolve, selected
+from qflow.spark.places.hosts import check_hosts
+from qflow.spark.ranges import Seen, cut, look_at
 from qflow.spark.reading import RangeReader
-from qflow.spark.schema import Column
-from qflow.spark.spools import SpoolState, StreamState, look, other_log, reading
-from qflow.spark.words import plainly
-from qflow.storage.files import Files
-from qflow.storage.streams.groups import Group
+from qflow.spark.spools import other_log
+from qflow.spark.words import Away, plainly
+
+Ends = dict[str, dict[str, Progress]]
+"""By the uuid of the log and the name of the stream."""
 
 
 class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -43,9 +46,38 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
     def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
         super().__init__(options, columns)
         self._target: Position | None = None
-        self._group: Group | None = None
+        self._queries: dict[str, LogQuery] = {}
+        """By the uuid of the log."""
         self._triggered_s = -math.inf
         """When the last batch began that had enough messages, or could not wait longer."""
+
+    # The logs --------------------------------------------------------------------------------------------------------
+
+    def _look(self, known: Position | None) -> list[Seen]:
+        """Look at all logs; they must be those that the query knows, and may be more."""
+        options = self._options
+        seen = look_at(options.places, skip_away=known is not None and not options.fail_on_data_loss)
+        there = {one.uuid: one for one in seen}
+        logs = {} if known is None else known.logs
+        missing = sorted(logs.keys() - there.keys())
+        if len(missing) > len(options.places) - len(seen):
+            if len(options.places) == len(logs) == 1:
+                raise other_log(options.path, missing[0], seen[0].uuid)
+            raise StorageError(
+                f"this query has read from log {missing[0]}, and none of {options.path} holds it: the spool of one of "
+                "them was replaced, or one is not named any more. Bring it back, or begin anew with another checkpoint "
+                "directory"
+            )
+        for one in seen:
+            if one.uuid not in self._queries:
+                self._queries[one.uuid] = LogQuery(one.place, one.uuid, options)
+        return seen
+
+    def _query(self, uuid: str, known: Position) -> LogQuery | None:
+        """Return the query of a log; None for one that is away."""
+        if uuid not in self._queries:
+            self._look(known)
+        return self._queries.get(uuid)
 
     # Where to begin, and how far to go -------------------------------------------------------------------------------
 
@@ -55,19 +87,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             return self._initial().to_json()
 
     def _initial(self) -> Position:
-        options = self._options
-        state = look(options.path)
-        streams = selected(state, options)
-        with reading(options.path, state.uuid) as txn:
-            starts = resolve(txn, options.starting, "startingOffsets", streams, committed(options, state, streams))
-        for stream in streams:
-            for number, start in starts[stream.name].items():
-                first, _ = stream.bounds(number)
-                starts[stream.name][number] = check_floor(
-                    stream.name, number, start, first, fail=options.fail_on_data_loss
-                )
-        begun = {one.name: Progress(one.owner, starts[one.name], began=starts[one.name]) for one in streams}
-        return self._with_eras(state.uuid, begun)
+        return Position.of([self._queries[seen.uuid].initial(seen) for seen in self._look(None)])
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Return the end of the next batch; `start` if there is nothing. All messages before `start` are done."""
@@ -91,109 +111,64 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         now = time.monotonic()
         if now - self._triggered_s < options.max_trigger_delay_s:
             end = self._next(begin, ReadAllAvailable())
-            if sum(_waiting(begin, end.streams).values()) < options.min_offsets_per_trigger:
+            there = sum(sum(waiting(begin.in_log(uuid), log.streams).values()) for uuid, log in end.logs.items())
+            if there < options.min_offsets_per_trigger:
                 return True
         self._triggered_s = now
         return False
 
     def _next(self, begin: Position, limit: Any) -> Position:
-        state = look(self._options.path, begin.uuid)
-        self._check_known(state, begin)
-        end = self._left(state, begin)
-        for stream in selected(state, self._options, all_named=self._options.fail_on_data_loss):
-            known = begin.streams.get(stream.name)
-            if known is not None and known.number != stream.owner:
-                known = None  # it was deleted and declared again
-            bounds = {number: stream.bounds(number) for number in stream.numbers}
-            ends = {number: high for number, (_, high) in bounds.items()}
-            if self._target is not None:
-                target = self._target.streams.get(stream.name)
-                if target is None or target.number != stream.owner:
-                    continue  # it appeared after the end of the query was fixed
-                ends = {number: min(high, target.offsets.get(number, 0)) for number, high in ends.items()}
-            offsets = {} if known is None else known.offsets
-            began = {number: low for number, (low, _) in bounds.items() if number not in offsets}
-            if known is not None and known.began == offsets:  # Spark keeps only the end of a first batch
-                began |= offsets
-            end[stream.name] = Progress(
-                stream.owner, offsets | _not_below(ends, began | offsets), began if began or known is None else None
-            )
-        if not isinstance(limit, ReadAllAvailable):
-            self._limit(state, begin, end)
-        return self._with_eras(state.uuid, end)
-
-    def _left(self, state: SpoolState, begin: Position) -> dict[str, Progress]:
-        """Return how far the query is in streams that it reads no more, as long as they are there: it may take them
-        again."""
-        return {
-            name: known._replace(began=None)
-            for name, known in begin.streams.items()
-            if not self._options.selects(name) and name in state.streams and state.streams[name].owner == known.number
-        }
-
-    def _with_eras(self, uuid: str, streams: dict[str, Progress]) -> Position:
-        """Return a position with eras, which tell a copy of the log that was written on."""
-        with reading(self._options.path, uuid) as txn:
-            return Position(
-                uuid, {name: one._replace(eras=eras_of(txn, one.number, one.offsets)) for name, one in streams.items()}
-            )
-
-    def _check_known(self, state: SpoolState, begin: Position) -> None:
-        """Check the streams that were read so far: they must exist, and be the same."""
+        """Return the end of the next batch. What is known of a log that is away stays as it is."""
+        seen = self._look(begin)
         self._check_query(begin)
-        for name, known in begin.streams.items():
-            stream = state.streams.get(name)
-            if stream is not None and stream.owner == known.number:
-                self._check_log(stream, known)
-            elif self._options.selects(name):
-                miss_stream(name, fail=self._options.fail_on_data_loss)
+        ends: Ends = {}
+        for one in seen:
+            target = None if self._target is None else self._target.in_log(one.uuid)
+            ends[one.uuid] = self._queries[one.uuid].until(one, begin.in_log(one.uuid), target)
+        if not isinstance(limit, ReadAllAvailable):
+            self._limit(begin, ends)
+        reached = [self._queries[uuid].place.with_eras(uuid, streams) for uuid, streams in ends.items()]
+        return Position.of([*(_kept(log) for uuid, log in begin.logs.items() if uuid not in ends), *reached])
 
     def _check_query(self, known: Position) -> None:
         """Check that the checkpoint belongs to a query with a stream that this one reads."""
-        if known.streams and not any(map(self._options.selects, known.streams)):
+        names = known.names()
+        if names and not any(map(self._options.selects, names)):
             raise InvalidArgument(
-                f"the checkpoint is one of a query that reads {', '.join(map(repr, sorted(known.streams)))}, and this "
+                f"the checkpoint is one of a query that reads {', '.join(map(repr, sorted(names)))}, and this "
                 "one reads nothing of that: give it a checkpoint directory of its own"
             )
 
-    def _check_log(self, stream: StreamState, known: Progress) -> None:
-        """Check that these offsets of a stream belong to this log."""
-        path = self._options.path
-        remedy = "Bring the newer one back, or begin anew with another checkpoint directory"
-        for number, offset in known.offsets.items():
-            _, end = stream.bounds(number)
-            if offset > end:
-                raise StorageError(
-                    f"stream {stream.name!r}, partition {number}: the checkpoint of this query knows offsets up to "
-                    f"{offset}, and the spool at {path} ends at {end}: it was replaced by an older copy of it. {remedy}"
-                )
-        with reading(path) as txn:
-            apart = other_era(txn, known.number, known.offsets, known.eras)
-        if apart is not None:
-            raise StorageError(
-                f"stream {stream.name!r}, partition {apart}: what this query has read up to offset "
-                f"{known.offsets[apart]} is not what the spool at {path} holds there: it was replaced by an "
-                f"older copy of it, into which more was published since. {remedy}"
-            )
-
-    def _limit(self, state: SpoolState, begin: Position, end: dict[str, Progress]) -> None:
+    def _limit(self, begin: Position, ends: Ends) -> None:
         """Reduce a batch to its limits, each partition in proportion to what waits there."""
         options = self._options
-        starts = {name: _start_of(begin, name, one) for name, one in end.items()}
-        waiting = _waiting(begin, end)
-        total = sum(waiting.values())
+        waits = {
+            (uuid, *which): count
+            for uuid, end in ends.items()
+            for which, count in waiting(begin.in_log(uuid), end).items()
+        }
+        total = sum(waits.values())
+        lows = {
+            (uuid, name, number): start_of(begin.in_log(uuid), name, ends[uuid][name]).get(number, 0)
+            for uuid, name, number in waits
+        }
         if options.max_offsets_per_trigger is not None and total > options.max_offsets_per_trigger:
-            shares = _shares(list(waiting.values()), options.max_offsets_per_trigger)
-            for (name, number), share in zip(waiting, shares, strict=True):
-                end[name].offsets[number] = starts[name].get(number, 0) + share
+            shares = _shares(list(waits.values()), options.max_offsets_per_trigger)
+            for (uuid, name, number), share in zip(waits, shares, strict=True):
+                ends[uuid][name].offsets[number] = lows[uuid, name, number] + share
         if options.max_bytes_per_trigger is not None:
-            with reading(options.path, state.uuid) as txn:
-                for (name, number), count in waiting.items():
-                    if count:
-                        share = -(-options.max_bytes_per_trigger * count // total)
-                        low = starts[name].get(number, 0)
-                        most = offset_after(txn, end[name].number, number, low, end[name].offsets[number], share)
-                        end[name].offsets[number] = most
+            for uuid, end in ends.items():
+                asked = {
+                    (name, number): (
+                        Span(name, end[name].number, number, lows[which, name, number], end[name].offsets[number]),
+                        -(-options.max_bytes_per_trigger * count // total),
+                    )
+                    for (which, name, number), count in waits.items()
+                    if which == uuid and count
+                }
+                found = self._queries[uuid].place.offsets_after(uuid, list(asked.values())) if asked else []
+                for (name, number), most in zip(asked, found, strict=True):
+                    end[name].offsets[number] = most
 
     def getDefaultReadLimit(self) -> Any:
         """Return the limit of a batch that Spark knows; the other limits are applied here."""
@@ -216,17 +191,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             return self._ends().to_json()
 
     def _ends(self) -> Position:
-        state = look(self._options.path)
-        streams = selected(state, self._options, all_named=False)
-        return Position(
-            state.uuid,
-            {
-                stream.name: Progress(stream.owner, {number: stream.bounds(number)[1] for number in stream.numbers})
-                for stream in streams
-            },
-        )
-
-    # The group -------------------------------------------------------------------------------------------------------
+        return Position.of([ends_of(seen, self._options) for seen in self._look(None)])
 
     def _acknowledge(self, done: Position, end: Position | None = None) -> bool:
         """Record for the group what is done, and where the batch up to `end` begins in streams that are new in it.
@@ -234,28 +199,16 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         Returns:
             Whether the group did not hold one of those before.
         """
-        options = self._options
-        if options.group is None:
+        group = self._options.group
+        if group is None:
             return False
-        if self._group is None:
-            look(options.path, done.uuid)  # raises for another log: its group's offsets must not be replaced
-            self._group = Group(options.path, options.group, done.uuid, Files())
-        offsets = {one.number: self._read_of(name, one.offsets) for name, one in done.streams.items()}
-        starts = {
-            one.number: self._read_of(name, _start_of(done, name, one))
-            for name, one in ({} if end is None else end.streams).items()
-        }
-        before = self._group.committed()
-        self._group.acknowledge({number: held for number, held in (offsets | starts).items() if held})
-        return any(
-            before.get(number) != held
-            for number, held in starts.items()
-            if held.keys() - offsets.get(number, {}).keys()
-        )
-
-    def _read_of(self, name: str, offsets: dict[int, int]) -> dict[int, int]:
-        """Return the offsets of the partitions of a stream that are still read."""
-        return {number: offset for number, offset in offsets.items() if self._options.selects(name, number)}
+        is_new = False
+        for uuid in done.logs if end is None else end.logs:
+            query = self._query(uuid, done)
+            if query is not None:
+                its_end = None if end is None else end.logs[uuid]
+                is_new |= query.acknowledge(group, done.in_log(uuid), its_end)
+        return is_new
 
     # A batch ---------------------------------------------------------------------------------------------------------
 
@@ -266,52 +219,37 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _plan(self, begin: Position, end: Position) -> list[InputPartition]:
         options = self._options
+        check_hosts(options.places, same=options.same_on_every_host)
         self._check_query(end)  # for a batch that is repeated this is called before `latestOffset`
         self._acknowledge(begin, end)
-        if begin.uuid != end.uuid:
-            raise other_log(options.path, begin.uuid, end.uuid)
-        state = look(options.path, end.uuid)
-        ranges = []
-        for name, one in sorted(end.streams.items()):
-            stream = state.streams.get(name)
-            if stream is None or stream.owner != one.number:
-                if _start_of(begin, name, one) != one.offsets:
-                    miss_stream(name, fail=options.fail_on_data_loss)
-                continue
-            starts = _start_of(begin, name, one)
-            self._check_log(stream, one)
-            for number, stop in sorted(one.offsets.items()):
-                low = starts.get(number, 0)
-                first, _ = stream.bounds(number)
-                low = check_floor(name, number, low, first, fail=options.fail_on_data_loss, end=stop)
-                ranges.append((stream, number, low, stop))
-        with reading(options.path, state.uuid) as txn:
-            return list(cut(txn, state.uuid, ranges, options))
+        gone = sorted(begin.logs.keys() - end.logs.keys())
+        if gone:
+            raise other_log(options.path, gone[0], min(end.logs, default="none"))
+        seen = {one.uuid: one for one in self._look(end)}
+        planned = []
+        for uuid in sorted(end.logs):
+            if uuid in seen:
+                ranges = self._queries[uuid].ranges(seen[uuid], begin.in_log(uuid), end.logs[uuid])
+                planned.append((seen[uuid].place, uuid, ranges))
+            elif any(waiting(begin.in_log(uuid), end.logs[uuid].streams).values()):
+                raise Away(f"a batch that is repeated reads from log {uuid}, and its broker is away: start it again")
+        return list(cut(planned, options))
+
+    def close(self) -> None:
+        """Give leases back."""
+        for query in self._queries.values():
+            query.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_group": None}
+        return {**self.__dict__, "_queries": {}}
 
 
-def _waiting(begin: Position, end: Mapping[str, Progress]) -> dict[tuple[str, int], int]:
-    """Return the number of messages between two positions, by stream and partition."""
-    starts = {name: _start_of(begin, name, one) for name, one in end.items()}
-    return {
-        (name, number): offset - starts[name].get(number, 0)
-        for name, one in end.items()
-        for number, offset in one.offsets.items()
-    }
-
-
-def _not_below(ends: dict[int, int], starts: dict[int, int]) -> dict[int, int]:
-    return {number: max(end, starts.get(number, 0)) for number, end in ends.items()}
-
-
-def _start_of(begin: Position, name: str, end: Progress) -> dict[int, int]:
-    """Return where a batch begins in a stream. A first batch that is repeated has another `begin`: what its end says of
-    that counts."""
-    known = begin.streams.get(name)
-    is_known = known is not None and known.number == end.number
-    return (known.offsets if known is not None and is_known else {}) | (end.began or {})
+def _kept(known: LogPosition) -> LogPosition:
+    """Return where a query stays in a log that is away."""
+    return LogPosition(
+        known.uuid,
+        {name: one if one.began == one.offsets else one._replace(began=None) for name, one in known.streams.items()},
+    )
 
 
 def _shares(waiting: list[int], most: int) -> list[int]:
@@ -334,6 +272,10 @@ def _shares(waiting: list[int], most: int) -> list[int]:
 
 
 def _same_place(one: Position, other: Position) -> bool:
-    return one.uuid == other.uuid and {name: (at.number, at.offsets) for name, at in one.streams.items()} == {
-        name: (at.number, at.offsets) for name, at in other.streams.items()
+    return _offsets(one) == _offsets(other)
+
+
+def _offsets(position: Position) -> dict[str, dict[str, tuple[int, dict[int, int]]]]:
+    return {
+        uuid: {name: (at.number, at.offsets) for name, at in log.streams.items()} for uuid, log in position.logs.items()
     }

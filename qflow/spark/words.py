@@ -6,18 +6,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from qflow.errors import NotFound, QflowError
+from qflow.errors import NotFound, QflowError, StorageError
 
 LEAST_PYSPARK = (4, 2)
 """The first version with everything that streaming sources need."""
 INSTALL = "pip install -U '.[spark]' in a clone of qflow"
 
 
+class Away(StorageError):
+    """A broker could not be reached for as long as a query waits. To the user it is a StorageError."""
+
+
 @contextmanager
 def plainly() -> Iterator[None]:
     """Bring a `QflowError` to the user as its sentence, without the stack of the worker that raised it."""
     try:
-        yield
+        try:
+            yield
+        except Away as error:
+            raise StorageError(str(error)) from None
     except QflowError:
         if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # Spark reads it next, and ends the worker

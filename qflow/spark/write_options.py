@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -11,12 +10,14 @@ import attrs
 from xxhash import xxh3_64_hexdigest
 
 from qflow.errors import InvalidArgument
-from qflow.spark.options import OF_KAFKA, parse_path
+from qflow.spark.options import OF_KAFKA
+from qflow.spark.places.parse import OF_PLACES, SAME, parse_flag, parse_places, parse_seconds, where
+from qflow.spark.places.place import Place
 from qflow.storage.inbox.batches import Target
 from qflow.storage.inbox.stages import Batch, check_batch
 from qflow.streams.topic_filter import check_topic
 
-NAMES = ("path", "topic", "stream", "commitTimeout", "txnAppId", "txnVersion")
+NAMES = ("topic", "stream", "commitTimeout", "txnAppId", "txnVersion", *OF_PLACES)
 _OF_OTHERS = frozenset({"checkpointlocation", "queryname", "includeheaders"})
 """Ignored: options that Spark passes on, and Kafka's `includeHeaders`: headers are always written."""
 COMMIT_TIMEOUT_S = 60.0
@@ -27,7 +28,7 @@ _APP = re.compile(r"[A-Za-z0-9_-]{1,96}")
 class WriteOptions:
     """The options of a writer."""
 
-    path: str
+    places: tuple[Place, ...]
     topic: str | None
     """The topic of all rows, whatever a column says."""
     stream: str | None
@@ -37,6 +38,12 @@ class WriteOptions:
     """The batch that `txnAppId` and `txnVersion` name, which is written once; None = the data frame has no name."""
     checkpoint: str | None
     """Path of a streaming query's checkpoint, if it is given as an option of the query."""
+    same_on_every_host: bool
+
+    @property
+    def path(self) -> str:
+        """The paths and URLs, for errors."""
+        return where(self.places)
 
 
 def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
@@ -52,6 +59,7 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {known[close[0]]!r}?" if close else f"there are: {', '.join(NAMES)}"
             raise InvalidArgument(f"format qflow has no option {name!r} for writing; {hint}")
+    values = {known[name]: value for name, value in given.items() if name in known}
     topic = given.get("topic")
     if topic is not None:
         try:
@@ -70,12 +78,13 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
     if (app is None) is not (version is None):
         raise InvalidArgument("options 'txnAppId' and 'txnVersion' go together: give both, or neither")
     return WriteOptions(
-        path=parse_path(given),
+        places=parse_places(values),
         topic=topic,
         stream=stream,
-        commit_timeout_s=_seconds(given.get("committimeout")),
+        commit_timeout_s=parse_seconds(values, "commitTimeout", COMMIT_TIMEOUT_S),
         batch=None if app is None or version is None else batch_of(app, version),
         checkpoint=given.get("checkpointlocation"),
+        same_on_every_host=parse_flag(values, SAME, default=False),
     )
 
 
@@ -109,15 +118,3 @@ def stage_of(app: Batch, targets: Iterable[Target]) -> Batch:
     """Return the batch of an application under a name that it has for these targets alone."""
     what = xxh3_64_hexdigest(repr(sorted(target.record for target in targets)).encode())
     return check_batch(f"{what}-{app.query}", app.batch)
-
-
-def _seconds(text: str | None) -> float:
-    if text is None:
-        return COMMIT_TIMEOUT_S
-    try:
-        seconds = float(text.strip().removesuffix("s"))
-    except ValueError:
-        seconds = -1.0
-    if seconds <= 0 or not math.isfinite(seconds):
-        raise InvalidArgument(f"option 'commitTimeout' is {text!r}: give seconds, such as 60 or 60s")
-    return seconds

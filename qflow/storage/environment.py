@@ -25,7 +25,7 @@ from typing import Any
 import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
-from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, lock_holders, storage_error
+from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, holders_in_words, storage_error
 from qflow.storage.joining import Join, join
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
@@ -81,14 +81,15 @@ def log_error(error: BaseException, path: str, what: str) -> QflowError:
         what: the attempt, as it reads after "could not be": "read".
     """
     text = str(error).rstrip(".") or type(error).__name__
-    if isinstance(error, DAMAGE):
+    if isinstance(error, DAMAGE) or os.strerror(errno.EFAULT) in text:  # a page's number leads out of the map
         return CorruptionError(
             f"pages of the log {path} are damaged, it could not be {what}: {text}; what lies on other pages can be "
             "read (`qflow show` gives single messages), and a snapshot from before brings the rest back"
         )
     if isinstance(error, lmdb.ReadersFullError):
         return StorageError(
-            f"the log {path} could not be {what}: {READERS} reads are under way in {_readers(path)}: end some of them"
+            f"the log {path} could not be {what}: {READERS} reads are under way in "
+            f"{holders_in_words(os.path.join(path, LOCK))}: end some of them"
         )
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EACCES):
         if os.strerror(number) in text:
@@ -103,14 +104,6 @@ def log_errors(path: str, what: str) -> Iterator[None]:
         yield
     except BROKEN as error:
         raise log_error(error, path, what) from error
-
-
-def _readers(path: str) -> str:
-    """Name the processes that have a log open, as far as the system tells."""
-    pids = lock_holders(os.path.join(path, LOCK))
-    if not pids:
-        return "other processes"
-    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
 
 
 class CannotGrow(DiskFull):
@@ -340,15 +333,14 @@ class Environment:
                 raise storage_error(error, "use the log where the disk is full", self.path) from error
             self._allocated = size
         page = self._page_bytes
-        tree, begun = self._env.stat(), self._env.info()["last_pgno"] + 1
-        free = self._allocated // page - 2 - tree["branch_pages"] - tree["leaf_pages"] - tree["overflow_pages"]
+        free = (self._allocated - self.used_bytes()) // page
         end = self._allocated
         if not settles_only:
             reserve = self._reserve()
             if free * page < 2 * (value_bytes + (PAGES_ANYWAY + 2 * values) * page) + reserve:
                 return 0
             end -= reserve
-        end = max(end, begun * page)
+        end = max(end, (self._env.info()["last_pgno"] + 1) * page)
         if self._env.info()["map_size"] != end:
             self._env.set_mapsize(end)
         self.confined = True
@@ -363,6 +355,15 @@ class Environment:
     def size_bytes(self) -> int:
         """Return the length of the file."""
         return os.stat(os.path.join(self.path, DATA)).st_size
+
+    def used_bytes(self) -> int:
+        """Return as many bytes of the file as hold something; what pages of old it keeps for reuse does not count."""
+        tree = self._env.stat()
+        return self._page_bytes * (2 + tree["branch_pages"] + tree["leaf_pages"] + tree["overflow_pages"])
+
+    def readers(self) -> str:
+        """Return the reads that are under way, of all processes, as LMDB tells them: process, thread, transaction."""
+        return str(self._env.readers())
 
     def forget_dead_readers(self) -> int:
         """Give back the pages that killed processes pin, which had begun to read; return how many processes."""
@@ -390,10 +391,9 @@ class Environment:
                 self._files.close(fd)
         except OSError as error:
             raise storage_error(error, "write a copy of the log", data) from error
-        except DAMAGE as error:
-            raise log_error(error, self.path, "copied") from error
-        except lmdb.Error as error:
-            raise _full_or_failed(error, data) from error
+        except (*DAMAGE, lmdb.Error) as error:
+            found = log_error(error, self.path, "copied")
+            raise found if isinstance(found, CorruptionError) else _full_or_failed(error, data) from error
 
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""

@@ -385,6 +385,14 @@ def lock_holders(path: str, locks: str = "/proc/locks") -> list[int]:
     return sorted(pid for pid in pids if pid > 0)  # 0: in a container of its own
 
 
+def holders_in_words(path: str) -> str:
+    """Name the processes that hold a POSIX lock on a file, as far as the system tells."""
+    pids = lock_holders(path)
+    if not pids:
+        return "other processes"
+    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+
+
 def filesystem_type(path: str | os.PathLike[str], mounts: str = "/proc/self/mountinfo") -> str | None:
     """Return the type of the file system that holds `path`, which need not exist; None where mounts are not listed."""
     real = os.fsencode(os.path.realpath(path))

@@ -16,11 +16,11 @@ from qflow.storage.files import (
 )
 from qflow.storage.inbox.stages import INBOX
 from qflow.storage.log.directory import LOG, STAGED
-from qflow.storage.log.snapshots import OLD
+from qflow.storage.log.shared_reading import OLD
 from qflow.storage.spill.store import SPILL, WIPING
 from qflow.storage.streams.groups import CURSORS
 
-_OF_A_LOG = frozenset({SPILL, WIPING, INBOX, CURSORS, "stats.json", "stats.json.new"})
+_OF_A_LOG = frozenset({SPILL, WIPING, INBOX, CURSORS, "stats.json", "stats.json.new", "door"})
 """What is made in a spool that has a log, and by nobody else."""
 _LOGS = frozenset({LOG, OLD})
 _LOCAL = "amqp"

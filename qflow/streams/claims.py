@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from qflow.delivery import ONE_ATTEMPT
+from qflow.delivery import ONE_ATTEMPT, Return
 from qflow.errors import (
     AlreadySettled,
     BrokerClosed,
@@ -240,10 +240,13 @@ class Claims:
         except BrokerFailed as error:
             raise in_doubt(error) from error
 
-    def return_batch(self, batch: Any, requeue: bool, delay_s: float) -> None:
-        """Put what is left of a batch back in its place, to be delivered again; with `requeue=False` settle it."""
-        if requeue:
-            shelter(lambda: self._return_batch(batch, delay_s))
+    def return_batch(self, batch: Any, how: Return) -> None:
+        """Put what is left of a batch back in its place, to be delivered again; with `requeue=False` settle it.
+
+        There are no dead letters to keep a reason.
+        """
+        if how.requeue:
+            shelter(lambda: self._return_batch(batch, how.delay_s))
         else:
             self.settle_batch(batch, False)
 
@@ -252,10 +255,10 @@ class Claims:
             if self._check_held(batch):
                 self._return(batch, delay_s, repeated=True)
 
-    def return_part(self, batch: Any, index: int, requeue: bool, delay_s: float) -> None:
+    def return_part(self, batch: Any, index: int, how: Return) -> None:
         """Put one message of a batch back, as `return_batch` does."""
-        if requeue:
-            shelter(lambda: self._return_part(batch, index, delay_s))
+        if how.requeue:
+            shelter(lambda: self._return_part(batch, index, how.delay_s))
         else:
             self.settle_part(batch, index, False)
 

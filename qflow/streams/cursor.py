@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from qflow.errors import InvalidArgument, QflowError, TooManyUnsettled
 from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.memory.waiting import attend, sheltered
+from qflow.message import offset_of
 from qflow.stats import SubscriptionStats
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.claims import Claims, root_of
@@ -28,7 +29,6 @@ from qflow.streams.feeds import Feed, Feeds
 from qflow.streams.history import History
 from qflow.streams.interest import Interest
 from qflow.streams.part import Part
-from qflow.streams.partition import offset_of
 from qflow.streams.positions import Positions
 from qflow.streams.read_ahead import ReadAhead
 from qflow.streams.shared import Shared

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, overload
 
 from qflow.delivery import Deliveries, Delivery, Settler
 from qflow.errors import AlreadySettled
-from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of
+from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of, offset_of
 from qflow.storage.streams.partitions import Piece
-from qflow.streams.partition import offset_of
 from qflow.streams.room import charge_for
 
 
@@ -60,9 +59,19 @@ def message_of(stream: str, sequence: int, record: Record, topic: str, time_ms: 
     return message
 
 
+def record_of(message: StreamMessage) -> Record:
+    """Return a message as it is stored."""
+    return message._record
+
+
 def key_of(record: Record) -> bytes | None:
     """Return the key a message was published with."""
     return record.key or None if isinstance(record, Message) else None
+
+
+def piece_of(sequences: list[int], records: list[Record], topics: list[str], times_ms: list[int]) -> Piece:
+    """Return messages with rising sequences, all of one partition, as a piece."""
+    return Piece(sequences[0], sequences[-1] + 1, sequences, records, topics, times_ms)
 
 
 class StreamDelivery(Delivery):

@@ -11,13 +11,13 @@ from functools import partial
 from qflow.config import parse_count, parse_moment
 from qflow.errors import InvalidArgument
 from qflow.memory.waiting import shelter, sheltered
-from qflow.message import LANE_SHIFT
+from qflow.message import LANE_SHIFT, offset_of
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Found, Hole, Piece
 from qflow.streams.deliveries import StreamMessage, message_of
 from qflow.streams.interest import Interest
-from qflow.streams.partition import Home, Partition, offset_of
+from qflow.streams.partition import Home, Partition
 from qflow.streams.shared import Shared
 
 QUERY_BYTES = 256 * 1024

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qflow.config import parse_timeout
+from qflow.durations import Duration
 from qflow.streams.cursor import Cursor, Getting
 from qflow.streams.deliveries import StreamDeliveries
 
@@ -25,12 +26,12 @@ class Member:
         self._ended = ended
         cursor.join(self)
 
-    def begin_get(self, most: int, timeout_s: float | None, taker: object, *, ahead: bool = False) -> Getting:
+    def begin_get(self, most: int, timeout_s: Duration | None, taker: object, *, ahead: bool = False) -> Getting:
         """Return a new get, for `Cursor.get` or `Cursor.try_get`; with `ahead`, for an iteration."""
         deadline = self.cursor.deadline(parse_timeout(timeout_s))
         return Getting(self, most, deadline, taker, follow=self._follow, skip_gaps=self._skip_gaps, ahead=ahead)
 
-    def get(self, most: int, timeout_s: float | None, taker: object) -> StreamDeliveries | None:
+    def get(self, most: int, timeout_s: Duration | None, taker: object) -> StreamDeliveries | None:
         """Return available messages, waiting for the first; None at the time-out, or at the end."""
         return self.cursor.get(self.begin_get(most, timeout_s, taker))
 

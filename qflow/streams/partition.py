@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from qflow.config import StreamSettings
 from qflow.errors import MessageTooLarge, QflowError, TransactionTooLarge
 from qflow.memory.line import Wake
-from qflow.message import OFFSET_MASK, OVERHEAD_BYTES, Message, Record, text_bytes
+from qflow.message import OVERHEAD_BYTES, Message, Record, text_bytes
 from qflow.storage.log.bodies import SHARED_BYTES
 from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane, Put
@@ -182,8 +182,3 @@ def _without_topic(record: Record) -> Record:
         return record
     header_bytes, key = record.header_bytes, record.key
     return Message(record.body, header_bytes, key=key) if header_bytes or key else record.body
-
-
-def offset_of(sequence: int) -> int:
-    """Return the offset of a sequence in its partition."""
-    return sequence & OFFSET_MASK

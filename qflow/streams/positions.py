@@ -6,13 +6,13 @@ from typing import Any
 
 from qflow.errors import InvalidArgument
 from qflow.memory.waiting import sheltered
+from qflow.message import offset_of
 from qflow.storage.log.rows import Row, Settled, clear_marks
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.claims import Claims
 from qflow.streams.counting import count_matching
 from qflow.streams.history import History
 from qflow.streams.part import Part
-from qflow.streams.partition import offset_of
 from qflow.streams.shared import Shared
 
 LOOK_S = 0.05

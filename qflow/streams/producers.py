@@ -106,6 +106,13 @@ class Claim:
         self._wake: Callable[[], object] | None = None
         self._waiting: list[Callable[[], object]] = []
 
+    def busy(self, timeout_s: float | None) -> ProducerBusy:
+        """Return the error for another claim whose outcome did not come in time."""
+        return ProducerBusy(
+            f"number {self.number} of producer {_quote.repr(self.producer)} is on its way already, and what "
+            f"became of it was not known within {timeout_s} s; publish it again, or wait longer"
+        )
+
     def take(self, timeout_s: float | None = None) -> bool:
         """Take the number and return True; False if it is stored. Waits while another claim has it.
 
@@ -130,10 +137,7 @@ class Claim:
                 return None
             left = FOREVER if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                raise ProducerBusy(
-                    f"number {self.number} of producer {_quote.repr(self.producer)} is on its way already, and what "
-                    f"became of it was not known within {timeout_s} s; publish it again, or wait longer"
-                )
+                raise self.busy(timeout_s)
             return left
 
         attend(step, self._stop)

@@ -10,6 +10,7 @@ from typing import Any
 
 from qflow.memory.waiting import shelter
 from qflow.message import Headers, Message, Record, encode_headers
+from qflow.storage.log.facts import Facts
 from qflow.storage.log.transaction_log import Put, Request, TransactionLog, Unit
 from qflow.streams.partition import Partition, put_charge
 from qflow.streams.producers import Claim
@@ -55,15 +56,16 @@ class Sent:
 class Sending:
     """Lots of one call: drafted, then given memory by the caller, then joined to a batch of the log."""
 
-    __slots__ = ("_claim", "_lots", "_unit", "amount", "puts")
+    __slots__ = ("_claim", "_facts", "_lots", "_unit", "amount", "puts")
 
-    def __init__(self, lots: dict[Partition, Lot], claim: Claim | None) -> None:
-        """Draft the puts; raises `MessageTooLarge`, `TransactionTooLarge`."""
+    def __init__(self, lots: dict[Partition, Lot], claim: Claim | None, facts: Facts | None = None) -> None:
+        """Draft the puts; raises `MessageTooLarge`, `TransactionTooLarge`. `facts`: kept in the same commit."""
         self.puts = [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in lots.items()]
         self.amount = sum(map(put_charge, self.puts))
         """Bytes to reserve, all at once: calls that hold a part and wait for the rest could wait for each other."""
         self._lots = lots
         self._claim = claim
+        self._facts = facts
         self._unit: Unit | None = None
 
     @property
@@ -89,20 +91,25 @@ class Sending:
             raise
 
     def _join(self, log: TransactionLog, future: Future[Any] | None, soon: bool) -> Sent | None:
-        puts, claim = self.puts, self._claim
+        puts, claim, facts = self.puts, self._claim, self._facts
         for partition in self._lots:
             partition.begin_joining(self)
         if not puts:
             if claim is not None:
                 claim.give_up()  # nothing takes the message, so the number stays free
-            return None
-        if claim is None:
-            if len(puts) == 1:
-                puts[0].future = future
-                return Sent(log.put(puts[0], soon), puts)
-            unit = self._unit = Unit(puts)
-        else:
-            unit = self._unit = claim.unit = Unit(puts, (), [claim], [claim.write])
+            if facts is None:
+                return None
+            claim = None
+        if claim is None and facts is None and len(puts) == 1:
+            puts[0].future = future
+            return Sent(log.put(puts[0], soon), puts)
+        unit = self._unit = Unit(puts)
+        if claim is not None:
+            claim.unit = unit
+            unit.parties, unit.writes = [claim], [claim.write]
+        if facts is not None:
+            unit.writes.append(facts.write)
+            unit.size, unit.values = facts.size, facts.values
         unit.future = future
         return Sent(log.join(unit, soon), puts)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from qflow.errors import GapError, QflowError
 from qflow.memory.line import Line
+from qflow.message import offset_of
 from qflow.storage.streams.partitions import Found, Piece
 from qflow.streams.deliveries import Share
 from qflow.streams.history import History
 from qflow.streams.interest import Interest
 from qflow.streams.part import Part
-from qflow.streams.partition import offset_of
 from qflow.streams.room import Room, Slab, charge_for
 
 READ_BYTES = 256 * 1024

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import attrs
 
 from qflow.config import check_name, parse_span
+from qflow.durations import Duration
 from qflow.errors import (
     CorruptionError,
     DiskFull,
@@ -49,6 +50,14 @@ GROUP_ACK_TIMEOUT_S = 60.0
 STARTS = ("latest", "earliest", "committed")
 
 
+def _session_expiry(value: Duration | None) -> float | None:
+    return None if value is None else parse_span(value, "session_expiry_s")
+
+
+def _ack_timeout(value: Duration | None) -> float | None:
+    return None if value is None else parse_span(value, "ack_timeout_s")
+
+
 @attrs.frozen(kw_only=True)
 class Terms:
     """The arguments of `Broker.subscribe`; see `SubscriptionOptions`."""
@@ -57,9 +66,9 @@ class Terms:
     name: str | None = None
     start: Start = "latest"
     group: str | None = None
-    session_expiry_s: float | None = None
+    session_expiry_s: float | None = attrs.field(default=None, converter=_session_expiry)
     follow: bool = True
-    ack_timeout_s: float | None = None
+    ack_timeout_s: float | None = attrs.field(default=None, converter=_ack_timeout)
     on_gap: Literal["raise", "skip"] = "raise"
 
     @property
@@ -101,15 +110,14 @@ class Terms:
             )
         if ack_timeout_s is None and group is not None:
             ack_timeout_s = GROUP_ACK_TIMEOUT_S
-        if ack_timeout_s is not None and not parse_span(ack_timeout_s, "ack_timeout_s") > 0:
+        if ack_timeout_s == 0:
             raise InvalidArgument("ack_timeout_s must be more than 0 seconds; None is no time-out")
-        expiry_s = None if session_expiry_s is None else parse_span(session_expiry_s, "session_expiry_s")
-        if expiry_s == 0:
+        if session_expiry_s == 0:
             raise InvalidArgument(
                 "session_expiry_s must be more than 0 seconds: what ends when it is closed needs no name, and None "
                 "leaves it as it is"
             )
-        return attrs.evolve(self, ack_timeout_s=ack_timeout_s, session_expiry_s=expiry_s)
+        return attrs.evolve(self, ack_timeout_s=ack_timeout_s)
 
 
 class _Facts:

@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 from qflow.config import StreamSettings, parse_count
 from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowError, StreamDeleted
 from qflow.memory.waiting import sheltered
+from qflow.message import offset_of
 from qflow.stats import StreamStats
 from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane
@@ -21,7 +22,7 @@ from qflow.streams.deliveries import StreamMessage
 from qflow.streams.feeds import Feeds
 from qflow.streams.history import MOST, Bound, History
 from qflow.streams.indexing import Indexing
-from qflow.streams.partition import Partition, offset_of
+from qflow.streams.partition import Partition
 from qflow.streams.retention import Retention
 from qflow.streams.shared import Shared
 from qflow.streams.stream import Stream

@@ -8,6 +8,7 @@ from datetime import datetime
 from types import TracebackType
 
 from qflow.config import parse_count
+from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
 from qflow.stats import SubscriptionStats
@@ -45,7 +46,7 @@ class Subscription:
 
     # Getting ---------------------------------------------------------------------------------------------------------
 
-    def get(self, timeout_s: float | None = None) -> StreamDelivery:
+    def get(self, timeout_s: Duration | None = None) -> StreamDelivery:
         """Return the next message, waiting for it.
 
         Args:
@@ -73,11 +74,11 @@ class Subscription:
         """`get` that does not wait."""
         return self.get(0)
 
-    def get_many(self, max_messages: int, timeout_s: float | None = None) -> StreamDeliveries:
+    def get_many(self, max_messages: int, timeout_s: Duration | None = None) -> StreamDeliveries:
         """Return available messages, in order, about 1 MiB at most; an empty batch at the time-out.
 
         Raises:
-            As `get`, but for `QueueEmpty`.
+            QflowError: as `get`, but for `QueueEmpty`.
         Cost: 0.3 µs a message in a replay.
         """
         batch = self._member.get(parse_count(max_messages, "max_messages"), timeout_s, threading.get_ident())

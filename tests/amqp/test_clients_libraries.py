@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,8 +20,8 @@ from aio_pika.exceptions import ChannelPreconditionFailed, DeliveryError, Publis
 from pika.adapters.blocking_connection import BlockingChannel
 
 from amqp_clients import PATIENCE_S, Server, unique, wait_until
+from amqp_workers import WATCHDOG_S, end, worker
 
-WATCHDOG_S = 120
 TASKS = 100
 
 
@@ -195,41 +191,6 @@ def test_kombus_simple_queue_is_a_queue(amqp_server: Server) -> None:
         queue.queue.exchange.delete()
 
 
-@contextmanager
-def worker(directory: Path, ready: str, *command: str) -> Iterator[None]:
-    """Run a worker beside a block, from when it says that it is ready; told to end by SIGTERM, it does."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen(
-        [sys.executable, *command],
-        cwd=directory,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        said: list[str] = []
-        is_ready = threading.Event()
-
-        def listen() -> None:
-            for line in process.stdout or ():
-                said.append(line)
-                if ready in line:
-                    is_ready.set()
-            is_ready.set()
-
-        listening = threading.Thread(target=listen)
-        listening.start()
-        try:
-            assert is_ready.wait(WATCHDOG_S), "".join(said)
-            assert process.poll() is None, "".join(said)
-            yield
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(WATCHDOG_S) == 0, "".join(said)
-        finally:
-            process.kill()
-            listening.join()
-
-
 def finished(directory: Path, *command: str) -> str:
     """Run a script to its end; return what it printed."""
     done = subprocess.run(
@@ -271,8 +232,9 @@ def test_celery_runs_tasks(amqp_server: Server, channel: BlockingChannel, tmp_pa
     text = CELERY_APP.format(url=amqp_server.url, queue=(queue := unique("celery")), patience=WATCHDOG_S, tasks=TASKS)
     (tmp_path / "tasks_of_celery.py").write_text(text)
     options = ("--pool=solo", "--loglevel=INFO", "--without-mingle", "--without-gossip")
-    with worker(tmp_path, " ready.", "-m", "celery", "-A", "tasks_of_celery", "worker", *options):
+    with worker(tmp_path, " ready.", "-m", "celery", "-A", "tasks_of_celery", "worker", *options) as process:
         lines = finished(tmp_path, "tasks_of_celery.py").splitlines()
+        end(process)
     assert json.loads(lines[0]) == list(range(1, TASKS + 1))
     assert lines[1:] == ["15", "[0, 2, 4, 6, 8]", "[7, 2]"]
     channel.queue_delete(queue)
@@ -310,9 +272,10 @@ def test_dramatiq_runs_actors(amqp_server: Server, channel: BlockingChannel, tmp
     text = DRAMATIQ_APP.format(url=amqp_server.url, queue=queue, path=str(told), tasks=TASKS)
     (tmp_path / "actors_of_dramatiq.py").write_text(text)
     options = ("--processes", "1", "--threads", "2")
-    with worker(tmp_path, "ready for action", "-m", "dramatiq", "actors_of_dramatiq", *options):
+    with worker(tmp_path, "ready for action", "-m", "dramatiq", "actors_of_dramatiq", *options) as process:
         finished(tmp_path, "actors_of_dramatiq.py")
         wait_until(channel.connection, lambda: len(told.read_text().split()) > TASKS)
+        end(process)
     assert sorted(map(int, told.read_text().split())) == [*range(TASKS), 1001]
     for name in (queue, f"{queue}.DQ", f"{queue}.XQ"):
         channel.queue_delete(name)

@@ -30,6 +30,8 @@ from qflow.amqp.local import joining, server
 from qflow.amqp.local.joining import join
 from qflow.amqp.local.place import Place, Where
 from qflow.amqp.local.settings import LocalSettings
+from qflow.serving import doors
+from qflow.storage.log.writer import Writer
 
 
 @contextmanager
@@ -91,8 +93,8 @@ def test_a_url_has_settings() -> None:
         ("qflow://user:password@localhost/srv", "the URL of a spool is"),
         ("qflow:///srv/%00", "the URL of a spool is"),
         ("qflow:///srv?capacity=much", "capacity must be a number of bytes"),
-        ("qflow:///srv?idle_s=long", "idle_s must be a number of seconds"),
-        ("qflow:///srv?idle_s=nan", "idle_s must be a number of seconds"),
+        ("qflow:///srv?idle_s=long", "idle_s must be from 0 to"),
+        ("qflow:///srv?idle_s=nan", "idle_s must be from 0 to"),
         ("qflow:///srv?speed=1", "may have capacity and idle_s, not 'speed'"),
     ],
 )
@@ -397,6 +399,27 @@ def test_a_client_that_comes_at_the_last_moment_is_served(
     door = Door(*connections)
     asyncio.run(asyncio.wait_for(server.end_when_left(door, 0.0, door), PATIENCE_S))
     assert door.done == done
+
+
+def test_a_server_whose_broker_has_failed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client connects again, to a new process that opens the spool."""
+    monkeypatch.setattr(doors, "LOOK_S", 0)
+
+    class Teller:
+        def tell(self, said: dict[str, str]) -> None:
+            assert said == {}
+            monkeypatch.setattr(Writer, "check_usable", fail)
+
+    def fail(_: Writer) -> None:
+        raise qflow.BrokerFailed("a commit failed")
+
+    spool = tmp_path / "spool"
+    place = Place(str(spool))
+    place.make()
+    serving = place.serve()
+    assert serving is not None
+    with pytest.raises(qflow.BrokerFailed, match="a commit failed"):
+        asyncio.run(asyncio.wait_for(server.serve(LocalSettings(str(spool)), serving, Teller()), PATIENCE_S))
 
 
 def test_a_server_that_cannot_say_where_it_is_ends(monkeypatch: pytest.MonkeyPatch) -> None:

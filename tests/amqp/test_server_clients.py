@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -67,8 +68,9 @@ def queue(client: Raw) -> str:
 
 
 def until_ready(client: Raw, queue: str, number: int) -> None:
-    """Ask until a queue has so many messages ready."""
-    for _ in range(20_000):
+    """Ask until a queue has so many messages ready; for at most 30 s."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
         if client.ready(queue) == number:
             return
     raise AssertionError(f"{client.ready(queue)} messages are ready, not {number}")

@@ -173,3 +173,20 @@ def test_a_number_that_no_client_can_read_is_delivered_as_text(tmp_path: Path) -
 
     content = content_of({"n": 2**63, "m": -(2**63)}, "q", b"")
     assert decode_properties(content.properties).headers == {"n": str(2**63), "m": -(2**63)}
+
+
+def test_a_consumer_is_told_by_its_tag_until_it_stops(tmp_path: Path) -> None:
+    """Statistics name it, and what it holds that its client has not settled."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            outlet = Outlet(takes=1)
+            queue, _, consumer = await consuming(broker, outlet)
+            await until(lambda: outlet.refused)
+            stats = await queue.stats()
+            assert [(one.name, one.pid, one.kind) for one in stats.consumers] == [(consumer.tag, 0, "amqp")]
+            assert [(one.consumer, one.pid, one.messages) for one in stats.holders] == [(consumer.tag, 0, 1)]
+            await consumer.stop()
+            assert (await queue.stats()).consumers == ()
+
+    run(scenario())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from pamqp import commands
 from amqp_clients import unique
 from amqp_loop import connected, serving
 from doors.event_loop import run
-from qflow.cli import server as cli_server
-from qflow.errors import BrokerFailed
 
 Basic, Confirm, Queue = commands.Basic, commands.Confirm, commands.Queue
 
@@ -39,26 +36,3 @@ def test_nothing_is_confirmed_once_the_program_has_closed_the_broker(tmp_path: P
                     return
 
     run(scenario())
-
-
-def test_a_server_ends_with_a_broker_that_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new process can open the spool again; this one can do nothing for its clients."""
-    monkeypatch.setattr(cli_server, "LOOK_S", 0)
-
-    class Log:
-        looks = 0
-
-        def check_usable(self) -> None:
-            self.looks += 1
-            if self.looks == 3:
-                raise BrokerFailed("a commit failed")
-
-    class Broker:
-        closed = False
-
-        def __init__(self) -> None:
-            self.broker = self.engine = self
-            self.log = Log()
-
-    with pytest.raises(BrokerFailed):
-        asyncio.run(cli_server._until_failed(Broker()))  # type: ignore[arg-type]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import socket
-import threading
-import time
 from pathlib import Path
 
-from amqp_clients import PATIENCE_S, serving
-from amqp_history import Client, Consumer, History, Publisher, declare_all, drain
+from amqp_clients import serving
+from amqp_history import Client, Consumer, History, Publisher, declare_all, drain, live_under_kills
+from processes import free_port
 
 TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
@@ -22,22 +19,6 @@ MESSAGES = 3000 if TORTURE else 300
 """Confirmed in each round, at least, before the server is killed."""
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def wait_for_confirms(history: History, number: int) -> None:
-    """Let the clients go on."""
-    deadline, _beat = time.monotonic() + 10 * PATIENCE_S, threading.Event()
-    while len(history.confirmed) < number:
-        assert time.monotonic() < deadline, f"{len(history.confirmed)} of {number} were confirmed"
-        assert not history.wrong, history.wrong
-        history.progress.wait(PATIENCE_S)
-        history.progress.clear()
-
-
 def test_what_was_confirmed_arrives_whatever_is_killed(tmp_path: Path) -> None:
     """At least once, in order to a consumer that stays; nothing comes twice as if it were new, and nothing after the commit that settled it."""
     print(f"seed {SEED} (set QFLOW_SEED)")
@@ -46,21 +27,9 @@ def test_what_was_confirmed_arrives_whatever_is_killed(tmp_path: Path) -> None:
     clients: list[Client] = []
     for kind in (Publisher, Consumer):
         clients += [kind(history, port, number, chance.randrange(2**32)) for number in range(CLIENTS)]
-    for number in range(KILLS + 1):
-        with serving(tmp_path / "spool", "--capacity", "8MiB", port=port) as (_, process):
-            if number == 0:
-                declare_all(port)
-                for client in clients:
-                    client.start()
-            wait_for_confirms(history, len(history.confirmed) + chance.randrange(MESSAGES, 2 * MESSAGES))
-            if number == KILLS:
-                for client in clients:
-                    client.stopping.set()
-            process.send_signal(signal.SIGKILL)
-            process.wait(PATIENCE_S)
-    for client in clients:
-        client.join(PATIENCE_S)
-    assert not any(client.is_alive() for client in clients)
+    live_under_kills(
+        tmp_path / "spool", history, clients, declare_all, port=port, kills=KILLS, messages=MESSAGES, chance=chance
+    )
     with serving(tmp_path / "spool", port=port):
         drain(history, port)
     print(

@@ -161,8 +161,8 @@ def test_a_consumer_of_a_channel_that_ends_meanwhile_is_none(tmp_path: Path, mon
             client = await connected(server)
             await filled(server, client)
 
-            async def ended_meanwhile(consumer: Consumer, arguments: Any) -> None:
-                await opened(consumer, arguments)
+            async def ended_meanwhile(consumer: Consumer, *arguments: Any) -> None:
+                await opened(consumer, *arguments)
                 session = session_of(server)
                 session.fail_channel(session.channels[1], AmqpError(406, "for the test"))
                 await until(lambda: not session.channels)
@@ -366,8 +366,9 @@ def test_what_a_limit_could_not_move_is_still_there(tmp_path: Path, monkeypatch:
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
             client = await connected(server)
+            await filled(server, client, "dead", 0)
             await filled(server, client, arguments=LIMITED, number=3)
-            monkeypatch.setattr(DeadLetters, "carry", fail)
+            monkeypatch.setattr(QueueStore, "put_in", fail)
             client.publish("q")
             await failed.wait()
             await until(lambda: not acquired(server, "q"))
@@ -378,18 +379,18 @@ def test_what_a_limit_could_not_move_is_still_there(tmp_path: Path, monkeypatch:
 
 def test_a_dead_letter_that_makes_no_sense_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits apart."""
-    carry = DeadLetters.carry
+    letter = DeadLetters.letter
 
-    async def fail(letters: DeadLetters, delivery: Any, *rest: Any) -> None:
+    def fail(letters: DeadLetters, delivery: Any, *rest: Any) -> Any:
         if delivery.body == b"0":
             raise TypeError("for the test")
-        await carry(letters, delivery, *rest)
+        return letter(letters, delivery, *rest)
 
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
             client = await connected(server)
             await filled(server, client, "dead", 0)
-            monkeypatch.setattr(DeadLetters, "carry", fail)
+            monkeypatch.setattr(DeadLetters, "letter", fail)
             arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
             await filled(server, client, arguments=arguments)
             for _ in range(3):
@@ -405,15 +406,15 @@ def test_dead_letters_of_a_queue_that_goes_with_its_connection_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are on their way when the queue is deleted, which knows where they go."""
-    carry = DeadLetters.carry
+    put_in = QueueStore.put_in
 
     async def slowly(*arguments: Any) -> None:
         for _ in range(50):
             await asyncio.sleep(0)
-        await carry(*arguments)
+        await put_in(*arguments)
 
     async def scenario() -> None:
-        monkeypatch.setattr(DeadLetters, "carry", slowly)
+        monkeypatch.setattr(QueueStore, "put_in", slowly)
         async with serving(tmp_path / "spool") as server:
             client = await connected(server)
             await filled(server, client, "dead", 0)
@@ -482,21 +483,15 @@ def test_heartbeats_go_on_where_unused_queues_cannot_be_deleted(
 
 def test_a_nack_that_fails_leaves_the_rest_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go back when the connection ends by it."""
-    from qflow.aio.delivery import AsyncDelivery
 
-    nack, failed = AsyncDelivery.nack, []
-
-    async def fail(delivery: AsyncDelivery, requeue: bool = True) -> None:
-        if not failed:
-            failed.append(delivery)
-            raise QueueFull("for the test")
-        await nack(delivery, requeue)
+    async def fail(*_: Any) -> None:
+        raise QueueFull("for the test")
 
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
             client = await connected(server)
             await consuming(server, client)
-            monkeypatch.setattr(AsyncDelivery, "nack", fail)
+            monkeypatch.setattr(QueueStore, "give_back", fail)
             client.send(Basic.Nack(0, True, False))
             assert (await client.expect(Connections.Close)).reply_code == 541
             await until(lambda: not acquired(server, "q"))

@@ -26,6 +26,7 @@ from qflow.amqp.server import session as session_module
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.server import Server
 from qflow.amqp.server.session import Session
+from qflow.amqp.server.stores import QueueStore
 
 T = TypeVar("T")
 
@@ -251,15 +252,18 @@ def test_a_client_that_does_not_confirm_its_end_is_cut_off(spool: Path, monkeypa
 )
 def test_what_goes_back_goes_back_to_the_last_one(last: bytes, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the connection is cut off in the middle of it."""
-    nack, begun = AsyncDelivery.nack, asyncio.Event()
-    gate = asyncio.Event()
+    begun, gate = asyncio.Event(), asyncio.Event()
 
-    async def slow(self: AsyncDelivery, *arguments: Any) -> None:
-        begun.set()
-        await gate.wait()
-        await nack(self, *arguments)
+    def slowed(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def slow(*arguments: Any) -> None:
+            begun.set()
+            await gate.wait()
+            await call(*arguments)
 
-    monkeypatch.setattr(AsyncDelivery, "nack", slow)
+        return slow
+
+    monkeypatch.setattr(AsyncDelivery, "nack", slowed(AsyncDelivery.nack))
+    monkeypatch.setattr(QueueStore, "give_back", slowed(QueueStore.give_back))
 
     async def scenario(broker: AsyncBroker, server: Server) -> None:
         queue = await broker.declare_queue("shared")

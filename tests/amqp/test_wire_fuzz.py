@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pamqp import body, commands, header, heartbeat
 
 from amqp_client import HANDSHAKE, Basic, Channels, Connections, events, message, method, opened, raw
+from damaging import damaged, torn
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.wire import Connection, Content, Limits, State
 from qflow.amqp.wire.events import ChannelFailed, ChannelReleased, Failed, Login, Method, Published, VhostAsked
@@ -104,15 +105,9 @@ class Shell:
             self._closing.add(event.channel)
 
 
-def torn(data: bytes, randomness: random.Random) -> list[bytes]:
-    """The bytes in pieces, of a few bytes or of thousands."""
-    pieces, at = [], 0
-    most = randomness.choice((30, 300, 3000, 100_000))
-    while at < len(data):
-        size = randomness.randint(1, most) if at > 60 else 1
-        pieces.append(data[at : at + size])
-        at += size
-    return pieces
+def pieces_of(data: bytes, randomness: random.Random) -> list[bytes]:
+    """The bytes in pieces, of a few bytes or of thousands; the handshake byte by byte."""
+    return torn(data, randomness, (30, 300, 3000, 100_000), singly=61)
 
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -126,12 +121,12 @@ def test_any_frames_in_any_order_torn_anywhere(frames: list[bytes], seed: int) -
     data = b"".join((*HANDSHAKE, *frames))
     whole, pieces = Shell(random.Random(seed), 0), Shell(random.Random(seed), 0)
     whole.take(data)
-    for piece in torn(data, random.Random(seed)):
+    for piece in pieces_of(data, random.Random(seed)):
         pieces.take(piece)
     assert pieces.published == whole.published
     assert pieces.connection.state is whole.connection.state
     failing = Shell(random.Random(seed), 0.2)
-    for piece in torn(data, random.Random(seed)):
+    for piece in pieces_of(data, random.Random(seed)):
         failing.take(piece)
 
 
@@ -143,7 +138,7 @@ def test_mutated_sessions_end_in_an_error_or_cleanly() -> None:
     for number in range(100_000 if TORTURE else 2000):
         randomness = random.Random(seed + number)
         shell = Shell(randomness, 0.1)
-        for piece in torn(mutated(randomness), randomness):
+        for piece in pieces_of(mutated(randomness), randomness):
             shell.take(piece)
         ended += shell.connection.state is State.OVER
         assert not ended or shell.connection.assembling_bytes == 0 or shell.connection.state is not State.OVER
@@ -152,23 +147,7 @@ def test_mutated_sessions_end_in_an_error_or_cleanly() -> None:
 
 def mutated(randomness: random.Random) -> bytes:
     """A session with one to four damages, most of them after the handshake."""
-    start = b"".join(SESSION[: len(HANDSHAKE)])
-    data = bytearray(b"".join(SESSION))
-    for _ in range(randomness.randint(1, 4)):
-        at = randomness.randrange(0 if randomness.random() < 0.2 else len(start), len(data))
-        size = randomness.choice((1, 1, 1, 2, 7, 40))
-        kind = randomness.randrange(4)
-        if kind == 0:
-            data[at : at + size] = randomness.randbytes(len(data[at : at + size]))
-        elif kind == 1:
-            del data[at : at + size]
-        elif kind == 2:
-            data[at:at] = data[at : at + size]
-        else:
-            data[at:at] = randomness.randbytes(size)
-        if len(data) <= len(start):
-            break
-    return bytes(data)
+    return damaged(b"".join(SESSION), sum(map(len, SESSION[: len(HANDSHAKE)])), randomness, 0.2)
 
 
 @settings(SETTINGS, max_examples=200)

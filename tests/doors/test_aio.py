@@ -18,6 +18,7 @@ import qflow
 import qflow.aio
 from doors.event_loop import PATIENCE_S, leave_nothing_behind, run, turns, until
 from faults.seams import Faults, open_faulty
+from qflow.aio.queue import nack_all
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.queues.queue import parts_of
@@ -129,6 +130,27 @@ def test_an_opening_that_is_cancelled_leaves_the_spool_free(spool: Path) -> None
         qflow.open(spool).close()
 
     run(scenario())
+
+
+def test_deliveries_are_given_back_together(spool: Path) -> None:
+    """Those of batches too; one that was settled before is told of when the others are back, or dead letters."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("jobs", dead_letter="dead")
+        await queue.put_many([b"%d" % number for number in range(6)])
+        batch = list(await queue.get_many(3))
+        single = await queue.get()
+        await batch[1].ack()
+        with pytest.raises(qflow.AlreadySettled):
+            await nack_all(queue, [*batch, single], True)
+        again = list(await queue.get_many(6))
+        assert [one.body for one in again] == [b"0", b"2", b"3", b"4", b"5"]
+        assert [one.redelivered for one in again] == [True, True, True, False, False]
+        await nack_all(queue, again[:4], False)
+        assert (await (await broker.declare_queue("dead")).get_many(6)).bodies == [b"0", b"2", b"3", b"4"]
+        await again[4].ack()
+
+    on(spool, scenario)
 
 
 def test_batches_are_put_taken_and_settled_as_a_whole(spool: Path) -> None:
@@ -870,3 +892,22 @@ def test_a_callback_that_never_waits_leaves_the_loop_to_others(spool: Path) -> N
         assert len(queue) == 10
 
     on(spool, scenario)
+
+
+def test_what_failed_a_task_is_the_reason_of_the_dead_letter(spool: Path) -> None:
+    """A nack's reason, and the exception of a block; of a batch, too."""
+
+    async def main() -> None:
+        async with qflow.aio.open(spool) as broker:
+            queue = await broker.declare_queue("q", dead_letter="dead", max_deliveries=1)
+            await queue.put_many([b"1", b"2", b"3", b"4"])
+            await (await queue.get()).nack(requeue=False, reason="single")
+            with pytest.raises(ValueError, match="block"):
+                async with await queue.get():
+                    raise ValueError("block")
+            await (await queue.get_many(2)).nack(reason="batch")
+            letters = [await broker.queue("dead").get(5) for _ in range(4)]
+            said = [letter.headers["dead_letter_nack_reason"] for letter in letters]
+            assert said == ["single", "ValueError: block", "batch", "batch"]
+
+    run(main())

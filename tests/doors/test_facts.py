@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import qflow
@@ -23,7 +25,7 @@ def test_stats_tell_what_waits(cli: CommandLine) -> None:
     assert first["settings"]["durable"] is True
     assert (second["name"], second["bytes"]) == ("other queue\n", 1)
     shown = cli.run("stats", cli.spool).stdout.decode().splitlines()
-    assert shown[0] == "no owner; closed cleanly"
+    assert shown[0] == "no owner; closed cleanly; nothing is held, and nobody waits"
     assert [line.split() for line in shown[2:4]] == [
         ["queue", "messages", "bytes", "floor", "next"],
         ["q", "1,000", "3,500", "500", "1,500"],
@@ -65,16 +67,15 @@ def test_everything_can_be_read_beside_a_live_owner(cli: CommandLine) -> None:
 
 
 def test_a_spool_has_one_owner(cli: CommandLine) -> None:
-    """Commands that need the spool for themselves say so, in one line, and change nothing."""
+    """Commands that need the spool for themselves say so, in one line, and change nothing; others ask the owner."""
     process = cli.start("pipe", cli.spool, "q", "--", *NOT_READING)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"0\n")
     assert process.stdout.readline() == b"ready\n"
-    for command in ("put", "get", "pipe"):
-        done = cli.run(command, cli.spool, "q", stdin=b"x\n")
-        assert done.returncode == 3
-        assert str(process.pid) in done.stderr.decode()
+    done = cli.run("pipe", cli.spool, "q", stdin=b"x\n")
+    assert done.returncode == 3
+    assert str(process.pid) in done.stderr.decode()
     assert cli.json("stats", cli.spool)["queues"][0]["next_sequence"] == 1
 
 
@@ -186,3 +187,25 @@ def test_stats_show_what_the_owner_sees_of_queues_that_are_not_in_the_log(cli: C
         while "clicks" not in shown:
             shown = cli.run("stats", cli.spool).stdout.decode()
         assert "no durable queues" in shown
+
+
+def test_stats_show_who_holds_and_who_waits_while_there_is_an_owner(cli: CommandLine) -> None:
+    """Names are escaped; what an owner told that has gone is told no more, in text or in JSON."""
+    with qflow.open(cli.spool) as broker:
+        queue = broker.declare_queue("q", limit_messages=2)
+        queue.put_many([b"x"] * 2)
+        held = queue.get(consumer="mailer\x1b[31m")
+        putter = threading.Thread(target=queue.put, args=(b"y",), daemon=True)
+        putter.start()
+        queue.pause()
+        shown = ""
+        while not all(words in shown for words in ("limit_messages", "q, paused", "mailer")):  # as of one moment
+            shown = cli.run("stats", cli.spool).stdout.decode()
+        row = next(line for line in shown.splitlines() if "mailer" in line)
+        assert "'mailer\\x1b[31m'" in row
+        assert str(os.getpid()) in row
+        held.ack()
+        putter.join()
+    assert "mailer" not in cli.run("stats", cli.spool).stdout.decode()
+    told = json.loads(cli.run("stats", cli.spool, "--json").stdout)
+    assert (told["owner_pid"], told["live"], told["live_age_s"]) == (None, None, None)

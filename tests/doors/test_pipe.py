@@ -119,7 +119,7 @@ def test_a_command_that_leaves_early_is_an_error_if_it_may_not_begin_again(
 ) -> None:
     """It exits with 0: without a window all it took is done, else the first line; the rest is in the queue."""
     lines = numbers(0, 100_000)
-    reading = python("import os\nos.read(0, 10)")
+    reading = python("import os\nleft = 10\nwhile left: left -= len(os.read(0, left))")
     done = cli.run("pipe", cli.spool, "q", "--window", window, "--retries", 0, "--", *reading, stdin=text(lines))
     assert done.returncode == 5
     assert b"exited with 0 before the end of its input" in done.stderr

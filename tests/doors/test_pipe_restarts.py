@@ -346,7 +346,7 @@ def test_a_command_that_closes_its_stdin_is_waited_for(cli: CommandLine) -> None
     process.stdin.write(b"1\n2\n")
     sentence = process.stderr.readline()
     assert b"sh closed its stdin before the end of its input and still runs, as process" in sentence
-    assert b"--timeout SECONDS" in sentence
+    assert b"--timeout TIME" in sentence
     process.stdin.write(b"3\n")
     (cli.directory / "door").write_text("go\n")
     process.stdin.close()

@@ -47,7 +47,7 @@ def test_a_snapshot_beside_a_live_owner(cli: CommandLine) -> None:
     cli.wait_until_stored(600)
     assert cli.json("check", "taken")["problems"] == []
     assert cli.run("get", "taken", "q").stdout == text(numbers(0, 500))
-    assert cli.run("compact", cli.spool).returncode == 3
+    assert cli.json("compact", cli.spool)["problems"] == []
 
 
 @pytest.mark.parametrize("command", ["create", "load"])

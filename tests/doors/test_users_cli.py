@@ -43,10 +43,10 @@ def test_a_user_is_added_permitted_listed_and_removed(file: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     listed = users("list", file).stdout.splitlines()
     assert [line.split() for line in listed] == [
-        ["user", "tags", "virtual", "host", "configure", "write", "read"],
-        ["anna", "administrator", "/", ".*", ".*", ".*"],
-        ["anna", "administrator", "shop", "^$", r"^orders\.", "^$"],
-        ["bob", "-", "-", "-", "-", "-"],
+        ["user", "tags", "virtual", "host", "configure", "write", "read", "publish", "subscribe"],
+        ["anna", "administrator", "/", ".*", ".*", ".*", "-", "-"],
+        ["anna", "administrator", "shop", "^$", r"^orders\.", "^$", "-", "-"],
+        ["bob", "-", "-", "-", "-", "-", "-", "-"],
     ]
     said = Users.load(file)
     assert said.virtual_hosts == ("/", "shop")
@@ -58,6 +58,30 @@ def test_a_user_is_added_permitted_listed_and_removed(file: Path) -> None:
     assert list(said.accounts) == ["anna"]
     assert list(said.accounts["anna"].user.permissions) == ["/"]
     assert '"user": "anna"' in users("list", file, "--json").stdout
+
+
+def test_topics_are_permitted_beside_virtual_hosts(file: Path) -> None:
+    """Each in place of what was said before of it, the other stays."""
+    users("add", file, "anna", stdin="secret")
+    before = file.read_text()
+    topics = ("--publish", "plant/%c/#", "--publish", "news", "--subscribe", "plant/#")
+    assert users("permit", file, "anna", "--read", "a", *topics).exit_code == 0
+    assert users("permit", file, "anna", "--vhost", "shop", "--all").exit_code == 0
+    said = Users.load(file).accounts["anna"].user
+    assert (said.topics.publish, said.topics.subscribe) == (("plant/%c/#", "news"), ("plant/#",))
+    listed = [line.split() for line in users("list", file).stdout.splitlines()[1:]]
+    assert listed == [
+        ["anna", "-", "/", "^$", "^$", "a", "plant/%c/#,", "news", "plant/#"],
+        ["anna", "-", "shop", ".*", ".*", ".*", "plant/%c/#,", "news", "plant/#"],
+    ]
+    assert users("permit", file, "anna", "--subscribe", "#").exit_code == 0
+    said = Users.load(file).accounts["anna"].user
+    assert (said.topics.publish, said.topics.subscribe) == ((), ("#",))
+    assert list(said.permissions) == ["/", "shop"]
+    assert '"subscribe": [' in users("list", file, "--json").stdout
+    assert users("permit", file, "anna", "--vhost", "shop", "--none", "--no-topics").exit_code == 0
+    assert users("permit", file, "anna", "--none").exit_code == 0
+    assert file.read_text().replace('"/",\n    "shop"', '"/"') == before
 
 
 def test_a_password_is_changed_and_nothing_else(file: Path) -> None:
@@ -88,6 +112,8 @@ def test_a_password_is_changed_and_nothing_else(file: Path) -> None:
         (("permit", "anna"), "", "give --all, or --none"),
         (("permit", "anna", "--all", "--none"), "", "give --all, or --none"),
         (("permit", "anna", "--all", "--read", "a"), "", "give --all, or --none"),
+        (("permit", "anna", "--publish", "a", "--no-topics"), "", "or one or more of --publish and --subscribe, or"),
+        (("permit", "anna", "--all", "--subscribe", "a/#/b"), "", "topic filter 'a/#/b' goes on after '#'"),
         (("permit", "anna", "--read", "("), "", "'(' is no regular expression"),
         (("permit", "anna", "--all", "--vhost", ""), "", "the name of a virtual host"),
     ],

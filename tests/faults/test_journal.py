@@ -29,7 +29,7 @@ from qflow.storage.files import Files
 from qflow.storage.log import confirming, journal, journal_reading, recovery, writer
 from qflow.storage.log.batch import Order
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal, JournalState, read_state
-from qflow.storage.log.snapshots import open_to_read
+from qflow.storage.log.shared_reading import open_to_read
 from unit.clocks import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

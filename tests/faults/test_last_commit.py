@@ -211,7 +211,7 @@ def test_an_owner_that_is_idle_keeps_a_copy(spool: Path, monkeypatch: pytest.Mon
         before = copy.read_bytes()
         broker.queue("q").put(b"x")
         until(lambda: copy.read_bytes() != before)
-        shutil.copytree(spool, spool.parent / "killed")
+        shutil.copytree(spool, spool.parent / "killed", ignore=shutil.ignore_patterns("door"))
     killed = spool.parent / "killed"
     flip(killed, last_place(killed) * PAGE + NUMBER_AT, 1)
     bodies, found = served(killed)

@@ -16,13 +16,18 @@ from typing import Any
 
 from qflow.aio import AsyncBroker
 from qflow.cli.main import main
+from qflow.errors import BrokerFailed
 from qflow.serving.certificates import Renewable
 from qflow.serving.logins import Logins
 from qflow.serving.users import Users
+from qflow.storage.log.writer import Writer
 
 
 class FakeDoor:
-    """A door that is as fast as can be, or with FAKE_DRAIN=endless one that is never drained."""
+    """A door that is as fast as can be, or with FAKE_DRAIN=endless one that is never drained.
+
+    With FAKE_LOG=fails the broker has failed when the doors listen.
+    """
 
     def __init__(self, users: Users | None) -> None:
         self.logins = Logins(users)
@@ -60,10 +65,16 @@ class FakeDoor:
         writer.close()
 
 
+def fail(_: Writer) -> None:
+    raise BrokerFailed("a commit failed")
+
+
 async def serve(
     broker: AsyncBroker, *, host: str, port: int, ssl: ssl.SSLContext | None, users: Users | None
 ) -> FakeDoor:
     await broker.declare_queue("served")
+    if os.environ.get("FAKE_LOG") == "fails":
+        Writer.check_usable = fail  # type: ignore[method-assign]
     door = FakeDoor(users)
     door.tls = None if ssl is None else Renewable(ssl)
     door.server = await asyncio.start_server(door.serve_client, host, port, ssl=door.tls and door.tls.listening)

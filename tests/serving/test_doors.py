@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from doors.event_loop import run, until
-from qflow.errors import InvalidArgument
+from qflow.errors import BrokerFailed, InvalidArgument
+from qflow.serving import doors
 from qflow.serving.addresses import Address
 from qflow.serving.doors import Opening, Secrets, Service
 from qflow.serving.notify import notify, reloading
@@ -64,12 +65,19 @@ class Bench:
         self.secrets = Secrets(Users(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         self.wrong: Exception | None = None
         self.refused: OSError | None = None
+        self.failure: Exception | None = None
         openings = [
             Opening("plain", Address("localhost", 5672), self._open),
             Opening("secure", Address("::1", 5671), self._open, has_tls=True),
         ]
         self.service = Service(
-            openings, self._read, grace_s=5, tell=self._heard, warn=self._heard, notify=self._notified
+            openings,
+            self._read,
+            grace_s=5,
+            tell=self._heard,
+            warn=self._heard,
+            notify=self._notified,
+            check=self._check,
         )
 
     async def up(self) -> asyncio.Task[signal.Signals]:
@@ -83,6 +91,10 @@ class Bench:
 
     def _notified(self, state: str) -> None:
         self.log.append(state.partition("\n")[0])
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def _read(self) -> Secrets:
         if self.wrong is not None:
@@ -181,6 +193,7 @@ def test_a_reload_gives_new_users_and_certificates_to_the_doors() -> None:
         "RELOADING=1",
         "plain has users and no TLS",
         "secure has users and TLS",
+        "users, tokens and certificates are read anew",
         "READY=1",
         "secure is closed",
         "plain is closed",
@@ -211,6 +224,22 @@ def test_what_is_broken_at_a_reload_leaves_the_old_and_is_told(error: Exception)
         f"nothing is reloaded, what was loaded before stays: {error}",
         "READY=1",
     ]
+
+
+def test_a_service_that_cannot_go_on_closes_its_doors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain would wait for what nobody can do any more."""
+    monkeypatch.setattr(doors, "LOOK_S", 0)
+
+    async def scenario() -> list[str]:
+        bench = Bench()
+        running = await bench.up()
+        bench.log.clear()
+        bench.failure = BrokerFailed("a commit failed")
+        with pytest.raises(BrokerFailed, match="a commit failed"):
+            await running
+        return bench.log
+
+    assert run(scenario()) == ["secure is closed", "plain is closed"]
 
 
 def test_a_door_that_cannot_listen_closes_those_before_it() -> None:

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import qflow
+import qflow.amqp
 from qflow.cli.main import app
 from qflow.serving.certificates import Certificates
 from qflow.serving.passwords import PasswordHash
@@ -143,10 +144,12 @@ def test_a_server_is_ready_reloads_and_drains(start: Any, tmp_path: Path) -> Non
     said, warned = server.end()
     assert said.splitlines() == ["drain 10", "closed"]
     assert server.process.returncode == 128 + signal.SIGTERM
-    refused, reloaded, stopping = warned.splitlines()
+    refused, read, reloaded, stopping, others = warned.splitlines()
     assert refused == "qflow: a login as 'bob' from 127.0.0.1 was refused"
+    assert read == "qflow: users, tokens and certificates are read anew"
     assert reloaded.startswith("qflow: nothing is reloaded, what was loaded before stays: the users file ")
     assert stopping == "qflow: SIGTERM: clients have 10 s to finish; a second signal ends at once"
+    assert others == "qflow: a login as 'anna' from 127.0.0.1 was refused, and 1 other logins since the last line"
     with qflow.open(tmp_path / "spool") as broker:
         assert broker.queues() == ["served"]
         assert broker.check() == []
@@ -197,7 +200,7 @@ def test_tls_asks_for_a_certificate_and_takes_new_ones(start: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "say what to serve: --amqp or --amqps"),
+        ((), "say what to serve: --amqp, --amqps, --mqtt, --mqtts, --ws, --wss"),
         (("--amqp", "5672"), "an address is HOST:PORT"),
         (("--amqp", "0.0.0.0:0"), "0.0.0.0:0 can be reached by others than this machine, so it needs --users FILE"),
         (("--amqp", "[::]:0"), "[::]:0 can be reached by others"),
@@ -207,8 +210,13 @@ def test_tls_asks_for_a_certificate_and_takes_new_ones(start: Any, tmp_path: Pat
         ),
         (("--amqp", "no..host:0"), "'no..host' is no address of this machine"),
         (("--amqp", "127.0.0.1:0", "--users", "nowhere"), "there is no users file 'nowhere'"),
-        (("--amqp", "127.0.0.1:0", "--cert", "x"), "--cert, --key and --ca are for --amqps"),
+        (
+            ("--amqp", "127.0.0.1:0", "--cert", "x"),
+            "--cert, --key and --ca are for --amqps, --mqtts, --wss, --https and --flight",
+        ),
         (("--amqps", "127.0.0.1:0"), "--amqps needs --cert and --key"),
+        (("--mqtt", "127.0.0.1:0", "--wss", "127.0.0.1:0"), "--wss needs --cert and --key"),
+        (("--mqtt", "127.0.0.1:0", "--ws", "0.0.0.0:0"), "0.0.0.0:0 can be reached by others"),
         (("--amqps", "127.0.0.1:0", "--cert", "nowhere", "--key", "k"), "'nowhere' cannot be read: No such file"),
         (("--amqp", "127.0.0.1:0", "--grace", "nan"), "nan is no number of seconds"),
     ],
@@ -224,14 +232,48 @@ def test_what_is_wrong_is_said_before_a_spool_is_made(
     assert os.listdir(tmp_path) == []
 
 
+def test_an_option_that_is_given_twice_opens_two_doors(start: Any) -> None:
+    """In the order of the command line."""
+    server = start("spool", "--amqp", "127.0.0.1:0", "--amqp", "127.0.0.1:0")
+    ports = [server.port("amqp"), server.port("amqp")]
+    assert [log_in(port, "guest", "guest") for port in ports] == ["guest", "guest"]
+    server.signal(signal.SIGTERM)
+    assert [server.line() for _ in range(4)] == ["drain 10", "drain 10", "closed", "closed"]
+    server.end()
+    assert server.process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_server_ends_with_a_broker_that_has_failed(start: Any) -> None:
+    """Its clients can be served again when a new process opens the spool."""
+    server = start("spool", "--amqp", "127.0.0.1:0", FAKE_LOG="fails")
+    server.port("amqp")
+    assert server.line() == "closed"
+    assert server.end() == ("", "qflow: a commit failed\n")
+    assert server.process.returncode == 4
+
+
 def test_without_pamqp_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An import that fails otherwise is a fault of the program, and raised."""
+    """Also to a program that embeds the server. An import that fails otherwise is a fault, and raised."""
     monkeypatch.delitem(sys.modules, "qflow.amqp.server.server", raising=False)
     monkeypatch.delitem(sys.modules, "qflow.amqp.errors", raising=False)
     monkeypatch.setitem(sys.modules, "pamqp", None)
     done = CliRunner().invoke(app, ["serve", str(tmp_path / "spool"), "--amqp", "127.0.0.1:0"])
     assert done.exit_code == 2
     assert "pip install pamqp" in done.stderr
+    with pytest.raises(qflow.NotFound, match="AMQP needs the package pamqp"):
+        _ = qflow.amqp.serve
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_websockets_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a spool is made."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "websockets"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "qflow.mqtt.server.websockets", raising=False)
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "spool"), "--ws", "127.0.0.1:0"])
+    assert done.exit_code == 2
+    assert "MQTT over WebSockets needs the package websockets, which is not installed: pip install" in done.stderr
     assert os.listdir(tmp_path) == []
 
 

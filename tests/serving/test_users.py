@@ -15,7 +15,7 @@ import pytest
 from qflow.errors import InvalidArgument, NotFound
 from qflow.serving import users_file
 from qflow.serving.passwords import PasswordHash
-from qflow.serving.users import Account, Permission, User, Users, parse
+from qflow.serving.users import Account, Permission, Topics, User, Users, parse
 
 CHEAP = PasswordHash.of("secret", n=2)
 
@@ -57,11 +57,13 @@ def test_an_expression_is_searched_for_in_a_name_and_an_empty_one_is_found_in_th
 def test_a_file_says_what_was_written_into_it() -> None:
     """Reading the text of users gives the same users."""
     permission = {"shop": {"configure": r"^a\.", "write": ".*", "read": ""}}
-    users = parse(file_of(tags=["administrator"], permissions=permission))
+    topics = {"publish": ["plant/%c/#"], "subscribe": ["#", "#"]}
+    users = parse(file_of(tags=["administrator"], permissions=permission, topics=topics))
     anna = users.get("anna")
     assert anna is not None
     assert anna.is_administrator
     assert anna.may("configure", "shop", "a.b")
+    assert anna.topics == Topics(("plant/%c/#",), ("#",))
     assert parse(users.text().encode()) == users
     assert users.get("bob") is None
 
@@ -89,6 +91,11 @@ def test_a_file_says_what_was_written_into_it() -> None:
         (file_of(tags="administrator"), "'tags' of user 'anna' must be a list"),
         (file_of(permissions={"shop": {"write": ".*"}}), "has no 'configure'"),
         (file_of(permissions={"ship": {}}), "no such virtual host"),
+        (file_of(topics=["a"]), "'topics' of user 'anna' must be an object"),
+        (file_of(topics={"publish": "a"}), "'publish' of the topics of user 'anna' must be a list"),
+        (file_of(topics={"publish": [1]}), "the topics of user 'anna' must be lists of texts"),
+        (file_of(topics={"subscribe": ["a+"]}), "the topics of user 'anna': topic filter 'a+'"),
+        (file_of(topics={"read": ["a"]}), "'read', which is none of publish, subscribe"),
         (file_of(permissions={"/": {"configure": "(", "write": "", "read": ""}}), "no regular expression"),
     ],
 )

@@ -110,6 +110,17 @@ def run(reader: Any, parts: list[Any]) -> list[int]:
 
 
 @told
+def run_at(spool: str, part: Any) -> list[int]:
+    """Return what a task reads on a host where another spool is at that path."""
+    from qflow.arrow.schema import Column
+    from qflow.spark.places.local import LocalPlace
+    from qflow.spark.places.place import Reading
+
+    asked = Reading(part.uuid, part.span, "#", (Column("value"),), fail_on_data_loss=True)
+    return _numbers(LocalPlace(spool).read(asked))
+
+
+@told
 def begin(spool: str, **options: str) -> dict[str, Any]:
     """Begin a streaming query, and return where it begins by itself."""
     source, schema = _source(spool, options)
@@ -119,12 +130,18 @@ def begin(spool: str, **options: str) -> dict[str, Any]:
     return offset
 
 
+def end() -> None:
+    """End the query, and its lease with it."""
+    while _streaming:
+        reader = _streaming.pop()
+        if hasattr(reader, "close"):  # one that was refused has no lease
+            reader.close()
+
+
 @told
 def go_on(spool: str, **options: str) -> None:
     """Begin a streaming query that has a checkpoint; the one before is over, and its lease with it."""
-    for reader in _streaming:
-        if getattr(reader, "_group", None) is not None:  # one that was refused has none
-            reader._group.close()
+    end()
     source, schema = _source(spool, options)
     _streaming[:] = [source.streamReader(schema)]
 
@@ -145,15 +162,15 @@ def latest(start: dict[str, Any]) -> dict[str, Any]:
 
 def look_now(spool: str) -> None:
     """Have the next look of the query find what is there now."""
-    from qflow.spark import streaming
+    from qflow.spark.places import local
 
-    look, seen = streaming.look, streaming.look(spool)
+    look, seen = local.look, local.look(spool)
 
     def look_back(*_: Any) -> Any:
-        streaming.look = look
+        local.look = look
         return seen
 
-    streaming.look = look_back
+    local.look = look_back
 
 
 @told

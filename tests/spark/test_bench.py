@@ -36,6 +36,11 @@ ROWS = {
         "sink, a batch of 10,000 x 100 B, owner alive in another process",
         "sink, a batch of 10,000 x 100 B, no owner",
     ],
+    "spark-flight": [
+        "batch read over Flight of 10,000 x 100 B to `noop`: rate over the direct read's",
+        "batch read over Flight of 10,000 x 1 KiB to `noop`: rate over the direct read's",
+    ],
+    "spark-flight-sink": ["sink over Flight, a batch of 10,000 x 100 B: rate over that into the path"],
 }
 
 

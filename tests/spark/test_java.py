@@ -166,7 +166,7 @@ def test_a_shim_is_not_written_where_others_may_exchange_it(tmp: Path) -> None:
 )
 def test_spark_says_how_many_tasks_run_at_once(arguments: str, expected: int | None) -> None:
     """On the command line of its Java."""
-    assert parallelism._said(arguments.split()) == expected
+    assert parallelism._tasks(parallelism._read(arguments.split())) == expected
 
 
 def test_a_session_that_is_there_keeps_its_settings(spark: Any) -> None:

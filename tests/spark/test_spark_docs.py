@@ -15,6 +15,7 @@ PAGES = (
     "README.md",
     "docs/tutorial-spark.md",
     "docs/howto/spark-sink.md",
+    "docs/howto/spark-cluster.md",
     "docs/reference/spark.md",
     "docs/explanation/spark.md",
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import drivers
 import qflow
 from unit.clocks import Clock, open_still
 
@@ -19,17 +19,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def open_at(spool: Path, clock: Clock) -> Iterator[Callable[..., qflow.Broker]]:
+def open_at(spool: Path, clock: Clock, access: str) -> Iterator[Callable[..., qflow.Broker]]:
     """Open the spool under the test's clock, without a maintenance thread; checked and closed as by `open_spool`."""
-    opened: list[qflow.Broker] = []
-
-    def open_it(**settings: Any) -> qflow.Broker:
-        broker = open_still(spool, clock, **settings)
-        opened.append(broker)
-        return broker
-
-    yield open_it
-    for broker in opened:
-        if not broker.closed:
-            assert broker.check() == []
-            broker.close()
+    with drivers.opening(access, lambda **settings: open_still(spool, clock, **settings)) as open_it:
+        yield open_it

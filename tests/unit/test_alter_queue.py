@@ -15,6 +15,8 @@ from qflow.message import OVERHEAD_BYTES
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
 
@@ -39,6 +41,7 @@ def numbers_of(queue: qflow.Queue) -> list[int]:
     return numbers
 
 
+@pytest.mark.owner_only
 def test_a_lower_capacity_spills_from_the_tail_only(open_spool: Open, durable: bool) -> None:
     """Edge 5: the head stays in memory, acquired messages stay acquired, the order holds."""
     broker = open_spool()
@@ -55,6 +58,7 @@ def test_a_lower_capacity_spills_from_the_tail_only(open_spool: Open, durable: b
     assert numbers_of(queue) == list(range(5, 50))
 
 
+@pytest.mark.owner_only
 def test_a_capacity_of_nothing_and_back_again(open_spool: Open, durable: bool) -> None:
     """Edges 2 and 5: with 0 bytes all goes to disk, with more it comes back, from the head."""
     broker = open_spool()
@@ -106,6 +110,7 @@ def test_a_lower_limit_holds_puts_back_and_drops_nothing(open_spool: Open, durab
     assert numbers_of(queue) == [8, 9, 10]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("changes", [{"limit_messages": 12}, {"limit_messages": None}])
 def test_a_higher_limit_lets_blocked_puts_pass(open_spool: Open, durable: bool, changes: dict[str, Any]) -> None:
     """Nobody has to settle anything for that."""
@@ -123,6 +128,7 @@ def test_a_higher_limit_lets_blocked_puts_pass(open_spool: Open, durable: bool, 
     assert sorted(numbers_of(queue)) == [0, 1, 2, 3]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("changes", [{"limit_messages": 4}, {"limit_bytes": 4000}])
 def test_a_ring_drops_down_to_a_lower_limit(open_spool: Open, durable: bool, changes: dict[str, int]) -> None:
     """DROP_OLDEST: the oldest that wait go, on disk or not, and what is acquired stays."""
@@ -140,6 +146,7 @@ def test_a_ring_drops_down_to_a_lower_limit(open_spool: Open, durable: bool, cha
     assert numbers_of(queue) == [0, 17, 18, 19]
 
 
+@pytest.mark.owner_only
 def test_limits_in_bytes_count_what_was_there_before(open_spool: Open, durable: bool) -> None:
     """The bytes of a queue without a limit are found when it gets one: in memory, on disk and acquired."""
     broker = open_spool()
@@ -184,6 +191,7 @@ def test_limits_found_after_reopening_count_what_is_in_the_log(open_spool: Open)
     assert numbers_of(queue) == list(range(1, 12))
 
 
+@pytest.mark.owner_only
 def test_a_ring_of_the_log_drops_down_to_a_lower_limit(open_spool: Open) -> None:
     """What is only in the log is as old as it is."""
     broker = open_spool()
@@ -199,6 +207,7 @@ def test_a_ring_of_the_log_drops_down_to_a_lower_limit(open_spool: Open) -> None
     assert numbers_of(queue) == list(range(15, 20))
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize(
     ("policy", "returned"),
     [
@@ -277,6 +286,20 @@ def test_a_new_ack_timeout_holds_for_what_is_held_from_now_on(open_at: Open, clo
     broker.alter_queue("q", ack_timeout_s=None)
     clock.advance(60)
     assert queue.get(0).body == body(2)
+
+
+def test_another_ack_timeout_holds_for_what_is_held_already(open_at: Open, clock: Clock, durable: bool) -> None:
+    """What was taken while there was one."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, ack_timeout_s=5)
+    queue.put(body(0))
+    held = queue.get()
+    broker.alter_queue("q", ack_timeout_s=10)
+    clock.advance(6)
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(0)
+    clock.advance(5)
+    assert queue.get(0).sequence == held.sequence
 
 
 def test_a_lower_number_of_deliveries_counts_those_before(open_spool: Open, durable: bool) -> None:

@@ -92,7 +92,7 @@ def test_a_spool_that_cannot_be_opened_has_the_batch_taken_back(spool, uuid, mon
     """Whatever prevents it, the error names it."""
     from qflow.spark import handover
 
-    def full(path: str) -> Any:
+    def full(path: str, **options: Any) -> Any:
         raise qflow.DiskFull("the disk is full")
 
     monkeypatch.setattr(handover, "open_broker", full)
@@ -105,8 +105,9 @@ def test_one_of_which_a_part_is_stored_is_not_taken_back(spool, uuid, monkeypatc
     """And whoever writes it is told not to write it again."""
     from qflow.spark import handover
 
-    def small(path: str) -> Any:
-        return qflow.open(path, max_transaction_bytes=20)
+    def small(path: str, **options: Any) -> Any:
+        assert options == {"door": False}  # nobody is let in by who owns it for a moment
+        return qflow.open(path, max_transaction_bytes=20, **options)
 
     monkeypatch.setattr(handover, "open_broker", small)
     manifest = staged(spool, uuid, [*ROWS, ("job", b"x")], once=True)

@@ -98,7 +98,7 @@ ALLOWED_TO_LACK = ("not installed", "quick run", "is installed and chosen", "seg
 """What a machine or a quick run may lack: the peers, the second spill store, a cgroup, Linux's /proc."""
 
 
-def bench(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str, timeout: float = 1000) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
     command = [sys.executable, "-m", "bench", *arguments]
     return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=timeout)
@@ -108,6 +108,7 @@ def rows(report: Path) -> list[dict[str, Any]]:
     return [row for workload in json.loads(report.read_text())["workloads"] for row in workload["rows"]]
 
 
+@pytest.mark.timeout(1200)  # a hundred workloads, most in processes of their own: a minute where nothing else runs
 def test_a_quick_run_measures_every_row(tmp_path: Path) -> None:
     """Each row of the table is there, with a figure or the reason why this machine has none."""
     output = tmp_path / "report.json"

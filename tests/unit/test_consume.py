@@ -18,6 +18,8 @@ from qflow.events import EventKind
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 
@@ -83,6 +85,7 @@ def test_what_was_prefetched_and_not_handed_out_goes_back_uncounted(queue: qflow
     assert not any(delivery.redelivered for delivery in batch)
 
 
+@pytest.mark.owner_only
 def test_an_exception_gives_the_message_back_and_is_told(open_spool: Open, caplog: pytest.LogCaptureFixture) -> None:
     """It comes again, counted; the consumer goes on; with `max_deliveries` it ends as a dead letter."""
     broker = open_spool()
@@ -100,9 +103,10 @@ def test_an_exception_gives_the_message_back_and_is_told(open_spool: Open, caplo
     with queue.consume(work, prefetch=1):
         until(lambda: len(queue) == 0)
     assert received == [(b"bad", 1), (b"bad", 2), (b"bad", 3), (b"good", 1)]
-    assert broker.queue("dead").get(LONG_S).body == b"bad"
-    until(lambda: len(events) >= 3)
-    assert {event.kind for event in events} == {EventKind.CONSUMER_FAILED}
+    letter = broker.queue("dead").get(LONG_S)
+    assert (letter.body, letter.headers["dead_letter_nack_reason"]) == (b"bad", "ValueError: no")
+    until(lambda: len(events) >= 4)
+    assert {event.kind for event in events} == {EventKind.CONSUMER_FAILED, EventKind.DEAD_LETTERED}
     assert "ValueError" in events[0].detail
     assert "ValueError" in caplog.text
 
@@ -163,6 +167,7 @@ def test_a_callback_that_ends_its_thread_leaves_nothing_held(queue: qflow.Queue)
     assert [delivery.delivery_count for delivery in batch] == [2] + [1] * 9
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("end", ["close", "delete"])
 def test_the_end_of_the_queue_ends_the_consumer(open_spool: Open, end: str) -> None:
     """Waiting or working: no callback begins afterwards, and nobody hangs; what was not handed out is not counted."""
@@ -200,6 +205,7 @@ def test_the_end_of_the_queue_ends_the_consumer(open_spool: Open, end: str) -> N
         ]
 
 
+@pytest.mark.owner_only
 def test_a_callback_may_close_its_consumer(queue: qflow.Queue) -> None:
     """It is the last one then; from inside, nobody is waited for."""
     consumers: list[Any] = []
@@ -229,6 +235,7 @@ def test_several_consumers_share_a_queue(queue: qflow.Queue) -> None:
     assert sorted(received, key=int) == [b"%d" % number for number in range(200)]
 
 
+@pytest.mark.owner_only
 def test_a_purge_under_a_consumer_is_no_trouble(queue: qflow.Queue) -> None:
     """What it holds is purged; it goes on with what comes later."""
     entered, go_on = threading.Event(), threading.Event()
@@ -248,6 +255,7 @@ def test_a_purge_under_a_consumer_is_no_trouble(queue: qflow.Queue) -> None:
     assert received == [b"0", b"after"]
 
 
+@pytest.mark.owner_only
 def test_a_slow_consumer_is_closed(open_at: Open, clock: Clock) -> None:
     """All it holds goes back; its late ack does not count; the next one gets it."""
     queue = open_at().declare_queue("q")
@@ -269,6 +277,7 @@ def test_a_slow_consumer_is_closed(open_at: Open, clock: Clock) -> None:
     assert queue.get_many(5, timeout_s=0).bodies == [b"1", b"2", b"3"]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [((None,), {}), (("x",), {}), ((print,), {"prefetch": 0}), ((print,), {"prefetch": 1.5})],

@@ -14,12 +14,14 @@ import inside
 import qflow
 from faults.seams import Faults, faulty_broker, in_thread
 from qflow import Overflow, inspect
-from qflow.delivery import Segment
+from qflow.delivery import MAX_REASON_BYTES, Segment
 from qflow.memory.waiting import shelter
 from qflow.message import Message, encode_headers
-from qflow.queues.dead_letters import check_no_cycle, dead_letters, headers_of, revived
+from qflow.queues.dead_letters import Cause, check_no_cycle, dead_letters, headers_of, revived
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock
+
+pytestmark = pytest.mark.two_drivers
 
 Open = Callable[..., qflow.Broker]
 
@@ -43,11 +45,12 @@ def bodies_of(queue: qflow.Queue) -> list[bytes]:
 def test_headers_say_from_where_why_when_and_how_often() -> None:
     """Its own headers and topic stay, times go, and it is logged."""
     record = Message(b"body", encode_headers({"a": 1}), logged=False, expires_ms=5, due_ms=6, topic="x/y")
-    (dead,) = dead_letters("q", [Segment(7, [record], 6)], "rejected", 12.34567)
+    (dead,) = dead_letters("q", [Segment(7, [record], 6)], Cause("rejected", "no such street"), 12.34567)
     assert headers_of(dead) == {
         "a": 1,
         "dead_letter_queue": "q",
         "dead_letter_reason": "rejected",
+        "dead_letter_nack_reason": "no such street",
         "dead_letter_time_s": 12.346,
         "dead_letter_sequence": 7,
         "dead_letter_deliveries": 3,
@@ -59,8 +62,8 @@ def test_headers_say_from_where_why_when_and_how_often() -> None:
 
 def test_a_dead_letter_that_dies_again_is_counted() -> None:
     """The last death is described, all of them are counted; what dies at a limit has no sequence."""
-    (once,) = dead_letters("q", [Segment(0, [b"body"], 0)], "expired", 1)
-    (twice,) = dead_letters("other", [Segment(-1, [once], 0)], "limit", 2)
+    (once,) = dead_letters("q", [Segment(0, [b"body"], 0)], Cause("expired"), 1)
+    (twice,) = dead_letters("other", [Segment(-1, [once], 0)], Cause("limit"), 2)
     headers = headers_of(twice)
     assert (headers["dead_letter_count"], headers["dead_letter_queue"]) == (2, "other")
     assert headers["dead_letter_sequence"] is None
@@ -69,7 +72,7 @@ def test_a_dead_letter_that_dies_again_is_counted() -> None:
 def test_a_dead_letter_is_revived_as_it_was() -> None:
     """All but the count of its deaths is taken off; what was no dead letter is left alone."""
     record = Message(b"body", encode_headers({"a": 1}), topic="x")
-    (dead,) = dead_letters("q", [Segment(0, [record], 0)], "expired", 1)
+    (dead,) = dead_letters("q", [Segment(0, [record], 0)], Cause("expired"), 1)
     queue, again = revived(dead)
     assert queue == "q"
     assert headers_of(again) == {"a": 1, "dead_letter_count": 1}
@@ -160,6 +163,84 @@ def test_a_message_is_delivered_so_often_and_no_more(open_spool: Open, durable: 
         assert delivery.delivery_count == 1
 
 
+def test_a_nack_says_why(open_spool: Open, durable: bool) -> None:
+    """Its reason is kept by what becomes a dead letter with it: single, one of a batch, a batch; also the last nack."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, dead_letter="dead", max_deliveries=2)
+    queue.put_many([b"%d" % number for number in range(5)], headers={"kept": "yes"})
+    queue.get().nack(requeue=False, reason="single")
+    batch = queue.get_many(3)
+    batch[0].nack(requeue=False, reason="of a batch")
+    batch.nack(requeue=False, reason="batch")
+    queue.get().nack(reason="first")
+    again = queue.get()
+    assert again.headers == {"kept": "yes"}  # what is only given back is not changed
+    again.nack(reason="last")
+    letters = [broker.queue("dead").get(LONG_S) for _ in range(5)]
+    said = [(letter.headers["dead_letter_reason"], letter.headers["dead_letter_nack_reason"]) for letter in letters]
+    assert sorted(said) == [
+        ("max_deliveries", "last"),
+        ("rejected", "batch"),
+        ("rejected", "batch"),
+        ("rejected", "of a batch"),
+        ("rejected", "single"),
+    ]
+
+
+def test_an_exception_in_a_block_is_the_reason(open_spool: Open, durable: bool) -> None:
+    """Its type and text, as the last line of its traceback."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, dead_letter="dead", max_deliveries=1)
+    queue.put(b"1")
+    with pytest.raises(ValueError, match="twelve"), queue.get(0):
+        int("twelve")
+    letter = broker.queue("dead").get(LONG_S)
+    text = "ValueError: invalid literal for int() with base 10: 'twelve'"
+    assert letter.headers["dead_letter_nack_reason"] == text
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("é" * 1000, "é" * (MAX_REASON_BYTES // 2)),
+        ("a" + "é" * 1000, "a" + "é" * (MAX_REASON_BYTES // 2 - 1)),  # no half of a character
+        ("\ud800", "\\ud800"),
+        ("", ""),
+    ],
+)
+def test_a_reason_is_cut_and_made_unicode(open_spool: Open, given: str, kept: str) -> None:
+    """What an exception says may be anything; a message must not fail by it."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", dead_letter="dead")
+    queue.put(b"1")
+    queue.get().nack(requeue=False, reason=given)
+    assert broker.queue("dead").get(LONG_S).headers["dead_letter_nack_reason"] == kept
+
+
+def test_a_reason_that_is_no_text_settles_nothing(open_spool: Open) -> None:
+    """The call is refused, and the message is held as before."""
+    queue = open_spool().declare_queue("q")
+    queue.put(b"1")
+    delivery = queue.get()
+    with pytest.raises(qflow.InvalidArgument, match="reason must be str.*ValueError"):
+        delivery.nack(reason=ValueError("no"))  # type: ignore[arg-type]
+    delivery.ack()
+
+
+def test_a_reason_does_not_outlive_the_next_death(open_spool: Open) -> None:
+    """A dead letter that dies again says what became of it then."""
+    broker = open_spool()
+    broker.declare_queue("dead", dead_letter="grave")
+    queue = broker.declare_queue("q", dead_letter="dead")
+    queue.put(b"1")
+    queue.get().nack(requeue=False, reason="no such street")
+    broker.queue("dead").get(LONG_S).nack(requeue=False)
+    headers = broker.queue("grave").get(LONG_S).headers
+    assert "dead_letter_nack_reason" not in headers
+    assert headers["dead_letter_count"] == 2
+
+
+@pytest.mark.owner_only
 def test_a_lease_that_ends_too_often_makes_a_dead_letter(open_at: Open, clock: Clock, durable: bool) -> None:
     """Whoever forgets a message for the last time cannot settle it any more."""
     broker = open_at()
@@ -176,6 +257,7 @@ def test_a_lease_that_ends_too_often_makes_a_dead_letter(open_at: Open, clock: C
     assert queue.stats().dead_lettered_total == 1
 
 
+@pytest.mark.owner_only
 def test_counts_of_deliveries_survive_a_crash_where_they_matter(open_at: Open, spool: Path, tmp_path: Path) -> None:
     """A message that kills its worker is a dead letter after so many lives, although nobody nacked it."""
     broker = open_at()
@@ -212,6 +294,7 @@ def crash(broker: qflow.Broker, copy: Path) -> None:
 # Atomic --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 def test_a_crash_at_any_commit_finds_a_message_in_one_place(open_spool: Open, spool: Path, tmp_path: Path) -> None:
     """I3: the copy of the log after each commit has each message once, here or there."""
     broker = open_spool()
@@ -243,6 +326,7 @@ def test_a_crash_at_any_commit_finds_a_message_in_one_place(open_spool: Open, sp
     assert len(dead) == 5
 
 
+@pytest.mark.owner_only
 def test_dead_letters_ride_one_commit_with_what_settles_them(open_spool: Open) -> None:
     """Edge 15: a batch that came too often moves in one commit."""
     broker = open_spool()
@@ -293,6 +377,7 @@ def test_a_durable_source_refuses_a_transient_target(open_spool: Open) -> None:
     assert broker.queues() == ["loose", "q", "r"]
 
 
+@pytest.mark.owner_only
 def test_a_transient_source_may_have_a_durable_target(open_spool: Open) -> None:
     """What dies there is kept."""
     broker = open_spool()
@@ -323,6 +408,7 @@ def test_cycles_are_refused_at_declare_and_alter(open_spool: Open, durable: bool
     assert broker.queue("c").settings.dead_letter is None
 
 
+@pytest.mark.owner_only
 def test_dead_letters_pass_the_limit_of_their_queue(open_spool: Open, durable: bool) -> None:
     """Edge 15: they were confirmed before and have nowhere else to go."""
     broker = open_spool()
@@ -335,6 +421,7 @@ def test_dead_letters_pass_the_limit_of_their_queue(open_spool: Open, durable: b
     assert bodies_of(dead) == [b"%d" % number for number in range(5)]
 
 
+@pytest.mark.owner_only
 def test_a_blocking_target_holds_nobody_back(open_spool: Open, durable: bool) -> None:
     """Neither who nacks, nor the puts that wait there."""
     broker = open_spool()
@@ -348,6 +435,7 @@ def test_a_blocking_target_holds_nobody_back(open_spool: Open, durable: bool) ->
     assert bodies_of(dead) == [b"1", b"2"]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize(("policy", "left"), [(Overflow.DROP_OLDEST, b"34"), (Overflow.DROP_NEWEST, b"01")])
 def test_a_target_that_drops_does_so(open_spool: Open, durable: bool, policy: Overflow, left: bytes) -> None:
     """Its own policy about messages holds, and counts."""
@@ -377,6 +465,7 @@ def test_a_chain_of_dead_letter_policies_is_followed(open_spool: Open, durable: 
     assert {delivery.headers["dead_letter_queue"] for delivery in third.get_many(5)} == {"first"}
 
 
+@pytest.mark.owner_only
 def test_a_target_deleted_under_it_is_made_again(open_at: Open, clock: Clock) -> None:
     """The delete comes between the finding of the queue and the put: the letter stays and goes later."""
     broker = open_at()
@@ -431,6 +520,7 @@ def test_dead_letters_stay_while_the_disk_is_full_and_go_later(spool: Path) -> N
     assert inspect.check_spool(spool) == []
 
 
+@pytest.mark.owner_only
 def test_who_asks_often_does_not_put_off_what_stayed(open_at: Open, clock: Clock, durable: bool) -> None:
     """A dead letter that could not go is tried again half a second later, however many gets have found it meanwhile."""
     broker = open_at()
@@ -455,6 +545,7 @@ def test_who_asks_often_does_not_put_off_what_stayed(open_at: Open, clock: Clock
     assert bodies_of(dead) == [b"late"]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("delay", [None, 1.0])
 def test_who_waits_behind_what_stayed_wakes_nobody_for_that(open_at: Open, clock: Clock, delay: float | None) -> None:
     """Gets that wait behind a dead letter which cannot go would else wake each other all the time."""
@@ -469,7 +560,7 @@ def test_who_waits_behind_what_stayed_wakes_nobody_for_that(open_at: Open, clock
     with pytest.raises(qflow.QueueEmpty):
         queue.get(0)
     woken: list[int] = []
-    gets = [parts_of(queue).gets.begin(1, 2, single=True) for _ in range(3)]
+    gets = [parts_of(queue).gets.begin(1, 2, "getter", single=True) for _ in range(3)]
     for _ in range(2):
         for number, getting in enumerate(gets):
             step = partial(getting.step, partial(woken.append, number), may_work=True)
@@ -498,6 +589,7 @@ def test_a_put_turned_away_onto_a_full_disk_says_so(spool: Path) -> None:
         assert broker.check() == []
 
 
+@pytest.mark.owner_only
 def test_a_spilled_message_dies_with_its_body(open_spool: Open, durable: bool) -> None:
     """Memory is too small for either queue."""
     broker = open_spool(capacity_bytes=5_000)
@@ -510,6 +602,7 @@ def test_a_spilled_message_dies_with_its_body(open_spool: Open, durable: bool) -
     assert bodies_of(broker.queue("dead")) == [b"%03d" % number * 500 for number in range(20)]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("end", ["close", "delete"])
 def test_an_end_while_a_letter_is_carried_away_is_no_trouble(open_spool: Open, durable: bool, end: str) -> None:
     """Edge 16: it is in its queue or in the other, or gone with its queue; late settles are answered."""
@@ -535,6 +628,7 @@ def test_an_end_while_a_letter_is_carried_away_is_no_trouble(open_spool: Open, d
         assert len(broker.queue("q")) + len(broker.queue("dead")) == 2
 
 
+@pytest.mark.owner_only
 def test_an_interrupt_on_the_way_leaves_the_message_in_its_place(open_spool: Open, durable: bool) -> None:
     """Ctrl-C while a dead letter is carried away."""
     broker = open_spool()
@@ -553,6 +647,7 @@ def test_an_interrupt_on_the_way_leaves_the_message_in_its_place(open_spool: Ope
     assert bodies_of(queue) == [b"1", b"2"]
 
 
+@pytest.mark.owner_only
 def test_nothing_of_a_copy_is_left_when_its_spool_is_removed(open_spool: Open, spool: Path) -> None:
     """A dead-letter queue is a queue like others: purge, delete, reopen."""
     broker = open_spool()

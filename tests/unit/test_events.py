@@ -19,6 +19,8 @@ from qflow.events import Event, EventKind
 from qflow.message import OVERHEAD_BYTES
 from unit.clocks import LONG_S, Clock, open_still, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
 
@@ -38,6 +40,7 @@ def told(broker: qflow.Broker, events: list[Event]) -> list[str]:
     return kinds
 
 
+@pytest.mark.owner_only
 def test_limits_that_are_reached_and_left(open_at: Open, clock: Clock) -> None:
     """Once each, however many puts were held back; left is at the mark."""
     broker = open_at()
@@ -60,6 +63,7 @@ def test_limits_that_are_reached_and_left(open_at: Open, clock: Clock) -> None:
     assert told(broker, events) == ["limit_left"]
 
 
+@pytest.mark.owner_only
 def test_spilling_that_starts_and_stops(open_at: Open) -> None:
     """The first message that leaves memory, and the last that comes back or goes."""
     broker = open_at()
@@ -97,6 +101,7 @@ def test_a_full_disk_and_its_recovery(spool: Path, clock: Clock) -> None:
     broker.close()
 
 
+@pytest.mark.owner_only
 def test_lost_messages_are_told(open_at: Open, spool: Path) -> None:
     """A damaged spill file of what is in no log: the event names it, the next message is served."""
     broker = open_at()
@@ -113,6 +118,7 @@ def test_lost_messages_are_told(open_at: Open, spool: Path) -> None:
     assert queue.stats().lost_total == 1
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("policy", SlowConsumer)
 def test_slow_consumers_are_told_and_treated(open_at: Open, clock: Clock, policy: SlowConsumer) -> None:
     """Only told; or their messages go back; or all of it and the consumer is closed."""
@@ -156,6 +162,7 @@ def test_a_bad_policy_for_slow_consumers_is_refused(open_at: Open, bad: Any) -> 
             queue.on_slow_consumer(1, bad)
 
 
+@pytest.mark.owner_only
 def test_a_callback_that_fails_stops_nobody(open_at: Open, caplog: pytest.LogCaptureFixture) -> None:
     """It is written to the log of the process; the others are called, and later events come."""
     broker = open_at()
@@ -171,6 +178,7 @@ def test_a_callback_that_fails_stops_nobody(open_at: Open, caplog: pytest.LogCap
         broker.on_event("not callable")  # type: ignore[arg-type]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_a_callback_that_ends_its_thread_does_not_end_maintenance(
     open_spool: Open, caplog: pytest.LogCaptureFixture, end: type[BaseException]
@@ -194,6 +202,7 @@ def test_a_callback_that_ends_its_thread_does_not_end_maintenance(
     assert "enough" in caplog.text
 
 
+@pytest.mark.owner_only
 def test_a_callback_that_closes_the_broker_ends_the_round_of_maintenance(
     open_spool: Open, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +252,7 @@ def test_a_callback_may_use_the_broker(open_spool: Open) -> None:
     assert done == [(0, [])]
 
 
+@pytest.mark.owner_only
 def test_what_is_told_last_is_told_at_close(open_at: Open) -> None:
     """Nothing that happened is kept back."""
     broker = open_at()
@@ -255,6 +265,7 @@ def test_what_is_told_last_is_told_at_close(open_at: Open) -> None:
     assert [event.kind.value for event in events] == ["limit_reached"]
 
 
+@pytest.mark.owner_only
 def test_the_age_of_the_oldest_is_in_the_statistics(open_at: Open, clock: Clock) -> None:
     """Exact where leases or slow consumers are watched, to the second elsewhere."""
     broker = open_at()

@@ -8,6 +8,8 @@ import pytest
 
 import qflow
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 COUNT = 600
 
@@ -78,6 +80,7 @@ def test_a_second_loop_brings_back_what_the_first_one_left(broker: qflow.Broker)
         assert (delivery.offset, delivery.delivery_count) == (0, 2)
 
 
+@pytest.mark.owner_only
 def test_a_loop_goes_on_behind_a_gap(broker: qflow.Broker) -> None:
     """The same loop, where the error is caught; and the gap is told once, without what was settled."""
     with broker.subscribe("s", name="n", start="earliest") as subscription:
@@ -95,6 +98,7 @@ def test_a_loop_goes_on_behind_a_gap(broker: qflow.Broker) -> None:
         assert subscription.stats().gap_total == COUNT - 6
 
 
+@pytest.mark.owner_only
 def test_who_holds_too_much_is_told(broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that the stream has ended; and goes on when some of it is settled."""
     monkeypatch.setattr("qflow.streams.cursor.MOST_UNSETTLED", 100)

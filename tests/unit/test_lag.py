@@ -12,6 +12,8 @@ import qflow.aio
 from doors.event_loop import run
 from qflow import inspect
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 COUNT = 2000
@@ -89,6 +91,7 @@ def test_the_lag_of_a_live_subscription(open_spool: Open) -> None:
         assert (subscription.lag, matching(subscription)) == (0, 0)
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("filter", ["wanted", "#"])
 def test_what_was_settled_out_of_order_or_is_gone_is_not_behind(open_spool: Open, spool: Path, filter: str) -> None:
     """A durable subscription that is opened again; retention that was faster; several partitions."""

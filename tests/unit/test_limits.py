@@ -12,6 +12,8 @@ from qflow.config import QueueSettings, parse_size
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.overflow import Decision, Depth, decide
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 LONG_S = 30.0
 
@@ -117,6 +119,7 @@ def test_a_blocked_put_goes_on_when_a_message_is_settled(open_spool: Open) -> No
     assert queue.get().body == b"2"
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("end", ["close", "delete"])
 @pytest.mark.parametrize("what", ["put", "get"])
 def test_who_waits_is_told_when_the_queue_goes(open_spool: Open, end: str, what: str) -> None:
@@ -158,6 +161,7 @@ def test_what_could_never_fit_is_refused_at_once(open_spool: Open) -> None:
     assert len(queue) == 0
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("capacity", [0, 100, 5_000])
 def test_messages_larger_than_the_capacity_pass_through_the_disk(
@@ -234,6 +238,7 @@ def test_swinging_around_the_capacity_moves_few_files(open_spool: Open) -> None:
     assert 0 < operations < 0.4 * moved
 
 
+@pytest.mark.owner_only
 def test_a_lower_capacity_spills_and_a_conflicting_behaviour_is_refused(open_spool: Open) -> None:
     """Edges 5 and 13: performance settings apply when declared again, behaviour settings conflict."""
     broker = open_spool()

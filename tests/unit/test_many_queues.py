@@ -143,7 +143,7 @@ def test_time_takes_no_step_in_a_queue_that_only_holds_messages(
     kept[0].ack()
     stepped.clear()
     rounds(broker, clock, ticked, 3)
-    assert stepped.count("held") == 2  # what was held is forgotten, and that was all
+    assert "held" not in stepped
 
 
 def test_maintenance_looks_at_queues_that_have_changed(
@@ -254,7 +254,7 @@ def test_only_the_figures_of_queues_that_have_changed_are_found_anew(
         rounds(broker, clock, ticked)
         changed = written(broker)
         assert sorted(asked) == sorted(queue.name for queue in (queues[6], queues[7], queues[-1]))
-    assert aged["queues"][queues[5].name]["oldest_unacked_s"] == 4
+    assert aged["queues"][queues[5].name]["oldest_unacked_s"] == 5
     assert told(broker).items() <= changed.items()
     assert changed["messages"] == MANY - 1
 

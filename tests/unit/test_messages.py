@@ -12,6 +12,8 @@ import pytest
 
 import qflow
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 
@@ -72,6 +74,7 @@ def test_headers_survive_spilling_and_a_restart(open_spool: Open, capacity: obje
     assert open_spool().queue("q").get().headers == many
 
 
+@pytest.mark.owner_only
 def test_a_body_of_200_megabytes_goes_through_the_log(open_spool: Open) -> None:
     """Edge 19: larger than every block and every capacity, when the queue admits it."""
     broker = open_spool()
@@ -84,6 +87,7 @@ def test_a_body_of_200_megabytes_goes_through_the_log(open_spool: Open) -> None:
     assert open_spool().queue("q").get().body == body
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize(
     "name", ["..", ".", "/", "a/b", "nul\0", "x" * 300, "🦉", "Case", "case", "ca%73e", " ", "-rf", "\n", "spill"]
 )
@@ -157,6 +161,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.owner_only
 def test_a_second_process_is_refused_before_it_touches_anything(open_spool: Open, spool: Path) -> None:
     """Edge 12: the owner's spilled messages are still there."""
     queue = open_spool().declare_queue("q", capacity_bytes=0)
@@ -168,6 +173,7 @@ def test_a_second_process_is_refused_before_it_touches_anything(open_spool: Open
     assert queue.stats().lost_total == queue.stats().spill_repaired_total == 0
 
 
+@pytest.mark.owner_only
 def test_a_transient_message_keeps_its_place_and_is_lost_at_restart(open_spool: Open) -> None:
     """Sequences of what was not logged are not used again either."""
     broker = open_spool()

@@ -19,6 +19,8 @@ from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, decide, e
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 AT_LIMIT = {
@@ -117,6 +119,7 @@ def bodies_of(queue: qflow.Queue) -> list[bytes]:
     return bodies
 
 
+@pytest.mark.owner_only
 def test_reject_refuses_and_keeps_nothing(open_spool: Open, durable: bool) -> None:
     """A refused put, batch or submit leaves the queue as it was, however long it would wait."""
     queue = open_spool().declare_queue("q", durable=durable, limit_messages=2, on_overflow=Overflow.REJECT)
@@ -201,6 +204,7 @@ def test_a_ring_that_is_all_acquired_waits_for_room(open_spool: Open, durable: b
     assert bodies_of(queue) == [b"2", b"4"]
 
 
+@pytest.mark.owner_only
 def test_drop_oldest_reaches_a_spilled_head(open_spool: Open, durable: bool) -> None:
     """What lies on disk is as old as it was put, and goes first."""
     cost = 1000 + OVERHEAD_BYTES
@@ -289,6 +293,7 @@ def test_what_arrives_at_a_limit_becomes_a_dead_letter(open_spool: Open, durable
     assert bodies_of(queue) == [b"1"]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("capacity", [None, 500])
 def test_blocked_puts_are_admitted_first_come_first_served(
     open_spool: Open, durable: bool, capacity: int | None
@@ -320,6 +325,7 @@ def test_blocked_puts_are_admitted_first_come_first_served(
     assert received[4:] == list(range(1, 31))
 
 
+@pytest.mark.owner_only
 def test_a_newcomer_does_not_pass_those_who_wait(open_spool: Open, durable: bool) -> None:
     """Not even if it waits for nothing, or is not logged."""
     queue = open_spool().declare_queue("q", durable=durable, limit_messages=10)
@@ -338,6 +344,7 @@ def test_a_newcomer_does_not_pass_those_who_wait(open_spool: Open, durable: bool
     assert bodies_of(queue) == [b"x"] * 5 + [b"y"] * 5
 
 
+@pytest.mark.owner_only
 def test_blocked_puts_go_on_at_the_resume_mark_and_not_before(open_spool: Open, durable: bool) -> None:
     """At 10 messages and a ratio of 0.5, five must be settled before the first blocked put passes."""
     queue = open_spool().declare_queue("q", durable=durable, limit_messages=10, resume_ratio=0.5)
@@ -356,6 +363,7 @@ def test_blocked_puts_go_on_at_the_resume_mark_and_not_before(open_spool: Open, 
     assert bodies_of(queue) == [b"x"] * 5 + [b"y"]
 
 
+@pytest.mark.owner_only
 def test_a_put_that_timed_out_leaves_the_line_to_those_behind(open_spool: Open, durable: bool) -> None:
     """I15: the first in line gives up, the second one goes on."""
     queue = open_spool().declare_queue("q", durable=durable, limit_messages=10, resume_ratio=1)
@@ -433,6 +441,7 @@ def test_64_producers_never_make_101_at_a_limit_of_100(open_spool: Open, policy:
     assert taken + 100 + len(refused) + stats.dropped_total + dead == 512
 
 
+@pytest.mark.owner_only
 def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """I15: whoever is interrupted at a limit holds nothing back afterwards."""
     queue = open_spool().declare_queue("q", limit_messages=1)
@@ -454,6 +463,7 @@ def test_an_interrupted_wait_leaves_no_trace_in_the_line(open_spool: Open, monke
     assert queue.put(b"3", timeout_s=0) == 1
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("operation", ["purge", "delete", "close"])
 @pytest.mark.parametrize("policy", [Overflow.BLOCK, Overflow.DROP_OLDEST])
 def test_who_waits_at_a_limit_sees_purge_delete_and_close(

@@ -83,7 +83,7 @@ def test_a_command_that_takes_nothing_is_worth_a_sentence(capsys: pytest.Capture
         clock.advance(11)
     (sentence,) = capsys.readouterr().err.splitlines()
     assert sentence.startswith("qflow: slow has taken nothing of its input for 10 s")
-    assert "--timeout SECONDS" in sentence
+    assert "--timeout TIME" in sentence
 
 
 def test_a_command_is_given_its_timeout_after_each_byte() -> None:

@@ -15,6 +15,8 @@ from qflow.message import OVERHEAD_BYTES
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
 
@@ -125,6 +127,7 @@ def test_priorities_survive_reopening(open_spool: Open) -> None:
     assert bodies_of(queue) == in_order(sent)
 
 
+@pytest.mark.owner_only
 def test_a_deleted_queue_leaves_nothing_of_any_priority_in_the_log(open_spool: Open) -> None:
     """Every lane is removed in the background."""
     broker = open_spool()
@@ -169,6 +172,7 @@ def test_a_purge_takes_every_priority(open_spool: Open, durable: bool) -> None:
     assert bodies_of(queue) == [b"y"] * 3
 
 
+@pytest.mark.owner_only
 def test_spilling_takes_the_lowest_priority_first(open_spool: Open, durable: bool) -> None:
     """What is needed last goes to disk, what is needed first stays."""
     queue = open_spool().declare_queue("q", durable=durable, priorities=2, capacity_bytes=10 * COST)
@@ -181,6 +185,7 @@ def test_spilling_takes_the_lowest_priority_first(open_spool: Open, durable: boo
     assert bodies_of(queue) == [b"h" * 1000] * 5 + [b"l" * 1000] * 20
 
 
+@pytest.mark.owner_only
 def test_what_comes_back_from_disk_begins_with_the_highest_priority(open_at: Open, durable: bool) -> None:
     """After the capacity was raised: lanes are read in the order in which they are delivered, each from its head."""
     broker = open_at()
@@ -197,6 +202,7 @@ def test_what_comes_back_from_disk_begins_with_the_highest_priority(open_at: Ope
     assert bodies_of(queue) == [b"2" * 1000] * 4 + [b"1" * 1000] * 4 + [b"0" * 1000] * 4
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("priority", [-1, 3, 10, 2**40, 1.0, "1", True])
 def test_a_bad_priority_is_refused_and_nothing_is_put(open_spool: Open, durable: bool, priority: Any) -> None:
     """Of every way in; the message says which there are."""

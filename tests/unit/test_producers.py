@@ -27,6 +27,8 @@ from qflow.streams import producers as room
 from qflow.streams.producers import Answer, Claim, Producers
 from unit.clocks import LONG_S, Clock, until
 
+pytestmark = pytest.mark.two_drivers
+
 REMEMBERED = 2
 """Producers in memory, so that most are evicted."""
 STORED = 99
@@ -431,6 +433,7 @@ def waiting(claim: Claim, count: int) -> None:
     until(lambda: len(claim._waiting) == count)
 
 
+@pytest.mark.owner_only
 def test_threads_that_wait_for_a_number_are_all_told_that_it_is_stored(log):
     """One message, and a duplicate for each of the others."""
     first = log.producers.claim("p", 1)
@@ -442,6 +445,7 @@ def test_threads_that_wait_for_a_number_are_all_told_that_it_is_stored(log):
     assert log.producers.duplicates_total == 8
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("end", ["refused", "give_up"])
 def test_where_a_number_is_refused_one_of_those_who_wait_has_it(end, log):
     """The others wait for that one."""
@@ -460,6 +464,7 @@ def test_where_a_number_is_refused_one_of_those_who_wait_has_it(end, log):
     assert sorted(asker.told() for asker in askers) == [False, False, False, True]
 
 
+@pytest.mark.owner_only
 def test_who_waits_in_vain_is_told_and_leaves_no_trace(log):
     """The number stays with whom it was; nothing points to who has gone."""
     first = log.producers.claim("p", 1)
@@ -509,6 +514,7 @@ def test_whatever_threads_send_again_is_stored_once(log):
     assert len(log.producers) == REMEMBERED
 
 
+@pytest.mark.owner_only
 def test_two_threads_that_read_a_record_at_once_make_one_entry(log):
     """None begins from what was read before a commit: the second would not see what the first has stored."""
     inside, go = threading.Event(), threading.Event()
@@ -562,6 +568,7 @@ class Calls:
         return self.left < 0
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("known", [False, True])
 def test_an_interrupt_while_a_number_is_taken_leaves_it_free(known, log):
     """Whoever gives the claim up, wherever it was struck, leaves no trace."""
@@ -581,6 +588,7 @@ def test_an_interrupt_while_a_number_is_taken_leaves_it_free(known, log):
     assert count > 1
 
 
+@pytest.mark.owner_only
 def test_who_is_interrupted_while_giving_up_gives_up_again(log):
     """At whichever call that is, who waits is woken, and the number can be had."""
     interrupted, count = True, 0

@@ -20,6 +20,8 @@ from qflow.queues.fan_out import MOST_AT_ONCE
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 
@@ -149,6 +151,7 @@ def test_each_queue_keeps_its_own_limit_and_policy(open_spool: Open, durable: bo
     assert buries.stats().dead_lettered_total == 1
 
 
+@pytest.mark.owner_only
 def test_one_queue_that_refuses_refuses_all(open_spool: Open, durable: bool) -> None:
     """Nothing is in any of them, nothing is reserved, nothing counted; one at a time, many, and submitted."""
     broker = open_spool()
@@ -184,6 +187,7 @@ def test_one_queue_that_refuses_by_size_refuses_all(open_spool: Open, durable: b
     assert broker.check() == []
 
 
+@pytest.mark.owner_only
 def test_one_queue_that_blocks_holds_all_back(open_spool: Open, durable: bool) -> None:
     """Until there is room in it; nothing is seen before in the others."""
     broker = open_spool()
@@ -202,6 +206,7 @@ def test_one_queue_that_blocks_holds_all_back(open_spool: Open, durable: bool) -
     assert (bodies_of(one), bodies_of(two)) == ([b"2"], [b"2"])
 
 
+@pytest.mark.owner_only
 def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhile(
     open_spool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +297,7 @@ def test_a_number_is_stored_once_whoever_takes_the_message(
             assert [broker.stream(name).stats().messages for name in broker.streams()] == [1] * (takers != "a queue")
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("end", ["delete", "close", "unbind"])
 def test_a_publisher_that_waits_sees_the_end_of_a_queue(open_spool: Open, durable: bool, end: str) -> None:
     """A queue that is deleted does not keep the others from their message; a closed broker ends it; unbinding is for
@@ -324,6 +330,7 @@ def test_a_publisher_that_waits_sees_the_end_of_a_queue(open_spool: Open, durabl
         assert bodies_of(one) == [b"1", b"2"]
 
 
+@pytest.mark.owner_only
 def test_a_queue_deleted_under_what_is_reserved_in_it_gets_nothing(open_spool: Open) -> None:
     """One queue blocks, another one is deleted meanwhile: its part is given up, and nothing of it is in the log."""
     broker = open_spool()
@@ -462,6 +469,7 @@ def test_a_binding_that_could_not_be_written_is_not_there(spool: Path) -> None:
 # Fan-out and memory --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("order", ["one first", "two first", "alternating"])
 @pytest.mark.parametrize("size", [100, 5_000])
 def test_spilled_on_one_and_resident_on_another(open_spool: Open, durable: bool, size: int, order: str) -> None:
@@ -487,6 +495,7 @@ def test_spilled_on_one_and_resident_on_another(open_spool: Open, durable: bool,
     assert broker.check() == []
 
 
+@pytest.mark.owner_only
 def test_a_shared_body_survives_what_happens_to_it_elsewhere(open_spool: Open) -> None:
     """Acked, purged and deleted in some queues, reopened, and still whole in the others."""
     broker = open_spool()
@@ -504,6 +513,7 @@ def test_a_shared_body_survives_what_happens_to_it_elsewhere(open_spool: Open) -
     assert bodies_of(broker.queue("kept")) == [body] * 5
 
 
+@pytest.mark.owner_only
 def test_each_queue_spills_the_same_entry_by_hand(open_spool: Open, durable: bool) -> None:
     """Moving it in one queue moves it in no other."""
     broker = open_spool()

@@ -8,6 +8,8 @@ import pytest
 
 import qflow
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 
@@ -112,6 +114,7 @@ def test_an_ack_after_a_delete_does_nothing(open_spool: Open) -> None:
     assert len(broker.declare_queue("q")) == 0
 
 
+@pytest.mark.owner_only
 def test_an_ack_after_close_is_refused_and_the_message_comes_back(spool: object, open_spool: Open) -> None:
     """Edge 17: the broker gave it back when it was closed."""
     broker = open_spool()

@@ -17,9 +17,10 @@ pa = pytest.importorskip("pyarrow")
 
 from pyspark.sql import types  # noqa: E402
 
+from qflow.arrow import handover as handing  # noqa: E402
 from qflow.spark import handover, sink, spools  # noqa: E402
 from qflow.spark.checkpoints import make_durable  # noqa: E402
-from qflow.spark.options import local_path  # noqa: E402
+from qflow.spark.places.parse import local_path  # noqa: E402
 from qflow.spark.source import QflowDataSource  # noqa: E402
 from qflow.storage.files import Files  # noqa: E402
 from qflow.storage.inbox import stages  # noqa: E402
@@ -231,8 +232,8 @@ def test_a_version_goes_to_each_of_several_streams_once(ready):
 def test_a_version_of_several_transactions_is_stored_once(ready, monkeypatch):
     """Its streams have it when the last of them is done."""
 
-    def small(path: str) -> Any:
-        return qflow.open(path, max_transaction_bytes=200)
+    def small(path: str, **options: Any) -> Any:
+        return qflow.open(path, max_transaction_bytes=200, **options)
 
     monkeypatch.setattr(handover, "open_broker", small)
     for _ in range(2):
@@ -325,7 +326,7 @@ def test_a_frame_that_waits_is_taken_back_as_soon_as_nobody_is_at_it(ready, monk
     with monkeypatch.context() as patched:
         patched.setattr(stages, "withdraw", withdraw)
         patched.setattr(handover, "owner_pid", somebody)
-        patched.setattr(handover, "time", Passing())
+        patched.setattr(handing, "time", Passing())
         with pytest.raises(qflow.StorageError, match="taken back, and nothing of it is stored"):
             found.commit([found.write(iter([numbered(0, 5)]))])
     assert looks == [True, True, True]
@@ -348,7 +349,7 @@ def test_a_frame_that_cannot_be_adopted_is_waited_for_no_longer_than_that(ready,
 
     real = stages.hand_in
     found = writer(ready, commitTimeout="5", **({} if once else {"txnAppId": "a", "txnVersion": "1"}))
-    monkeypatch.setattr(handover, "time", Passing())
+    monkeypatch.setattr(handing, "time", Passing())
     monkeypatch.setattr(stages, "hand_in", hand_in)
     if what == "unreadable":
         monkeypatch.setattr(Inbox, "waiting", fail)
@@ -514,3 +515,91 @@ def test_a_checkpoint_elsewhere_is_left_to_those_who_keep_it():
     assert local_path("s3a://bucket/checkpoint") is None
     assert local_path("file:/a/b") == local_path("file:///a/b") == local_path("/a/b") == "/a/b"
     make_durable("hdfs://host/nowhere", 0, Files())
+
+
+def test_rows_go_to_one_of_several_spools_by_key_or_topic(tmp_path: Path) -> None:
+    """Those of a key to one of them, whoever is named first; a batch that is repeated is stored once in each."""
+    paths = [tmp_path / "one", tmp_path / "other"]
+    for path in paths:
+        with qflow.open(path) as broker:
+            broker.declare_stream("copies", topics=["copy/#"])
+    columns = {"key": "string", "value": "string", "topic": "string"}
+    batch = rows(
+        columns,
+        key=[f"{n % 10}" if n < 100 else None for n in range(200)],
+        value=[str(n) for n in range(200)],
+        topic=[f"copy/{n % 7}" for n in range(200)],
+    )
+    for order in (paths, paths[::-1]):
+        made = writer(",".join(map(str, order)), columns, txnAppId="app", txnVersion="1")
+        made.commit([made.write(iter([batch])), made.write(iter([]))])
+    found = [sorted(map(int, stored(path))) for path in paths]
+    assert sorted(found[0] + found[1]) == list(range(200))
+    assert all(found)
+    for count, numbers in ((10, range(100)), (7, range(100, 200))):
+        assert all(len({n in found[0] for n in numbers if n % count == one}) == 1 for one in range(count))
+
+
+def test_a_batch_of_other_spools_than_those_it_was_planned_for_is_refused(tmp_path: Path) -> None:
+    """Its rows are shared out by how many there are."""
+    paths = [tmp_path / "one", tmp_path / "other", tmp_path / "third"]
+    for path in paths:
+        with qflow.open(path) as broker:
+            broker.declare_stream("copies", topics=["copy/#"])
+    staged = writer(f"{paths[0]},{paths[1]}").write(iter([numbered(0, 10)]))
+    with pytest.raises(qflow.errors.StorageError, match="was made anew"):
+        writer(f"{paths[0]},{paths[2]}").commit([staged])
+
+
+def test_an_attempt_that_did_not_hear_that_it_was_handed_in_may_be_repeated(ready: Path) -> None:
+    """It is stored once, whether it was adopted meanwhile or not."""
+    made = writer(ready, txnAppId="app", txnVersion="1")
+    message = made.write(iter([numbered(0, 10)]))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(handover.Handover, "_wait", lambda self: None)  # its answer is lost
+        made.commit([message])
+    made.commit([message])
+    made.commit([message])
+    assert stored(ready) == [b"%d" % n for n in range(10)]
+
+
+def test_a_query_goes_on_with_the_spools_that_know_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not refuses a batch before another one has taken its part; so does a batch of other spools."""
+    paths = [tmp_path / name for name in ("one", "other", "third")]
+    for path in paths:
+        with qflow.open(path) as broker:
+            broker.declare_stream("copies", topics=["copy/#"])
+    schema = types.StructType([types.StructField(name, types.StringType()) for name in COLUMNS])
+
+    def write(number: int, *places: Path) -> None:
+        monkeypatch.setattr(sink, "_batch_of_task", lambda: check_batch("query", number))
+        found: Any = QflowDataSource({"path": ",".join(map(str, places))}).streamWriter(schema, False)
+        message = found.write(iter([numbered(10 * number, 10)]))
+        try:
+            found.commit([message], number)
+        except qflow.StorageError:
+            found.abort([message], number)
+            raise
+
+    for number in (0, 1, 1):
+        write(number, *paths[:2])
+    for places in (paths, paths[1:]):
+        with pytest.raises(qflow.StorageError, match="third has none of its batches"):
+            write(2, *places)
+    with monkeypatch.context() as patched:
+        taken = handover.Handover.run
+
+        def once(handing_over: Any) -> None:
+            taken(handing_over)
+            raise qflow.StorageError("the driver is killed")
+
+        patched.setattr(handover.Handover, "run", once)
+        with pytest.raises(qflow.StorageError, match="the driver is killed"):
+            write(2, *paths[:2])
+    for place in paths[:2]:
+        with pytest.raises(qflow.StorageError, match="is of other messages|third has none of its batches"):
+            write(2, place, paths[2])
+    write(2, *paths[1::-1])
+    found = [int(body) for path in paths[:2] for body in stored(path)]
+    assert sorted(found) == list(range(30))
+    assert stored(paths[2]) == []

@@ -15,6 +15,8 @@ from crash.seams import run_in_child
 from qflow.stats import StreamStats
 from unit.clocks import LONG_S, Clock, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 BAD_FILTERS = ["", "a/#/b", "#/a", "a+", "+a", "a/b#", "a/+b/c", "a\0b", "\ud800", "x" * 65_536, None, 7, b"a"]
@@ -182,6 +184,7 @@ def test_a_bad_filter_is_refused(open_spool: Open, topic_filter: str) -> None:
     assert broker.stats().streams["s"].subscriptions == []
 
 
+@pytest.mark.owner_only
 def test_a_body_that_is_too_large_is_refused_and_nothing_is_lost(open_spool: Open) -> None:
     """200 MB against `max_message_bytes`: what was there, and what comes, stays; memory is given back."""
     broker = open_spool()
@@ -216,6 +219,7 @@ def test_a_message_larger_than_all_memory_passes_alone(open_spool: Open) -> None
 # Streams -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 def test_declaring_again_returns_it_or_says_what_differs(open_spool: Open) -> None:
     """Settings are kept; `alter_stream` changes them, but for partitions."""
     broker = open_spool()
@@ -276,6 +280,7 @@ def test_what_does_not_exist_is_named(open_spool: Open) -> None:
         broker.subscribe("")
 
 
+@pytest.mark.owner_only
 def test_a_stream_declared_again_after_its_end_is_another_one(open_spool: Open) -> None:
     """Edge 30: nothing of the old one is in it, its subscriptions are gone, late acks do nothing."""
     broker = open_spool()
@@ -439,6 +444,7 @@ def test_statistics_tell_what_is_there(open_spool: Open) -> None:
     assert (one.members, one.positions, one.lag_messages, one.unsettled_messages) == (0, [1], 5, 0)
 
 
+@pytest.mark.owner_only
 def test_nothing_works_in_a_forked_child_and_the_parent_goes_on(open_spool: Open) -> None:
     """Every call says so at once, also where another thread held a lock at the fork."""
     broker = open_spool()

@@ -13,6 +13,8 @@ import inside
 import qflow
 from unit.clocks import LONG_S, Clock, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 
@@ -137,6 +139,7 @@ def test_without_follow_it_ends_where_the_stream_does(broker: qflow.Broker) -> N
     assert subscription.get().offset == 10
 
 
+@pytest.mark.owner_only
 def test_get_waits_and_gives_up(open_spool: Open) -> None:
     """A time-out is QueueEmpty for one, an empty batch for many; a message that comes ends the wait."""
     broker = open_spool()
@@ -252,6 +255,7 @@ def test_a_lease_ends(broker: qflow.Broker, clock: Clock) -> None:
             broker.subscribe("s", name="e", ack_timeout_s=bad)  # type: ignore[arg-type]
 
 
+@pytest.mark.owner_only
 def test_a_transaction_settles_and_publishes_together(broker: qflow.Broker, clock: Clock) -> None:
     """Rolled back, both are as before; committed, neither comes again, whatever the lease says meanwhile."""
     subscription = broker.subscribe("s", name="d", start="earliest", ack_timeout_s=10)
@@ -279,6 +283,7 @@ def test_a_transaction_settles_and_publishes_together(broker: qflow.Broker, cloc
     assert subscription.get(0).offset == 3
 
 
+@pytest.mark.owner_only
 def test_what_a_commit_settled_goes_to_no_other_member(broker: qflow.Broker) -> None:
     """The member closes while its transaction is committed: the rest of what it held is for others, that is not."""
     one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
@@ -294,6 +299,7 @@ def test_what_a_commit_settled_goes_to_no_other_member(broker: qflow.Broker) -> 
     two.close()
 
 
+@pytest.mark.owner_only
 def test_a_commit_that_came_too_late_settles_nothing(broker: qflow.Broker) -> None:
     """The member closes while its transaction waits for room: the message is another's, and the commit fails whole."""
     one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
@@ -407,6 +413,7 @@ def test_members_of_a_group_share_the_work(broker: qflow.Broker) -> None:
     assert three.get_many(10, 0).offsets == [0, 2, 8]
 
 
+@pytest.mark.owner_only
 def test_what_a_silent_member_holds_goes_to_another(broker: qflow.Broker, clock: Clock) -> None:
     """After 60 seconds, if it says nothing else; also where the other waits already."""
     silent, other = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
@@ -444,6 +451,7 @@ def test_out_of_order_acks_of_a_group_survive(open_at: Open, broker: qflow.Broke
 # Sessions ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 def test_a_session_that_stays_away_expires(open_at: Open, broker: qflow.Broker, clock: Clock) -> None:
     """Not while it is open, nor before its time, counted over restarts; the next one of that name is new."""
     subscription = broker.subscribe("s", name="d", start="earliest", session_expiry_s=100)
@@ -466,6 +474,7 @@ def test_a_session_that_stays_away_expires(open_at: Open, broker: qflow.Broker, 
         broker.subscribe("s", session_expiry_s=5)
 
 
+@pytest.mark.owner_only
 def test_deleting_a_subscription_ends_it(broker: qflow.Broker) -> None:
     """Who has it open is told, also while he waits; its name is free."""
     subscription = broker.subscribe("s", name="d")
@@ -513,6 +522,7 @@ def test_two_threads_on_one_subscription_share_it(open_spool: Open) -> None:
     assert all(own == sorted(own) for own in found)
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("what", ["subscription", "broker", "stream"])
 def test_who_waits_is_told_of_the_end(open_spool: Open, what: str) -> None:
     """A close, from another thread, of the subscription or the broker, and the end of the stream."""
@@ -540,6 +550,7 @@ def test_who_waits_is_told_of_the_end(open_spool: Open, what: str) -> None:
                 call()
 
 
+@pytest.mark.owner_only
 def test_a_read_that_fails_loses_nothing(broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error, or an interrupt, while a live reader reads: the next call reads the same."""
     subscription = broker.subscribe("s")
@@ -566,6 +577,7 @@ def test_a_big_commit_reaches_who_cannot_hold_it_in_memory(open_at: Open) -> Non
     assert taken(subscription, 50) == list(range(1000))
 
 
+@pytest.mark.owner_only
 def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -> None:
     """What that thread was about to read, and what comes then, reaches who asks next."""
     subscription = broker.subscribe("s")
@@ -596,6 +608,7 @@ def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -
     assert found == [12]
 
 
+@pytest.mark.owner_only
 def test_a_get_without_patience_waits_for_what_another_thread_reads(broker: qflow.Broker) -> None:
     """There is something: `while batch := subscription.get_many(n, timeout_s=0)` must not end before all is taken."""
     subscription = broker.subscribe("s", start="earliest")

@@ -25,6 +25,8 @@ from qflow.queues.getting import TURNS
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
 
@@ -50,6 +52,7 @@ def numbers_of(queue: qflow.Queue) -> list[int]:
 # Expiry --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("capacity", [None, 100 * COST])
 def test_a_get_passes_many_expired_messages_at_once(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool, capacity: int | None
@@ -68,6 +71,7 @@ def test_a_get_passes_many_expired_messages_at_once(
     assert queue.stats().expired_total == 1000
 
 
+@pytest.mark.owner_only
 def test_a_get_lets_others_have_the_lock_while_it_passes_expired_messages(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
@@ -81,7 +85,7 @@ def test_a_get_lets_others_have_the_lock_while_it_passes_expired_messages(
         queue.get(timeout_s=0)
     expired = queue.stats().expired_total
     assert 0 < expired <= (TURNS + 1) * 101
-    getting = parts_of(queue).gets.begin(1, LONG_S, single=True)
+    getting = parts_of(queue).gets.begin(1, LONG_S, "getter", single=True)
     while getting.step(None, may_work=True) is not None:
         before, expired = expired, queue.stats().expired_total
         assert before < expired <= before + 101
@@ -99,6 +103,7 @@ def first_for_a_task(broker: qflow.Broker, timeout_s: float) -> bytes:
     return asyncio.run(scenario())
 
 
+@pytest.mark.owner_only
 def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +116,7 @@ def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
     assert first_for_a_task(broker, LONG_S) == b"tail"
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("head", [True, False])
 def test_maintenance_lets_expired_messages_go_in_steps(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool, head: bool
@@ -132,6 +138,7 @@ def test_maintenance_lets_expired_messages_go_in_steps(
     assert len(queue) == head
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("stretch", [1, 10, 300])
 def test_what_expired_behind_other_messages_goes_without_a_getter(
     open_at: Open, clock: Clock, durable: bool, stretch: int
@@ -160,6 +167,7 @@ def test_what_expired_behind_other_messages_goes_without_a_getter(
     assert len(queue) == len(kept)
 
 
+@pytest.mark.owner_only
 def test_a_task_passes_many_expired_messages_at_once(open_at: Open, clock: Clock) -> None:
     broker = open_at()
     queue = broker.declare_queue("q", durable=False)
@@ -202,6 +210,7 @@ def test_the_shorter_of_two_times_to_live_holds(open_at: Open, clock: Clock, dur
     assert (len(queue), queue.stats().expired_total) == (0, 5)
 
 
+@pytest.mark.owner_only
 def test_maintenance_lets_expired_messages_go(open_at: Open, clock: Clock, durable: bool) -> None:
     """Nobody has to ask: they give their room and their depth back, and blocked puts go on."""
     queue = open_at().declare_queue("q", durable=durable, limit_messages=3, ttl_s=1)
@@ -216,6 +225,7 @@ def test_maintenance_lets_expired_messages_go(open_at: Open, clock: Clock, durab
     assert (len(queue), queue.stats().expired_total) == (1, 3)
 
 
+@pytest.mark.owner_only
 def test_expired_spilled_runs_go_without_their_bodies_being_read(open_at: Open, clock: Clock, durable: bool) -> None:
     """Edge 14: a stub knows when all of it has expired."""
     broker = open_at()
@@ -234,6 +244,7 @@ def test_expired_spilled_runs_go_without_their_bodies_being_read(open_at: Open, 
     assert broker.check() == []
 
 
+@pytest.mark.owner_only
 def test_part_of_a_spilled_run_is_read_and_the_rest_expires(open_at: Open, clock: Clock, durable: bool) -> None:
     """What was taken of a run before is not counted again, in memory or in the log."""
     broker = open_at()
@@ -250,6 +261,7 @@ def test_part_of_a_spilled_run_is_read_and_the_rest_expires(open_at: Open, clock
     assert broker.check() == []
 
 
+@pytest.mark.owner_only
 def test_what_is_not_logged_expires_on_disk_with_the_rest(open_at: Open, clock: Clock) -> None:
     """A run of logged and other messages is settled by what the log holds of it."""
     broker = open_at()
@@ -264,6 +276,7 @@ def test_what_is_not_logged_expires_on_disk_with_the_rest(open_at: Open, clock: 
     assert [lane.row.bytes for lane in parts_of(queue).logged_lanes] == [0]
 
 
+@pytest.mark.owner_only
 def test_expiry_of_what_is_acquired_waits_for_its_return(open_at: Open, clock: Clock, durable: bool) -> None:
     """Edge 14: who works on a message may ack it late; returned, it has expired."""
     queue = open_at().declare_queue("q", durable=durable, ttl_s=10)
@@ -280,6 +293,7 @@ def test_expiry_of_what_is_acquired_waits_for_its_return(open_at: Open, clock: C
     assert (len(queue), queue.stats().expired_total, queue.stats().acked_total) == (0, 2, 1)
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
 def test_the_wall_clock_jumps(open_at: Open, clock: Clock, durable: bool, jump_s: float) -> None:
     """Edge 14: expiry follows the wall clock, leases and time-outs do not care."""
@@ -322,6 +336,7 @@ def test_expiry_survives_reopening(open_at: Open, clock: Clock) -> None:
     assert queue.stats().expired_total == 3
 
 
+@pytest.mark.owner_only
 def test_expired_messages_become_dead_letters(open_at: Open, clock: Clock, durable: bool) -> None:
     """At a get, by maintenance, and from disk, which needs their bodies; each counted as both."""
     broker = open_at()
@@ -342,6 +357,7 @@ def test_expired_messages_become_dead_letters(open_at: Open, clock: Clock, durab
     assert [delivery.headers["dead_letter_sequence"] for delivery in batch] == list(range(len(batch)))
 
 
+@pytest.mark.owner_only
 def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Open, clock: Clock) -> None:
     """Edge 16: what expired, what came too often, and what is good are one batch, and all of it is purged meanwhile."""
     broker = open_at()
@@ -374,6 +390,7 @@ def test_a_purge_while_dead_letters_are_carried_away_leaves_nothing(open_at: Ope
 # Leases --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 def test_what_is_held_for_too_long_goes_back(open_at: Open, clock: Clock, durable: bool) -> None:
     """In its place, counted, and late settles are answered clearly; extending is possible until then."""
     queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
@@ -391,6 +408,7 @@ def test_what_is_held_for_too_long_goes_back(open_at: Open, clock: Clock, durabl
     assert queue.stats().redelivered_total == 3
 
 
+@pytest.mark.owner_only
 def test_a_lease_is_extended(open_at: Open, clock: Clock, durable: bool) -> None:
     """From now on, of a delivery, of a batch and of one of it; never to an earlier end."""
     queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
@@ -415,6 +433,7 @@ def test_a_lease_is_extended(open_at: Open, clock: Clock, durable: bool) -> None
     assert numbers_of(queue) == [1, 5]
 
 
+@pytest.mark.owner_only
 def test_settled_leases_leave_nothing_to_look_after(open_at: Open, clock: Clock, durable: bool) -> None:
     """Ends that were extended go with what they were for; a getter does not wake for them again and again."""
     queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
@@ -433,6 +452,7 @@ def test_settled_leases_leave_nothing_to_look_after(open_at: Open, clock: Clock,
     assert not parts_of(queue).held.extended
 
 
+@pytest.mark.owner_only
 def test_a_getter_sleeps_until_the_end_of_an_extended_lease(open_at: Open, clock: Clock) -> None:
     """The time-out it would have had without the extension does not wake anybody."""
     queue = open_at().declare_queue("q", durable=False, ack_timeout_s=0.2)
@@ -449,6 +469,7 @@ def test_a_getter_sleeps_until_the_end_of_an_extended_lease(open_at: Open, clock
     first.ack()
 
 
+@pytest.mark.owner_only
 def test_a_get_looks_at_extended_leases_no_more_than_once_until_one_of_them_ends(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,6 +490,7 @@ def test_a_get_looks_at_extended_leases_no_more_than_once_until_one_of_them_ends
     assert len(queue.get_many(300, timeout_s=0)) == 300
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("settings", [{"ack_timeout_s": 10}, {"ttl_s": 10}, {"max_deliveries": 3}], ids=str)
 def test_a_get_that_a_look_at_the_first_message_is_enough_for_looks_at_nothing_else(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool, settings: dict[str, Any]
@@ -501,6 +523,7 @@ def test_a_get_that_a_look_at_the_first_message_is_enough_for_looks_at_nothing_e
         assert sorted(queue.get_many(9, timeout_s=0).bodies) == [b"0", b"1", b"2", b"3", b"4", b"second"]
 
 
+@pytest.mark.owner_only
 def test_all_that_is_held_for_too_long_goes_back_without_a_getter(open_at: Open, clock: Clock, durable: bool) -> None:
     """Some at once, the rest after a moment; what lies side by side goes back as one run."""
     queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
@@ -514,6 +537,7 @@ def test_all_that_is_held_for_too_long_goes_back_without_a_getter(open_at: Open,
     assert len(list(parts_of(queue).lanes.runs)) <= 6  # a thousand at once, and the open one
 
 
+@pytest.mark.owner_only
 def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, clock: Clock, durable: bool) -> None:
     """A delivery that left its batch late, or came back from a transaction, keeps the time it was taken at."""
     broker = open_at()
@@ -536,6 +560,7 @@ def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, cl
     later.ack()
 
 
+@pytest.mark.owner_only
 def test_a_lease_that_ends_during_close_or_delete_is_no_trouble(open_at: Open, clock: Clock, durable: bool) -> None:
     """Late settles of a deleted queue do nothing, those of a closed broker say so."""
     broker = open_at()
@@ -557,6 +582,7 @@ def test_a_lease_that_ends_during_close_or_delete_is_no_trouble(open_at: Open, c
 # Delayed delivery ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("capacity", [None, 20 * COST, 3 * COST, 0])
 def test_delayed_messages_come_in_the_order_of_their_times(
     open_at: Open, clock: Clock, durable: bool, capacity: int | None
@@ -635,6 +661,7 @@ def test_what_is_due_comes_in_its_place_right_after_a_restart(reopened: qflow.Br
     assert found == IN_ORDER
 
 
+@pytest.mark.owner_only
 def test_what_is_due_comes_in_its_place_for_tasks_too(reopened: qflow.Broker) -> None:
     """The same steps; what takes the disk is done by a thread."""
 
@@ -645,6 +672,7 @@ def test_what_is_due_comes_in_its_place_for_tasks_too(reopened: qflow.Broker) ->
     assert asyncio.run(scenario()) == IN_ORDER
 
 
+@pytest.mark.owner_only
 def test_a_get_waits_for_maintenance_that_reads_what_may_be_due(
     reopened: qflow.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -693,6 +721,7 @@ def test_delayed_messages_that_memory_does_not_hold_keep_nobody_waiting(open_at:
     assert stats.spilled_messages == 0
 
 
+@pytest.mark.owner_only
 def test_after_reopening_a_get_waits_for_unread_delayed_messages_for_a_moment_only(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -722,6 +751,7 @@ def test_after_reopening_a_get_waits_for_unread_delayed_messages_for_a_moment_on
     assert queue.stats().logged_messages == 0
 
 
+@pytest.mark.owner_only
 def test_many_delayed_messages_are_replayed_and_spilled(open_at: Open, clock: Clock) -> None:
     """More than memory holds, with random times, from the log: in order, and memory stays bounded."""
     broker = open_at()
@@ -760,6 +790,7 @@ def test_a_message_that_is_due_comes_before_what_waits(open_at: Open, clock: Clo
     assert numbers_of(queue) == [2]
 
 
+@pytest.mark.owner_only
 def test_a_time_to_live_counts_from_when_it_is_due(open_at: Open, clock: Clock, durable: bool) -> None:
     """A message cannot expire before it could be delivered."""
     queue = open_at().declare_queue("q", durable=durable, ttl_s=10)
@@ -775,6 +806,7 @@ def test_a_time_to_live_counts_from_when_it_is_due(open_at: Open, clock: Clock, 
     assert queue.stats().expired_total == 1
 
 
+@pytest.mark.owner_only
 def test_expired_delayed_messages_go_without_being_asked_for(open_at: Open, clock: Clock, durable: bool) -> None:
     """Maintenance looks into what was delayed, too."""
     queue = open_at().declare_queue("q", durable=durable)
@@ -831,6 +863,7 @@ def test_a_restart_ends_the_delay_of_a_nack(open_at: Open, clock: Clock) -> None
     assert (delivery.body, delivery.delivery_count) == (body(0), 2)
 
 
+@pytest.mark.owner_only
 def test_a_purge_takes_what_is_delayed(open_at: Open, clock: Clock, durable: bool) -> None:
     """In memory, spilled, and held by somebody; nothing of it comes when its time does."""
     broker = open_at()
@@ -904,10 +937,11 @@ def test_a_waiting_getter_wakes_for_a_lease_that_ends(open_spool: Open, durable:
 
 # Bad input -----------------------------------------------------------------------------------------------------------
 
-SPANS = [-1, -0.001, math.nan, math.inf, -math.inf, True, "5", 10**12, timedelta(seconds=5)]
+SPANS = [-1, -0.001, math.nan, math.inf, -math.inf, True, "five", 10**12, timedelta(seconds=-5)]
 MOMENTS = [-1, math.nan, math.inf, True, "tomorrow", datetime(2030, 1, 1), datetime(1960, 1, 1, tzinfo=UTC), 10**18]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("name", ["ttl_s", "delay_s"])
 @pytest.mark.parametrize("value", SPANS, ids=repr)
 def test_a_bad_time_span_is_refused_and_nothing_is_put(open_spool: Open, durable: bool, name: str, value: Any) -> None:
@@ -961,7 +995,7 @@ def test_bad_times_of_settles_and_settings_are_refused(open_spool: Open, durable
     assert broker.queues() == ["q"]
 
 
-@pytest.mark.parametrize("value", [-1, math.nan, True, "5"], ids=repr)
+@pytest.mark.parametrize("value", [-1, math.nan, True, "five"], ids=repr)
 def test_a_bad_time_out_is_refused(open_spool: Open, durable: bool, value: Any) -> None:
     """Of puts, gets and transactions."""
     broker = open_spool()
@@ -978,6 +1012,7 @@ def test_a_bad_time_out_is_refused(open_spool: Open, durable: bool, value: Any) 
     assert len(queue) == 0
 
 
+@pytest.mark.owner_only
 def test_nothing_of_time_lies_in_the_spool_of_who_does_not_use_it(open_spool: Open, spool: Path) -> None:
     """A queue without times has one lane in the log."""
     queue = open_spool().declare_queue("q")
@@ -985,6 +1020,7 @@ def test_nothing_of_time_lies_in_the_spool_of_who_does_not_use_it(open_spool: Op
     assert len(parts_of(queue).logged_lanes) == 1
 
 
+@pytest.mark.owner_only
 def test_maintenance_spills_only_what_nobody_spilled_for_a_round(open_at: Open) -> None:
     """Who puts returns when the excess is on disk; did maintenance come first, that would still be on its way."""
     broker = open_at()

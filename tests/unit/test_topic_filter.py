@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 
 from qflow.errors import InvalidArgument
 from qflow.streams import topic_filter as room
-from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic, matches, may_meet
+from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic, covers, matches, may_meet
 
 LEVELS = ["", "a", "b", "$x"]
 TOPICS = [topic for depth in (1, 2, 3) for levels in product(LEVELS, repeat=depth) if (topic := "/".join(levels))]
@@ -487,3 +487,11 @@ def test_two_filters_meet_where_some_topic_matches_both() -> None:
     matched = {text: {topic for topic in ["", *TOPICS] if matches(text, topic)} for text in FILTERS}
     for one, other in product(FILTERS, repeat=2):
         assert may_meet(one, other) == bool(matched[one] & matched[other]), (one, other)
+
+
+def test_a_filter_covers_another_if_it_matches_all_that_the_other_does() -> None:
+    """Of all pairs of filters and all topics of three levels."""
+    matched = {text: {topic for topic in ["", *TOPICS] if matches(text, topic)} for text in FILTERS}
+    for granted, wanted in product(FILTERS, repeat=2):
+        assert covers(granted, wanted) == (matched[granted] >= matched[wanted]), (granted, wanted)
+    assert all(covers(granted, topic) == (topic in matched[granted]) for granted in FILTERS for topic in TOPICS)

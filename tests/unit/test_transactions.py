@@ -19,6 +19,8 @@ from qflow.queues.queue import parts_of
 from qflow.queues.transaction import gathering_of
 from unit.clocks import LONG_S, Clock, open_still, until
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 
@@ -62,6 +64,7 @@ def test_nothing_is_seen_before_the_end(open_spool: Open, durable: bool) -> None
     assert one.stats().acked_total == 3
 
 
+@pytest.mark.owner_only
 def test_an_exception_undoes_all_of_it(open_spool: Open, durable: bool) -> None:
     """The deliveries are held as before and can be settled in any way: single, batch, one of a batch."""
     broker = open_spool()
@@ -167,6 +170,7 @@ def test_the_result_has_what_each_call_would_have_returned(open_spool: Open, dur
     assert bodies_of(other) == [b"5", b"8"]
 
 
+@pytest.mark.owner_only
 def test_policies_turn_away_parts_of_a_transaction(open_spool: Open, durable: bool) -> None:
     """DROP_NEWEST drops them, DEAD_LETTER buries them, REJECT refuses all of it."""
     broker = open_spool()
@@ -191,6 +195,7 @@ def test_policies_turn_away_parts_of_a_transaction(open_spool: Open, durable: bo
     assert broker.check() == []
 
 
+@pytest.mark.owner_only
 def test_a_commit_waits_for_room_as_long_as_it_may(open_spool: Open, durable: bool) -> None:
     """Then nothing was done, and the deliveries are held as before."""
     broker = open_spool()
@@ -225,6 +230,7 @@ def test_a_commit_waits_for_room_as_long_as_it_may(open_spool: Open, durable: bo
     assert bodies_of(queue) == [b"3"]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("settings", [{"limit_messages": 2}, {"capacity_bytes": 0}, {"limit_bytes": 2}])
 def test_one_transaction_does_not_wait_for_itself(open_at: Open, durable: bool, settings: dict[str, int]) -> None:
     """Puts for several priorities and times of one queue share its limit and its memory."""
@@ -374,6 +380,7 @@ def test_acks_of_what_was_purged_or_deleted_do_nothing(open_spool: Open, durable
         assert (len(source), source.stats().acked_total, source.stats().purged_total) == (0, 0, 5)
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("how", ["purge", "delete"])
 def test_a_purge_or_delete_meets_a_commit_on_its_way(open_spool: Open, durable: bool, how: str) -> None:
     """Edge 16: it comes after the messages were taken from their holders, and before the commit."""
@@ -399,6 +406,7 @@ def test_a_purge_or_delete_meets_a_commit_on_its_way(open_spool: Open, durable: 
         assert len(source) == 0
 
 
+@pytest.mark.owner_only
 def test_a_put_into_a_deleted_queue_stops_the_commit(open_spool: Open, durable: bool) -> None:
     """Nothing of it is done."""
     broker = open_spool()
@@ -417,6 +425,7 @@ def test_a_put_into_a_deleted_queue_stops_the_commit(open_spool: Open, durable: 
         broker.transaction().put("gone", b"x")
 
 
+@pytest.mark.owner_only
 def test_what_is_of_another_broker_is_refused(open_spool: Open, tmp_path: Path, durable: bool) -> None:
     """Its queue numbers mean something else here."""
     broker = open_spool()
@@ -446,6 +455,7 @@ def test_what_is_of_another_broker_is_refused(open_spool: Open, tmp_path: Path, 
 # Bad input -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 def test_a_transaction_belongs_to_its_thread(open_spool: Open, durable: bool) -> None:
     """Another one gets an error from every call, and changes nothing."""
     broker = open_spool()
@@ -471,6 +481,7 @@ def test_a_transaction_belongs_to_its_thread(open_spool: Open, durable: bool) ->
     assert bodies_of(queue) == [b"1", b"2"]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize(
     "arguments",
     [("text", {}), (None, {}), (b"x", {"priority": 1}), (b"x", {"headers": {1: 2}}), (b"x", {"ttl_s": -1})],
@@ -495,6 +506,7 @@ def test_a_bad_put_leaves_the_transaction_as_it_was(open_spool: Open, durable: b
     assert bodies_of(queue) == [b"1", b"2", b"3"]
 
 
+@pytest.mark.owner_only
 def test_more_than_a_transaction_may_hold_is_refused(open_spool: Open, durable: bool) -> None:
     """What was in it before can be committed; single puts, a row of them, batches and publishes count together."""
     broker = open_spool(max_transaction_bytes=1_000)
@@ -519,6 +531,7 @@ def test_more_than_a_transaction_may_hold_is_refused(open_spool: Open, durable: 
 # Memory and disk -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_bodies_that_wait_are_charged_and_spilled(open_spool: Open, durable: bool, spool: Path, end: str) -> None:
     """Edge 8: a transaction larger than the broker's memory; what it holds is bounded and given back."""
@@ -544,6 +557,7 @@ def test_bodies_that_wait_are_charged_and_spilled(open_spool: Open, durable: boo
     assert broker.check() == []
 
 
+@pytest.mark.owner_only
 def test_other_queues_give_way_to_a_transaction(open_spool: Open, durable: bool) -> None:
     """And it to nobody: what does not fit is on disk."""
     broker = open_spool(capacity_bytes=100_000)
@@ -670,6 +684,7 @@ def test_an_interrupt_at_each_step_is_all_or_nothing(spool: Path, step: str, lat
         assert (len(broker.queue("q")), bodies_of(broker.queue("source"))) == (int(done), [b"2"])
 
 
+@pytest.mark.owner_only
 def test_an_interrupted_wait_learns_nothing_and_breaks_nothing(open_spool: Open) -> None:
     """The wait for the commit is interrupted, and that commit holds: its messages stay settled."""
     broker = open_spool()
@@ -716,6 +731,7 @@ def test_the_broker_is_closed_under_a_transaction(open_spool: Open, durable: boo
         assert bodies_of(open_spool().queue("q")) == [b"1"]
 
 
+@pytest.mark.owner_only
 def test_what_is_delayed_and_what_expires_in_a_transaction(open_at: Open, clock: Clock, durable: bool) -> None:
     """Options of puts hold; times are those of the put, not of the commit."""
     broker = open_at()
@@ -731,6 +747,7 @@ def test_what_is_delayed_and_what_expires_in_a_transaction(open_at: Open, clock:
     assert bodies_of(queue) == [b"later"]
 
 
+@pytest.mark.owner_only
 @pytest.mark.parametrize("capacity", ["1MiB", "48KiB"], ids=["in memory", "spilled"])
 def test_bodies_are_charged_while_a_commit_waits_for_room(
     open_spool: Open, monkeypatch: pytest.MonkeyPatch, capacity: str

@@ -364,7 +364,7 @@ def test_getters_without_room_are_woken_one_by_one(open_spool: Open) -> None:
     inside.still(broker)
     held = [queue.get(0) for _ in range(3)]
     woken: list[int] = []
-    getters = [parts_of(queue).gets.begin(1, None) for _ in range(40)]
+    getters = [parts_of(queue).gets.begin(1, None, "getter") for _ in range(40)]
 
     def go_on(number: int) -> float | None:
         return shelter(partial(getters[number].step, partial(woken.append, number), may_work=True))

@@ -33,7 +33,7 @@ import qflow.amqp
 from qflow.amqp.local.joining import BUSY
 from qflow.amqp.local.place import LOG, USER, Place, Serving, Where
 from qflow.amqp.local.settings import LocalSettings
-from qflow.errors import NotFound, QflowError
+from qflow.errors import QflowError
 from qflow.options import BrokerOptions
 from qflow.serving.addresses import Address
 from qflow.serving.doors import Opening, Secrets, Service
@@ -68,7 +68,7 @@ def main(spool: str, given: str) -> int:
             teller.tell({"kind": BUSY, "text": "another server was there first"})
             return 1
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(settings, serving, teller))
+            runner.run(serve(settings, serving, teller))
     except (QflowError, OSError) as error:
         _logger.error("the server ends: %s", error)
         teller.tell({"kind": type(error).__name__, "text": str(error)})
@@ -76,15 +76,19 @@ def main(spool: str, given: str) -> int:
     return 0
 
 
-async def _serve(settings: LocalSettings, serving: Serving, teller: _Teller) -> None:
-    """Serve a spool until a signal, or until nobody is connected."""
+async def serve(settings: LocalSettings, serving: Serving, teller: Teller) -> None:
+    """Serve a spool until a signal, or until nobody is connected.
+
+    Raises:
+        BrokerFailed: the log has failed; the next client starts a process that opens the spool again.
+    """
     options: BrokerOptions = {} if settings.capacity_bytes is None else {"capacity_bytes": settings.capacity_bytes}
     async with qflow.aio.open(settings.spool, **options) as broker:
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         doors: list[_LocalDoor] = []
 
         async def listen(address: Address, users: Users | None, _: ssl.SSLContext | None) -> _LocalDoor:
-            server = await _amqp()(broker, host=address.host, port=address.port, users=users)
+            server = await qflow.amqp.serve(broker, host=address.host, port=address.port, users=users)
             doors.append(_LocalDoor(server, serving, secret))
             return doors[-1]
 
@@ -101,6 +105,7 @@ async def _serve(settings: LocalSettings, serving: Serving, teller: _Teller) -> 
             tell=ready,
             warn=_logger.info,
             notify=_tell_nobody,
+            check=broker.broker.engine.log.check_usable,
         )
         try:
             await service.run()
@@ -133,6 +138,12 @@ async def end_when_left(door: Left, idle_s: float, service: Stoppable) -> None:
                 await asyncio.sleep(LOOK_S)
     finally:
         service.receive(signal.SIGTERM)
+
+
+class Teller(Protocol):
+    """Says to the client that has started this process that it listens."""
+
+    def tell(self, said: dict[str, str]) -> None: ...
 
 
 class Left(Protocol):
@@ -211,16 +222,6 @@ def _lock(place: Place) -> Serving | None:
     while (serving := place.serve()) is None and time.monotonic() < end_s:
         time.sleep(LOOK_S / 25)
     return serving
-
-
-def _amqp() -> Any:
-    """Return `qflow.amqp.serve`, which has a dependency that only some install."""
-    try:
-        return qflow.amqp.serve
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "pamqp":
-            raise
-        raise NotFound("AMQP needs the package pamqp, which is not installed: pip install pamqp") from error
 
 
 def _users(secret: str) -> Users:

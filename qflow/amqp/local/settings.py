@@ -53,8 +53,4 @@ def _with(settings: LocalSettings, name: str, value: str) -> LocalSettings:
         return attrs.evolve(settings, capacity_bytes=parse_size(value, name))
     if name != "idle_s":
         raise InvalidArgument(f"the URL of a spool may have capacity and idle_s, not {name!r}")
-    try:
-        idle_s = float(value)
-    except ValueError as error:
-        raise InvalidArgument(f"idle_s must be a number of seconds, not {value!r}") from error
-    return attrs.evolve(settings, idle_s=parse_span(idle_s, name))
+    return attrs.evolve(settings, idle_s=parse_span(value, name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import attrs
 
@@ -118,3 +118,11 @@ def is_hidden(name: str) -> bool:
 def engine_name(vhost: str, name: str) -> str:
     """Return the name that the engine has for a queue of a virtual host."""
     return name if vhost == ROOT else f"{ENGINE_PREFIX}{quote(vhost, safe='')}:{name}"
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """Return the virtual host of a queue, and its name there, given the name that the engine has for it."""
+    if not is_hidden(name):
+        return ROOT, name
+    quoted, _, rest = name.removeprefix(ENGINE_PREFIX).partition(":")
+    return unquote(quoted), rest

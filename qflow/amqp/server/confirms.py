@@ -11,12 +11,14 @@ MOST_OPEN = 20_000
 
 
 class Unconfirmed:
-    """A publish whose queues have not all taken it."""
+    """A publish whose queues have not all taken it, or several that are one put."""
 
-    __slots__ = ("refused", "tag", "waiting")
+    __slots__ = ("first", "refused", "tag", "waiting")
 
     def __init__(self, tag: int) -> None:
+        self.first = tag
         self.tag = tag
+        """Of the last one."""
         self.waiting = 0
         """Puts that are not done."""
         self.refused = False
@@ -39,7 +41,7 @@ class Confirms:
         self._room: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self._next - self._open[0].first if self._open else 0
 
     def begin(self) -> Unconfirmed:
         """Return the next publish; `end` it when its puts are known."""
@@ -49,6 +51,11 @@ class Confirms:
         publish.waiting = 1
         return publish
 
+    def extend(self, publish: Unconfirmed) -> None:
+        """Have the next publish be one with the last that `begin` returned."""
+        publish.tag = self._next
+        self._next += 1
+
     def end(self, publish: Unconfirmed) -> None:
         """Confirm a publish when all its puts are done."""
         publish.waiting -= 1
@@ -57,7 +64,7 @@ class Confirms:
 
     async def room(self) -> None:
         """Return when fewer than `MOST_OPEN` are open."""
-        while len(self._open) >= MOST_OPEN:
+        while len(self) >= MOST_OPEN:
             self._room = asyncio.get_running_loop().create_future()
             await self._room
 
@@ -74,12 +81,12 @@ class Confirms:
         for index, publish in enumerate(done):
             last = index + 1 == len(done)
             if publish.refused:
-                self._write_confirm(publish.tag, False, False)
+                self._write_confirm(publish.tag, publish.first < publish.tag, False)
             elif last or done[index + 1].refused:
                 first = index == 0 or done[index - 1].refused
-                self._write_confirm(publish.tag, not first, True)
+                self._write_confirm(publish.tag, not first or publish.first < publish.tag, True)
         self._flush()
-        if self._room is not None and len(self._open) < MOST_OPEN:
+        if self._room is not None and len(self) < MOST_OPEN:
             if not self._room.done():
                 self._room.set_result(None)
             self._room = None

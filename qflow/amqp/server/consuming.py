@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.amqp.errors import AmqpError, ReplyCode
-from qflow.errors import AlreadySettled, BrokerClosed, QflowError, QueueDeleted, StreamDeleted
-from qflow.memory.waiting import in_place
+from qflow.amqp.server.settling import settle
+from qflow.errors import BrokerClosed, QflowError, QueueDeleted, StreamDeleted
 
 if TYPE_CHECKING:
     from qflow.aio.delivery import AsyncDelivery
@@ -98,13 +97,15 @@ class Consumer:
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def open(self, arguments: Mapping[str, Any]) -> None:
-        """Look where it is to begin.
+    async def open(self, arguments: Mapping[str, Any], client: Mapping[str, Any] | None = None) -> None:
+        """Look where it is to begin. Statistics call it by its tag and the name of its connection, if there is one.
 
         Raises:
             AmqpError: PRECONDITION_FAILED; an argument is wrong.
         """
-        self._source = await self.hosted.store.open(arguments)
+        told = (client or {}).get("connection_name")
+        name = f"{self.tag} ({told})" if told and isinstance(told, str) else self.tag
+        self._source = await self.hosted.store.open(arguments, name)
 
     def start(self) -> None:
         """Begin to take messages."""
@@ -234,33 +235,3 @@ def priority_of(arguments: Mapping[str, Any] | None) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid arg 'x-priority': {priority!r} is no integer")
     return priority
-
-
-async def give_back(delivery: AsyncDelivery, *, requeue: bool = True) -> None:
-    """Have a message go back to its queue, or, with `requeue=False`, to where its dead letters go."""
-    try:
-        await delivery.nack(requeue)
-    except (AlreadySettled, QueueDeleted, StreamDeleted, BrokerClosed):
-        return  # there is nothing to go back to, or it is there
-
-
-def settle(delivery: AsyncDelivery) -> None:
-    """Settle a message; one that is gone, with its queue, needs it no more."""
-    in_place(partial(_ack, delivery))
-
-
-def settle_all(deliveries: Iterable[AsyncDelivery]) -> None:
-    """Settle messages; see `settle`. Cost: 1 µs each."""
-    in_place(partial(_ack_all, deliveries))
-
-
-def _ack_all(deliveries: Iterable[AsyncDelivery]) -> None:
-    for delivery in deliveries:
-        _ack(delivery)
-
-
-def _ack(delivery: AsyncDelivery) -> None:
-    try:
-        delivery.delivery.ack()
-    except (AlreadySettled, QueueDeleted, StreamDeleted):
-        return

@@ -55,7 +55,7 @@ def table_of(encoded: bytes) -> dict[str, Any]:
 
 
 def read_properties(raw: bytes) -> Properties:
-    """Return what the server reads of flags and property list. Cost: 0.2 µs for a list seen before, else 3 µs.
+    """Return what the server reads of flags and property list. Cost: 0.1 µs for a list seen before, else 2 µs.
 
     Raises:
         AmqpError: PRECONDITION_FAILED, for an expiration that is no number of milliseconds.
@@ -95,7 +95,7 @@ def _expiration_s(text: bytes) -> float:
 
 
 def content_of(headers: Mapping[str, HeaderValue], queue: str, body: bytes) -> Content:
-    """Return a message of a queue as it is delivered, from its headers and its body. Cost: 1 µs."""
+    """Return a message of a queue as it is delivered, from its headers and its body. Cost: 0.6 µs."""
     encoded = headers.get(PROPERTIES)
     if isinstance(encoded, str) and EXCHANGE in headers and ROUTING_KEY in headers:
         return Content(str(headers[EXCHANGE]), str(headers[ROUTING_KEY]), b64decode(encoded), body)
@@ -109,7 +109,7 @@ def _readable(value: HeaderValue) -> HeaderValue:
 
 
 def headers_of(properties: Properties, exchange: str, routing_key: str) -> EncodedHeaders:
-    """Return the headers of a qflow message for what was published. Cost: 0.3 µs for those seen before, else 8 µs."""
+    """Return the headers of a qflow message for what was published. Cost: 0.1 µs for those seen before, else 4 µs."""
     make = _remembered_headers if len(properties.raw) <= CACHED_BYTES else _headers_of
     return make(properties.encoded, exchange, routing_key)
 
@@ -122,17 +122,19 @@ _remembered_headers = lru_cache(4096)(_headers_of)
 
 
 def content_of_delivery(delivery: Delivery, queue: str) -> Content:
-    """Return a message as it is delivered. Cost: 1 µs where the like was seen before, else 5 µs."""
+    """Return a message as it is delivered. Cost: 2 µs where the like was seen before, else 6 µs."""
     record = delivery.record
     if type(record) is not Message:
         return Content("", queue, NO_PROPERTIES, record)
-    header_bytes = record.header_bytes
+    header_bytes, body = record.head_and_body()
     find = _remembered_head if len(header_bytes) <= 2 * CACHED_BYTES else _head_of
-    return find(header_bytes, queue)._replace(body=record.body)
+    return Content(*find(header_bytes, queue), body)
 
 
-def _head_of(header_bytes: bytes, queue: str) -> Content:
-    return content_of(decode_headers(header_bytes), queue, b"")
+def _head_of(header_bytes: bytes, queue: str) -> tuple[str, str, bytes]:
+    """Return exchange, routing key and properties."""
+    exchange, routing_key, properties, _ = content_of(decode_headers(header_bytes), queue, b"")
+    return exchange, routing_key, properties
 
 
 _remembered_head = lru_cache(4096)(_head_of)

@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import QUORUM
 from qflow.amqp.model.plans import Plan
-from qflow.amqp.model.queues import ENGINE_PREFIX, ROOT
+from qflow.amqp.model.queues import place_of
 from qflow.amqp.model.topology import Topology
-from qflow.amqp.server.dead_letters import DEAD_LETTERS, TOO_MANY, DeadLetters
+from qflow.amqp.server.dead_letters import DeadLetters
+from qflow.amqp.server.deaths import TOO_MANY
+from qflow.amqp.server.expiring import expiring_of
 from qflow.amqp.server.hosted import HostedQueue
-from qflow.amqp.server.stores import QueueStore, StreamStore, topic_of
-from qflow.amqp.server.tasks import Tasks, to_its_end
+from qflow.amqp.server.stores import QueueStore, StreamStore, make_store
+from qflow.amqp.server.tasks import to_its_end
+from qflow.amqp.server.trimming import Trimming
 from qflow.broker import Broker
 from qflow.errors import (
     BrokerClosed,
@@ -27,10 +29,10 @@ from qflow.errors import (
     InvalidArgument,
     NotFound,
     QflowError,
-    QueueDeleted,
     QueueFull,
     SettingsConflict,
 )
+from qflow.serving.tasks import Tasks
 
 if TYPE_CHECKING:
     from qflow.aio.broker import AsyncBroker
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from qflow.amqp.server.content import Properties
     from qflow.amqp.wire.frames import Content
 
-TRIMMED_AT_ONCE = 1000
 LOOK_S = 1.0
 """How often unused queues are looked for."""
 
@@ -53,12 +54,12 @@ class Hosts:
 
     def __init__(self, broker: AsyncBroker) -> None:
         self.broker = broker
-        self.tasks = Tasks()
+        self.tasks = Tasks(_logger)
         self.numbers = count(1)
         """Of connections: none is given twice."""
         self._users = 0
         self.changing = asyncio.Lock()
-        self.dead_letters = DeadLetters(broker, self.place_of)
+        self.dead_letters = DeadLetters(broker, self.place_of, self.tasks)
         self._hosts: dict[str, Host] = {}
         self._topology: Topology | None = None
 
@@ -86,13 +87,15 @@ class Hosts:
         if not self._users:
             if _HOSTS.get(self.broker.broker) is self:
                 del _HOSTS[self.broker.broker]
+            for host in self._hosts.values():
+                host.end()
             await self.tasks.close()
 
     async def _load(self) -> None:
         """Take over what is in the log."""
         self._topology = topology = await asyncio.to_thread(Topology, self.broker.broker.engine.log, self.engine_has)
         for model in topology.vhosts:
-            self._host(model)
+            self._host(model).open()
 
     def engine_has(self, name: str, is_stream: bool) -> bool | None:
         engine = self.broker.broker.engine
@@ -114,10 +117,7 @@ class Hosts:
 
     def place_of(self, engine_name: str) -> tuple[Host | None, str]:
         """Return the virtual host and the name of a queue, given its name in the engine."""
-        vhost, name = ROOT, engine_name
-        if engine_name.startswith(ENGINE_PREFIX):
-            quoted, _, name = engine_name.removeprefix(ENGINE_PREFIX).partition(":")
-            vhost = unquote(quoted)
+        vhost, name = place_of(engine_name)
         return self._hosts.get(vhost), name
 
     async def commit(self, plan: Plan) -> None:
@@ -162,13 +162,27 @@ class Host:
         """Those that were used since the server began."""
         self._hosts = hosts
         self._model = model
-        self._trimming: set[HostedQueue] = set()
+        self._trimming = Trimming(self, hosts.dead_letters, hosts.tasks)
         self._expiring: set[str] = {name for name, one in model.queues.items() if one.settled.expires_ms is not None}
 
     @property
     def name(self) -> str:
         """The name of the virtual host."""
         return self._model.name
+
+    def open(self) -> None:
+        """Have messages leave that expired while no server ran, where they become dead letters."""
+        for name, model in self._model.queues.items():
+            if model.settled.dead_letter_exchange is not None:
+                try:
+                    self._hosted(name)
+                except AmqpError as error:  # whoever uses it is told
+                    _logger.warning("what expires in it is looked for later: %s", error)
+
+    def end(self) -> None:
+        """Look for nothing any more: the server ends."""
+        for hosted in self.queues.values():
+            hosted.end()
 
     # Looking -----------------------------------------------------------------------------------------------------
 
@@ -209,7 +223,10 @@ class Host:
                 raise AmqpError(ReplyCode.INTERNAL_ERROR, f"{where}: {error}") from error
             if model is None or store is None:
                 raise AmqpError(ReplyCode.NOT_FOUND, f"no {where}")
-            found = self.queues[name] = HostedQueue(model, where, store)
+            found = self.queues[name] = HostedQueue(
+                model, where, store, expiring_of(model.settled, store, self._hosts.tasks)
+            )
+            found.look_for_expired()
         return found
 
     def _store(self, model: Queue) -> QueueStore | StreamStore:
@@ -258,27 +275,8 @@ class Host:
         raise QueueFull(f"{hosted.where} is full")
 
     def trim_soon(self, hosted: HostedQueue) -> None:
-        """Have what a queue has held for longest go, while it has too much."""
-        if hosted not in self._trimming and hosted.excess() > 0:
-            self._trimming.add(hosted)
-            self._hosts.tasks.spawn(self._trim(hosted))
-
-    async def _trim(self, hosted: HostedQueue) -> None:
-        try:
-            while (excess := hosted.excess()) > 0 and isinstance(hosted.store, QueueStore):
-                batch = await hosted.store.queue.get_many(min(excess, TRIMMED_AT_ONCE), 0)
-                if not len(batch):
-                    return
-                if hosted.arguments.dead_letter_exchange is None:
-                    await batch.ack()
-                else:
-                    await self._hosts.dead_letters.carry_all(batch, self, hosted.name, TOO_MANY)
-        except (QueueDeleted, BrokerClosed):
-            return
-        except QflowError as error:
-            _logger.warning("%s has more than it should: %s", hosted.where, error)
-        finally:
-            self._trimming.discard(hosted)
+        """Have what a queue has held for longest go, while it has too much and its arguments say so."""
+        self._trimming.soon(hosted)
 
     # Exchanges and bindings --------------------------------------------------------------------------------------
 
@@ -305,6 +303,13 @@ class Host:
 
     async def unbind_queue(self, queue: str, exchange: str, key: str, arguments: Table, connection: int) -> None:
         await self._change(lambda: self._model.plan_unbind_queue(queue, exchange, key, arguments, connection))
+
+    async def bind_for_now(self, queue: str, exchange: str, key: str, *, bound: bool = True) -> None:
+        """Have a binding, or have it no more, that the log knows nothing of."""
+        async with self._hosts.changing:
+            (self._model.plan_bind_queue if bound else self._model.plan_unbind_queue)(
+                queue, exchange, key, {}, -1
+            ).apply()
 
     async def _change(self, plan: Callable[[], Plan]) -> None:
         async def change() -> None:
@@ -343,7 +348,7 @@ class Host:
             if plan.is_new:
                 await self._hosts.keep(plan)
                 try:
-                    await self._make(plan.queue)
+                    await make_store(self.broker, self._model.engine_name(name), plan.queue)
                 except (SettingsConflict, InvalidArgument) as error:
                     await self._hosts.keep(Plan(facts=plan.undoing))
                     raise AmqpError(ReplyCode.PRECONDITION_FAILED, str(error)) from error
@@ -353,19 +358,6 @@ class Host:
             hosted = self._hosted(name)
             hosted.used()
             return hosted
-
-    async def _make(self, queue: Queue) -> None:
-        """Have a queue, or a stream, in the broker."""
-        name = self._model.engine_name(queue.name)
-        if queue.settled.is_stream:
-            await self.broker.declare_stream(name, topics=[f"{topic_of(name)}/#"], **queue.settled.retention())
-            return
-        settings = queue.settings(dead_letter=DEAD_LETTERS)
-        if not settings.get("ttl_s"):
-            settings.pop("ttl_s", None)  # 0 is told with each message: see `HostedQueue.submit`
-        for name_of_limit in ("ack_timeout_s", "limit_messages", "limit_bytes", "on_overflow"):
-            settings.pop(name_of_limit, None)  # type: ignore[misc]  # those are counted here: see `Channel.tick`, `trim`
-        await self.broker.declare_queue(name, **settings)
 
     async def delete_queue(self, name: str, connection: int, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue; return how many messages it had. One that is not there is deleted."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import DROP_HEAD
+from qflow.amqp.server.stores import QueueStore
 
 if TYPE_CHECKING:
     from qflow.amqp.model.arguments import QueueArguments
     from qflow.amqp.model.queues import Queue
+    from qflow.amqp.server.expiring import Expiring
     from qflow.amqp.server.parcels import Parcel
-    from qflow.amqp.server.stores import QueueStore, StreamStore
+    from qflow.amqp.server.stores import StreamStore
 
 CONSUMER_TIMEOUT_S = 1800.0
 """A client settles a message within this time, if its queue says nothing else."""
@@ -38,9 +41,12 @@ class Consuming(Protocol):
 class HostedQueue:
     """See the module. Used by the tasks of one event loop."""
 
-    __slots__ = ("consumers", "model", "pending", "pending_bytes", "store", "used_s", "where")
+    __slots__ = ("_expiring", "_pending", "_pending_bytes", "consumers", "model", "store", "used_s", "where")
 
-    def __init__(self, model: Queue, where: str, store: QueueStore | StreamStore) -> None:
+    def __init__(
+        self, model: Queue, where: str, store: QueueStore | StreamStore, expiring: Expiring | None = None
+    ) -> None:
+        """`expiring`: of a queue with dead letters, who sees to it that they leave when they expire."""
         self.model = model
         """How it was declared."""
         self.where = where
@@ -51,9 +57,9 @@ class HostedQueue:
         """In the order they came, those of a higher priority first."""
         self.used_s = time.monotonic()
         """When it was declared, consumed or got from."""
-        self.pending = 0
-        """Of a queue with a limit: messages that are on their way into it."""
-        self.pending_bytes = 0
+        self._pending = 0
+        self._pending_bytes = 0
+        self._expiring = expiring
 
     @property
     def name(self) -> str:
@@ -116,6 +122,7 @@ class HostedQueue:
 
     def ended(self) -> None:
         """Have consumers notice that the queue is deleted, those too that wait for their turn, or for acks."""
+        self.end()
         for consumer in self.consumers:
             consumer.wake()
 
@@ -151,18 +158,41 @@ class HostedQueue:
         return not arguments.is_stream and (arguments.max_length is not None or arguments.max_length_bytes is not None)
 
     @property
-    def rejects(self) -> bool:
-        """It refuses what comes when it is full; else what it has had for longest goes."""
-        return self.arguments.overflow != DROP_HEAD
+    def drops(self) -> bool:
+        """When it has too much, what it has had for longest goes."""
+        return self.has_limit and self.arguments.overflow == DROP_HEAD
 
     @property
-    def is_full(self) -> bool:
-        """One more message would be too many, with those on their way. Cost: 20 µs."""
+    def refuses(self) -> bool:
+        """It takes no more: one more message would be too many, with those on their way. Cost: 20 µs."""
+        if not self.has_limit or self.drops:
+            return False
         arguments, ready = self.arguments, self.store.depth()
-        if arguments.max_length is not None and ready.messages + self.pending >= arguments.max_length:
+        if arguments.max_length is not None and ready.messages + self._pending >= arguments.max_length:
             return True
         limit = arguments.max_length_bytes
-        return limit is not None and ready.bytes + self.pending_bytes >= limit
+        return limit is not None and ready.bytes + self._pending_bytes >= limit
+
+    @property
+    def may_block(self) -> bool:
+        """A message may have to wait for room, as a program declared it so."""
+        return isinstance(self.store, QueueStore) and self.store.may_block
+
+    def blocks(self, parcel: Parcel) -> bool:
+        """Tell whether a message would have to wait for room."""
+        if not isinstance(self.store, QueueStore) or not self.store.may_block:
+            return False
+        return not self.store.has_room(1 + self._pending, len(parcel.body) + self._pending_bytes)
+
+    def comes(self, parcel: Parcel) -> None:
+        """Count a message that is on its way; `came` when it is there, or was refused."""
+        self._pending += 1
+        self._pending_bytes += len(parcel.body)
+
+    def came(self, parcel: Parcel) -> None:
+        """See `comes`."""
+        self._pending -= 1
+        self._pending_bytes -= len(parcel.body)
 
     def excess(self) -> int:
         """Return how many messages it has too many; 1 if there are too many bytes. Cost: 20 µs."""
@@ -171,8 +201,40 @@ class HostedQueue:
         limit = arguments.max_length_bytes
         return max(too_many, int(limit is not None and ready.messages > 0 and ready.bytes > limit))
 
+    def store_of_runs(self, parcel: Parcel) -> QueueStore | None:
+        """Return where messages like this one may be put many at once; None: a limit may turn some of them away."""
+        if self.has_limit or parcel.ttl_s == 0 or self.arguments.message_ttl_ms == 0:
+            return None
+        return self.store.store_of_runs(parcel)
+
     def submit(self, parcel: Parcel) -> asyncio.Future[Any]:
         """Put a message; the future is a task if it has to wait for room."""
         if parcel.ttl_s == 0 or self.arguments.message_ttl_ms == 0:
             parcel = parcel.at_once(any(consumer.may_have_more for consumer in self.consumers))
-        return self.store.submit(parcel)
+        return self._submitted(self.store.submit(parcel), parcel)
+
+    def submit_run(self, store: QueueStore, parcel: Parcel, bodies: Sequence[bytes]) -> asyncio.Future[Any]:
+        """Put messages that differ in their bodies alone into its store, all or none."""
+        return self._submitted(store.submit_run(parcel, bodies), parcel)
+
+    def _submitted(self, put: asyncio.Future[Any], parcel: Parcel) -> asyncio.Future[Any]:
+        if self._expiring is not None and self._expiring.lives_s(parcel.ttl_s) is not None:
+            put.add_done_callback(lambda _: self.expects(parcel))
+        return put
+
+    def expects(self, parcel: Parcel) -> None:
+        """Have a message that was put now leave when it expires, if it becomes a dead letter then."""
+        if self._expiring is not None:
+            lives_s = self._expiring.lives_s(parcel.ttl_s)
+            if lives_s is not None:
+                self._expiring.look_after(lives_s + (parcel.delay_s or 0.0))
+
+    def look_for_expired(self) -> None:
+        """Have messages leave that expired while they could not: a client held them, or no server ran."""
+        if self._expiring is not None:
+            self._expiring.look_after(0.0)
+
+    def end(self) -> None:
+        """Look for nothing that expires any more: the server ends, or the queue is gone."""
+        if self._expiring is not None:
+            self._expiring.end()

@@ -9,6 +9,7 @@ from pamqp import decode
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.wire.limits import DEFAULT_LIMITS
 from qflow.amqp.wire.tables import check_table
+from qflow.serving.certificates import common_name
 
 PLAIN, AMQPLAIN, EXTERNAL = "PLAIN", "AMQPLAIN", "EXTERNAL"
 
@@ -38,12 +39,8 @@ def credentials(mechanism: str, response: bytes, certificate: dict[str, Any] | N
             return None
         name, password = table.get("LOGIN"), table.get("PASSWORD")
         return Credentials(name, password) if isinstance(name, str) and isinstance(password, str) else None
-    if mechanism == EXTERNAL and certificate:
-        for field in certificate.get("subject", ()):
-            for key, value in field:
-                if key == "commonName":
-                    return Credentials(value, None)
-    return None
+    name = common_name(certificate) if mechanism == EXTERNAL else None
+    return None if name is None else Credentials(name, None)
 
 
 def _text(part: bytes) -> str:

@@ -17,23 +17,23 @@ from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.host import Host, Hosts
 from qflow.amqp.server.logging_in import AMQPLAIN, EXTERNAL, PLAIN, credentials
 from qflow.amqp.server.permissions import Permissions
+from qflow.amqp.server.present import present
 from qflow.amqp.server.session import Session
-from qflow.amqp.server.tasks import Tasks
 from qflow.amqp.wire.connection import SERVER_PROPERTIES, Connection
 from qflow.amqp.wire.events import Login
 from qflow.amqp.wire.limits import Limits
 from qflow.broker import Broker
-from qflow.errors import InvalidArgument
-from qflow.serving.addresses import is_loopback
+from qflow.serving import presence
+from qflow.serving.addresses import check_port
 from qflow.serving.certificates import Renewable
 from qflow.serving.logins import Logins
-from qflow.serving.users import User, Users
+from qflow.serving.tasks import Tasks
+from qflow.serving.telling import Telling
+from qflow.serving.users import User, Users, check_users
 
 LOGIN_S = 10.0
 """A client has so long to log in and to open a virtual host."""
 MOST_CONNECTIONS = 20_000
-TOLD_EACH_S = 10.0
-"""The log has one line about the same trouble in so many seconds."""
 PROPERTIES: FieldTable = {**SERVER_PROPERTIES, "version": __version__}
 UNIT_BYTES = 64 * 1024**2
 DRAINING_S = 0.02
@@ -51,12 +51,13 @@ class Server:
         self.login_s = LOGIN_S
         self.max_unit_bytes = UNIT_BYTES
         self._hosts: Hosts | None = None
-        self._tasks = Tasks()
+        self._tasks = Tasks(_logger)
         self._logins = Logins(users)
         self._tls = None if ssl is None else Renewable(ssl)
         self._sessions: set[Session] = set()
         self._listening: asyncio.Server | None = None
-        self._told_s = 0.0
+        self._telling = Telling(_logger)
+        self.tell = self._telling.tell
         self._closed = False
 
     # Listening ---------------------------------------------------------------------------------------------------
@@ -81,7 +82,12 @@ class Server:
         except BaseException:
             await self.close()
             raise
+        presence.enter(self.broker.broker, self, self._present)
         self.spawn(self._tick())
+
+    def _present(self) -> list[presence.Connected]:
+        now = time.monotonic()
+        return [present(session, now) for session in self._sessions]
 
     @property
     def sockets(self) -> Sequence[Any]:
@@ -157,13 +163,6 @@ class Server:
         """Have a task do something; what it raises is logged."""
         self._tasks.spawn(work)
 
-    def tell(self, text: str, *values: object) -> None:
-        """Write a warning to the log, unless there was one a short time ago."""
-        now = time.monotonic()
-        if now - self._told_s >= TOLD_EACH_S:
-            self._told_s = now
-            _logger.warning(text, *values)
-
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
@@ -204,6 +203,7 @@ class Server:
         if self._closed:
             return
         self._closed = True
+        presence.leave(self.broker.broker, self)
         if self._listening is not None:
             self._listening.close()
         for session in list(self._sessions):
@@ -213,6 +213,7 @@ class Server:
             await asyncio.sleep(0.01)
         self._logins.close()
         await self._tasks.close()
+        self._telling.end()
         if self._hosts is not None:
             await self._hosts.leave()
 
@@ -240,10 +241,11 @@ async def serve(
 
     Raises:
         OSError: the address cannot be listened on.
-        InvalidArgument: another address than one of this machine alone, without users.
+        InvalidArgument: another address than one of this machine alone, without users; no port.
     """
+    check_port(port)
+    check_users(users, host)
     around = broker if isinstance(broker, AsyncBroker) else AsyncBroker(broker)
-    _check_loopback(host, users)
     server = Server(around, users, ssl)
     await server.start(host, port)
     return server
@@ -251,10 +253,3 @@ async def serve(
 
 def _shutdown() -> AmqpError:
     return AmqpError(ReplyCode.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")
-
-
-def _check_loopback(host: str, users: Users | None) -> None:
-    if users is None and host != "localhost" and not is_loopback(host):
-        raise InvalidArgument(
-            f"{host!r} can be reached from other machines: give users, or listen on 127.0.0.1, ::1 or localhost"
-        )

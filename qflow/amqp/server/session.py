@@ -17,6 +17,7 @@ from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.permissions import Permissions
+from qflow.amqp.server.publishing import PUBLISH
 from qflow.amqp.server.tasks import to_its_end
 from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
@@ -75,6 +76,8 @@ class Session:
         self._reader = reader
         self._writer = writer
         self._flush_due = False
+        self._running: Channel | None = None
+        """It may take the next publish together with the last."""
         self._tags = 0
         self._ending = False
         self._shutdown = AmqpError(ReplyCode.CONNECTION_FORCED, "")
@@ -122,13 +125,17 @@ class Session:
                 return
             self.is_handling = True
             for event in self.machine.receive(data):
+                self._handled += 1
+                if self._running is not None:
+                    if type(event) is events.Published and self._running.publishing.goes_on(event):
+                        continue
+                    await self._hand_over()
                 try:
                     handled = self._handle(event)
                     if handled is not None:
                         await handled
                 except QflowError as error:
                     await self._refuse(event, as_amqp_error(error))
-                self._handled += 1
                 if self.machine.pending_bytes() > BUFFER_BYTES:
                     await self._write()
             await self._write()
@@ -139,8 +146,16 @@ class Session:
                 await self._published()
                 self.end(self._shutdown)
 
+    async def _hand_over(self) -> None:
+        """Put what was published of late, before anything else is done."""
+        channel, self._running = self._running, None
+        waits = None if channel is None else channel.publishing.hand_over()
+        if waits is not None:
+            await waits
+
     async def _write(self) -> None:
         """Write what is to be written; wait for a client that asks, and does not read the answers."""
+        await self._hand_over()
         self.read_s = time.monotonic()
         self.flush()
         if self._writer.transport.get_write_buffer_size() > 4 * BUFFER_BYTES:
@@ -157,6 +172,7 @@ class Session:
                 return None  # it was closed meanwhile
             if event.immediate:
                 raise AmqpError(ReplyCode.NOT_IMPLEMENTED, "immediate=true")
+            self._running = channel
             return channel.publish(event.exchange, event.routing_key, event.mandatory, event.properties, event.body)
         if kind is events.Method:
             channel = self.channels.get(event.channel)
@@ -167,7 +183,7 @@ class Session:
         if isinstance(event, events.Method):
             error.about(event.method)
         elif isinstance(event, events.Published):
-            error.class_id, error.method_id = 60, 40
+            error.class_id, error.method_id = PUBLISH
         channel = self.channels.get(getattr(event, "channel", 0))
         if error.hard or not getattr(event, "channel", 0):
             self.fail(error)

@@ -11,27 +11,42 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
-from qflow.aio.delivery import AsyncStreamDelivery
+from qflow.aio.delivery import AsyncDeliveries, AsyncStreamDelivery
+from qflow.aio.queue import check_put, nack_all, submit_many, work_of
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import seconds_of
 from qflow.amqp.server.content import content_of_delivery
 from qflow.amqp.wire.properties import changed
-from qflow.errors import AlreadySettled, BrokerClosed, QflowError, QueueDeleted, StreamDeleted
+from qflow.config import Overflow
+from qflow.errors import (
+    AlreadySettled,
+    BrokerClosed,
+    InvalidArgument,
+    MessageTooLarge,
+    QflowError,
+    QueueDeleted,
+    StreamDeleted,
+)
 from qflow.memory.waiting import in_place
 from qflow.options import Start
+from qflow.queues.overflow import may_hold
 from qflow.queues.queue import parts_of
+from qflow.takers import Taker, cut_name
 
 if TYPE_CHECKING:
     from qflow.aio.broker import AsyncBroker
-    from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+    from qflow.aio.delivery import AsyncDelivery
     from qflow.aio.queue import AsyncQueue
     from qflow.aio.stream import AsyncStream
     from qflow.aio.subscription import AsyncSubscription
     from qflow.aio.transaction import AsyncTransaction
+    from qflow.amqp.model.queues import Queue
     from qflow.amqp.server.parcels import Parcel
     from qflow.amqp.wire.frames import Content
-    from qflow.delivery import Deliveries
+    from qflow.delivery import Deliveries, Delivery
 
+DEAD_LETTERS = "amqp:dead-letters"
+"""The queue of qflow in which they are on their way."""
 PURGED_AT_ONCE = 1000
 FILTER_VALUE = "x-stream-filter-value"
 DELIVERY_COUNT = "x-delivery-count"
@@ -92,12 +107,32 @@ class QueueStore:
         """How many messages wait, with those that are delayed."""
         return in_place(self.queue.queue.stats).lag_messages
 
-    def has_room(self, parcel: Parcel) -> bool:
-        """Tell whether a message could be put now."""
+    @property
+    def may_block(self) -> bool:
+        """It may be full, and who puts a message then waits."""
         settings = self.queue.settings
-        if len(parcel.body) >= settings.max_message_bytes:
+        has_limit = settings.limit_messages is not None or settings.limit_bytes is not None
+        return has_limit and settings.on_overflow is Overflow.BLOCK
+
+    def has_room(self, messages: int, size: int) -> bool:
+        """Tell whether it takes so many messages, of so many bytes together, at once, by its limits."""
+        stats = in_place(self.queue.queue.stats)
+        is_open = not parts_of(self.queue.queue).gate.at_limit
+        return is_open and may_hold(self.queue.settings, stats.messages + messages, stats.bytes + size)
+
+    def takes(self, parcel: Parcel) -> bool:
+        """Tell whether a message can be put, if need be after a while."""
+        if self.is_gone or not self._may_pass(parcel):
             return False
-        return settings.limit_messages is None or len(self.queue) < settings.limit_messages
+        return self.may_block or self.has_room(1, len(parcel.body))
+
+    def _may_pass(self, parcel: Parcel) -> bool:
+        """Tell whether the queue takes such a message when it is empty."""
+        try:
+            check_put(self.queue, parcel.body, **parcel.options(self.queue.settings))
+        except (MessageTooLarge, InvalidArgument):
+            return False
+        return True
 
     def submit(self, parcel: Parcel) -> asyncio.Future[Any]:
         """Put a message; the future is a task if it has to wait for room."""
@@ -107,16 +142,31 @@ class QueueStore:
         """Put a message when a transaction commits."""
         await transaction.put(self.queue, parcel.body, **parcel.options(self.queue.settings))
 
-    async def open(self, _: Mapping[str, Any]) -> Source:
-        """Return what a new consumer takes from."""
-        return _QueueSource(self)
+    async def give_back(self, deliveries: Sequence[AsyncDelivery], requeue: bool) -> None:
+        """Have messages go back, or, with `requeue=False`, to where dead letters go. Cost: one commit, if to those."""
+        with suppress(AlreadySettled, QueueDeleted, BrokerClosed):  # there is nothing to go back to, or it is there
+            await nack_all(self.queue, deliveries, requeue)
+
+    def store_of_runs(self, parcel: Parcel) -> QueueStore | None:
+        """Return it if messages like this one may be put many at once: logged, without a limit that turns some away."""
+        settings = self.queue.settings
+        limited = settings.limit_messages is not None or settings.limit_bytes is not None
+        return self if parcel.durable and settings.durable and not limited else None
+
+    def submit_run(self, parcel: Parcel, bodies: Sequence[bytes]) -> asyncio.Future[Any]:
+        """Put messages that differ in their bodies alone, all or none; as `submit`."""
+        return submit_many(self.queue, bodies, **parcel.options(self.queue.settings))
+
+    async def open(self, _: Mapping[str, Any], name: str) -> Source:
+        """Return what a new consumer of this name takes from."""
+        return _QueueSource(self, name)
 
     def check_consumer(self, prefetch: int, no_ack: bool) -> None:
         """Refuse a consumer that cannot be served."""
 
     async def get(self) -> tuple[AsyncDelivery, Content]:
         """Return a message; raises `QueueEmpty`."""
-        delivery = await self.queue.get(0)
+        delivery = await self.queue.get(0, consumer="basic.get")
         return delivery, self.content_of(delivery)
 
     def content_of(self, delivery: AsyncDelivery) -> Content:
@@ -126,6 +176,11 @@ class QueueStore:
         if not self._counts or not earlier:
             return content
         return content._replace(properties=changed(content.properties, {DELIVERY_COUNT: earlier}))
+
+    def settle(self, deliveries: list[Delivery]) -> None:
+        """Settle messages of it, in one commit. Those that are settled, or gone with the queue, need it no more."""
+        with suppress(AlreadySettled, QueueDeleted):
+            in_place(partial(self.queue.queue.ack_many, deliveries))
 
     async def purge(self) -> int:
         """Drop what waits, and return how many messages that were; what consumers hold stays."""
@@ -143,12 +198,15 @@ class QueueStore:
 
 
 class _QueueSource:
-    def __init__(self, store: QueueStore) -> None:
+    def __init__(self, store: QueueStore, name: str) -> None:
         self._queue = store.queue
+        self._work = work_of(store.queue)
+        self._taker = Taker(cut_name(name), "amqp", pid=0)
         self.content_of = store.content_of
+        in_place(partial(self._work.consumed.welcome, self._taker))
 
     async def get_many(self, most: int) -> AsyncDeliveries:
-        return await self._queue.get_many(most)
+        return AsyncDeliveries(await self._work.collect(most, None, self._taker), self._work)
 
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
         in_place(partial(self._give_up, batch.deliveries, first))
@@ -162,7 +220,7 @@ class _QueueSource:
                     claims.give_up(left)
 
     async def close(self) -> None:
-        return None
+        in_place(partial(self._work.consumed.see_off, self._taker))
 
 
 class StreamStore:
@@ -199,17 +257,24 @@ class StreamStore:
         """How many messages it has."""
         return self.depth().messages
 
-    def has_room(self, parcel: Parcel) -> bool:
-        """Tell whether a message could be put now."""
-        return len(parcel.body) < self.stream.settings.max_message_bytes
+    def takes(self, parcel: Parcel) -> bool:
+        """Tell whether a message can be put."""
+        return not self.is_gone and len(parcel.body) < self.stream.settings.max_message_bytes
 
     def submit(self, parcel: Parcel) -> asyncio.Future[Any]:
         """Publish a message; the future is a task if it has to wait for room."""
         return self._broker.submit_publish(self._topic_of(parcel), parcel.body, headers=parcel.headers)
 
+    def store_of_runs(self, _: Parcel) -> None:
+        """Messages of a stream are published one by one."""
+
     async def put_in(self, transaction: AsyncTransaction, parcel: Parcel) -> None:
         """Publish a message when a transaction commits."""
         await transaction.publish(self._topic_of(parcel), parcel.body, headers=parcel.headers)
+
+    async def give_back(self, deliveries: Sequence[AsyncDelivery], _: bool) -> None:
+        """Settle messages: a stream delivers nothing again."""
+        self.settle([one.delivery for one in deliveries])
 
     def _topic_of(self, parcel: Parcel) -> str:
         return self._topic if parcel.filter_value is None else f"{self._topic}/{quote(parcel.filter_value, safe='')}"
@@ -225,7 +290,7 @@ class StreamStore:
                 ReplyCode.PRECONDITION_FAILED, f"consumer prefetch count is not set for stream queue '{self._name}'"
             )
 
-    async def open(self, arguments: Mapping[str, Any]) -> Source:
+    async def open(self, arguments: Mapping[str, Any], name: str) -> Source:
         """Return what a new consumer takes from; the argument `x-stream-offset` says where it begins.
 
         Raises:
@@ -266,6 +331,12 @@ class StreamStore:
         """Refused: a stream is consumed."""
         raise AmqpError(ReplyCode.NOT_IMPLEMENTED, f"basic.get is not supported by stream queues: queue '{self._name}'")
 
+    def settle(self, deliveries: list[Delivery]) -> None:
+        """Settle messages for their subscriptions. Those that are settled, or gone, need it no more."""
+        for delivery in deliveries:
+            with suppress(AlreadySettled, StreamDeleted):
+                in_place(delivery.ack)
+
     async def purge(self) -> int:
         """Refused: what is in a stream is retained as its arguments say."""
         raise AmqpError(
@@ -298,6 +369,19 @@ class _StreamSource:
 
     async def close(self) -> None:
         await self._subscription.close()
+
+
+async def make_store(broker: AsyncBroker, name: str, queue: Queue) -> None:
+    """Have a queue, or a stream, in the broker under a name, as an AMQP queue is declared."""
+    if queue.settled.is_stream:
+        await broker.declare_stream(name, topics=[f"{topic_of(name)}/#"], **queue.settled.retention())
+        return
+    settings = queue.settings(dead_letter=DEAD_LETTERS)
+    if not settings.get("ttl_s"):
+        settings.pop("ttl_s", None)  # 0 is told with each message: see `HostedQueue.submit`
+    for name_of_limit in ("ack_timeout_s", "limit_messages", "limit_bytes", "on_overflow"):
+        settings.pop(name_of_limit, None)  # type: ignore[misc]  # those are counted here: see `Channel.tick`, `trim`
+    await broker.declare_queue(name, **settings)
 
 
 def topic_of(engine_name: str) -> str:

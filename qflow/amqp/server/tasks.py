@@ -14,32 +14,6 @@ T = TypeVar("T")
 _logger = logging.getLogger("qflow.amqp")
 
 
-class Tasks:
-    """Tasks that somebody owns: kept until they are done, cancelled when the owner ends."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have a task do something; what it raises is logged."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _logger.error("a task of the server failed", exc_info=task.exception())
-
-    async def close(self) -> None:
-        """Cancel all, and return when they have ended."""
-        while self._tasks:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-
-
 async def attempt(work: Coroutine[Any, Any, None], warn: Callable[[str, object], None]) -> None:
     """Do something whose failure must not keep others from being done: it is warned of."""
     try:

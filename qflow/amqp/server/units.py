@@ -94,10 +94,10 @@ class Unit:
         """Commit; nothing of it is done if that fails, which ends the channel."""
         channel = self._channel
         puts, acked, nacked, returned = self._puts, self._acked, self._nacked, self._returned
-        limited = [hosted for hosted in dict.fromkeys(hosted for hosted, _ in puts) if hosted.has_limit]
+        queues = dict.fromkeys(hosted for hosted, _ in puts)
         try:
-            for hosted in limited:
-                if hosted.rejects and hosted.is_full:
+            for hosted in queues:
+                if hosted.refuses:
                     raise QueueFull(f"{hosted.where} is full")
             await self._until_committed(puts, acked)
         except (QueueFull, QueueDeleted, StreamDeleted, AlreadySettled, InvalidArgument) as error:
@@ -108,9 +108,10 @@ class Unit:
             raise AmqpError(ReplyCode.INTERNAL_ERROR, f"not committed: {error}") from error
         self._clear()
         channel.settled(acked)
-        for hosted in limited:
-            if not hosted.rejects:
-                channel.host.trim_soon(hosted)
+        for hosted, parcel in puts:
+            hosted.expects(parcel)
+        for hosted in queues:
+            channel.host.trim_soon(hosted)
         try:
             while nacked:
                 await channel.give_back(*nacked.pop(0))

@@ -35,12 +35,12 @@ from qflow.amqp.wire.events import (
     VhostAsked,
 )
 from qflow.amqp.wire.frames import AROUND_PAYLOAD_BYTES, FRAME, FRAME_BYTES, Content
-from qflow.amqp.wire.input import Input
 from qflow.amqp.wire.limits import DEFAULT_LIMITS, Limits
 from qflow.amqp.wire.methods import decode_method, encode_method, unchecked
 from qflow.amqp.wire.output import Output
 from qflow.amqp.wire.states import CONNECTION, TRUSTED, ChannelState, State, Step, WrongState
 from qflow.amqp.wire.tables import check_properties
+from qflow.serving.input import Input
 
 CAPABILITIES = (
     "publisher_confirms",

@@ -228,7 +228,7 @@ def _places_of(request: Request) -> Iterator[Hashable]:
     """Yield where a request keeps its order with others."""
     for put in _puts_of(request):
         yield from put.lanes
-    if isinstance(request, Unit) and request.puts and request.writes:
+    if isinstance(request, Unit) and request.puts and (request.writes or request.notes):
         yield _WRITES
     elif isinstance(request, Order):
         yield from request.after or ()

@@ -182,7 +182,7 @@ class Unit(Request):
     puts hold, the same object, is stored once.
     """
 
-    __slots__ = ("parties", "puts", "result", "settles", "size", "values", "writes")
+    __slots__ = ("notes", "parties", "puts", "result", "settles", "size", "values", "writes")
 
     def __init__(
         self,
@@ -200,6 +200,8 @@ class Unit(Request):
         """About how many records those are, if that is more than a few: each may take a page of its own."""
         self.writes = list(writes)
         """Functions that are run inside its transaction, perhaps twice; see `TransactionLog.write`."""
+        self.notes: list[Callable[[Any], Any]] = []
+        """As `writes`, but run when its puts have their sequences."""
         self.puts = list(puts)
         self.settles = list(settles)
         self.parties = list(parties)

@@ -191,6 +191,9 @@ class BatchWriting:
                 plan.append(step)
             except DAMAGE as error:
                 raise LaneBroken(lane, error, self._env.path) from error
+        for unit in batch.units:
+            for note in unit.notes:
+                note(txn)
         if sharing is not None:
             sharing.finish()
         if batch.attempts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import cast
 
 from qflow.errors import DiskFull, StorageError
@@ -37,6 +38,7 @@ class Committing:
 
     def commit(self, batch: Batch) -> None:
         while True:
+            began_s = perf_counter()
             try:
                 self._writing.commit(batch)
             except MapFull:
@@ -54,6 +56,7 @@ class Committing:
                     raise
             else:
                 self.commits += 1
+                self._confirming.timers.commits.note(perf_counter() - began_s)
                 return
 
     def apply(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 from qflow.errors import CorruptionError, StorageError
@@ -23,6 +23,7 @@ from qflow.storage.environment import Environment, LmdbError, MapFull
 from qflow.storage.files import storage_error
 from qflow.storage.log.changes import PAGE_BYTES, Changes, play
 from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state
+from qflow.storage.log.timing import Timers
 
 _logger = logging.getLogger("qflow")
 
@@ -63,6 +64,7 @@ class Confirming:
         self.pending = 0
         """Records of the journal that the log does not hold."""
         self._since = 0.0
+        self.timers = Timers()
         self.failed: Callable[[BaseException], object] = lambda error: None
         """Told of what leaves the log in a state that nobody knows."""
         self._rolled_back = 0, 0
@@ -184,7 +186,9 @@ class Confirming:
         except OSError as error:
             self._broken = storage_error(error, "write the journal", journal.path)
             return False
+        began_s = perf_counter()
         journal.sync()
+        self.timers.syncs.note(perf_counter() - began_s)
         if not self.pending:
             self._since = monotonic()
         self.pending += 1
@@ -200,7 +204,9 @@ class Confirming:
             state = JournalState(last, journal.mark)
         if state.in_use or self._state.in_use:
             self._txn.put(STATE_KEY, encode_state(state))
+        began_s = perf_counter()
         self._env.commit(self._txn)
+        self.timers.syncs.note(perf_counter() - began_s)
         self._txn = self._changes = None
         self._rolled_back = 0, 0
         self._state, self.pending = state, 0

@@ -96,6 +96,46 @@ def read_unsettled(
     return Replayed(pieces, end, problems, expected)
 
 
+class Verified(NamedTuple):
+    """Blocks that are whole, and hold nothing but messages that are not settled."""
+
+    messages: int
+    bytes: int
+    position: int
+    last_block: int | None
+
+
+def verify_plain(
+    txn: Any, owner: int, lane: int, position: int, end: int, most_bytes: int, expected: int | None
+) -> Verified:
+    """Check every byte of blocks in [position, end), above which nothing is settled, without making messages of them.
+
+    Ends before a block that is damaged, does not follow the one before, or needs a closer look: see `read_unsettled`.
+
+    Cost: 0.2 ms a MiB, where that takes 0.3 µs a message.
+    """
+    messages = size = 0
+    for key, value in scan(txn, owner, lane, position, end):
+        first = number_of(key)
+        try:
+            header = blocks.read_header(value, where="a block")
+            known = header.previous == NO_PREVIOUS or header.previous < position
+            follows = known if expected is None else header.previous == expected
+            is_plain = header.key == BlockKey(BLOCKS, owner, lane, first) and not header.columns & ~blocks.TIMES
+            if first < position or header.end > end or not (follows and is_plain):
+                break
+            if sum(blocks.values(blocks.columns(value, header, where="a block").lengths)) != header.payload_bytes:
+                break
+        except CorruptionError:
+            break
+        messages += header.count
+        size += header.payload_bytes
+        position, expected = header.end, first
+        if size >= most_bytes:
+            break
+    return Verified(messages, size, position, expected)
+
+
 def in_words(found: Replayed) -> Iterator[tuple[str, int]]:
     """Yield (what is wrong, how many records are damaged): a line for all blocks in a row with the same damage."""
     starts = [first for first, _ in found.pieces]

@@ -248,6 +248,24 @@ def _check_last_commit(txn: Any, owner: int, lane: int, row: Row) -> None:
         first, time_ms = header.previous, block.times_ms[-1]
 
 
+def records_of(txn: Any, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (owner, fields) of what there is of queues, streams and cursors, and was not deleted; no rows are read.
+
+    Args:
+        problems: is added a text for each record that is damaged.
+    """
+    prefix = bytes((QUEUES,))
+    for key, value in table.items(txn, prefix, table.behind(prefix)):
+        owner = int.from_bytes(key[1:], "big")
+        try:
+            fields = json.loads(unseal(value, f"the record of queue {owner}"))
+        except CorruptionError as error:
+            problems.append(str(error))
+            continue
+        if not fields["deleted"]:
+            yield owner, fields
+
+
 def is_there(txn: Any, owner: int) -> bool:
     """Tell whether an owner of lanes has a record, and was not deleted. Cost: 5 µs.
 

@@ -39,10 +39,10 @@ from qflow.storage.log.journal import NO_JOURNAL, read_state
 from qflow.storage.log.journal_reading import Found
 from qflow.storage.log.overlay import Overlay
 from qflow.storage.log.recovery import Recovery
+from qflow.storage.log.shared_reading import OLD
 
 _logger = logging.getLogger("qflow")
 
-OLD = "log.old"
 _LEFT = frozenset({LOCK_NAME, STAGED, "lost+found"})
 """What a snapshot that a crash ended may have left; a new one goes on there."""
 
@@ -255,36 +255,6 @@ def _exchange(env: Environment, copy: Environment, spool: str, files: Files) -> 
                 "the same: close the broker and open the spool again"
             ) from error
         raise
-
-
-def open_to_read(spool: str, files: Files, *, readahead: bool = False) -> Environment | None:
-    """Open the log of a spool beside its owner, who may compact it at this moment; None if there is no log."""
-    log, old = os.path.join(spool, LOG), os.path.join(spool, OLD)
-    while True:
-        path = log if files.exists(log) or not files.exists(old) else old  # between two renames there is no `log`
-        lay = _place(path, files)
-        try:
-            if check_log_directory(path):
-                env = Environment(path, files, read_only=True, readahead=readahead)
-                if _place(path, files) == lay:
-                    env.seen = Overlay(env, files).over
-                    return env
-                env.close()  # of two moments: the lock of one log, perhaps, and the data of another
-            elif lay is None and not (files.exists(log) or files.exists(old)):
-                return None
-        except (QflowError, FileNotFoundError):
-            still_there = not files.exists(log) if path == old else _place(path, files) == lay
-            if still_there:
-                raise
-
-
-def _place(path: str, files: Files) -> tuple[int, int, int] | None:
-    """Return which file is at a path, and since when: file systems reuse numbers. None if there is none."""
-    try:
-        found = files.lstat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
 def bring_back(spool: str, files: Files) -> None:

@@ -18,10 +18,12 @@ from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log import bodies, facts, removal
 from qflow.storage.log.batch import Order, Party, Put, Request, Settling, Unit, Work
 from qflow.storage.log.confirming import Confirming
+from qflow.storage.log.facts import PAGE_FACTS, Facts, Page
 from qflow.storage.log.journal import NO_JOURNAL
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.table import LAST
+from qflow.storage.log.timing import Timers
 from qflow.storage.log.writer import BeingCopied, Writer
 
 __all__ = ["Lane", "Party", "Put", "Request", "TransactionLog", "Unit"]
@@ -40,6 +42,8 @@ class TransactionLog:
         with env.reading() as txn:
             shares, left = bodies.any_stored(txn), bodies.noted_ahead(txn)
         confirming = confirming or Confirming(env, None, None, NO_JOURNAL)
+        self.timers: Timers = confirming.timers
+        """How long commits and syncs took."""
         self._writer = Writer(env, confirming, clock, self._reading, shares, left)
 
     # Handing over ----------------------------------------------------------------------------------------------------
@@ -166,11 +170,21 @@ class TransactionLog:
             BrokerClosed, BrokerFailed: nothing is written any more.
         Cost: one commit, shared with others; 3 µs for each record.
         """
-        facts.check(room, values)
-        if not values:
-            return
-        write = partial(facts.write, room=room, facts=dict(values))
-        self.commit(self.join(Unit(writes=[write], size=facts.size_of(values), values=len(values))))
+        kept = Facts({room: dict(values)})
+        if values:
+            self.commit(self.join_facts(kept))
+
+    def join_facts(self, kept: Facts, soon: bool = True) -> Unit:
+        """Hand records over, all for one commit; `soon` as in `join`. Raises: as `keep_facts`, but `InvalidArgument`.
+
+        Of records under one key, the one handed over last stays.
+        """
+        return self.join(Unit(writes=[kept.write], size=kept.size, values=kept.values), soon)
+
+    def join_forgetting(self, room: str, values: Mapping[str, bytes], soon: bool = True) -> Unit:
+        """Forget records, all in one commit, that still have these values then. Raises: as `join_facts`."""
+        forget = partial(facts.forget_unchanged, room=room, facts=dict(values))
+        return self.join(Unit(writes=[forget], values=len(values)), soon)
 
     def facts(self, room: str, report: Callable[[str], object] | None = None) -> dict[str, bytes]:
         """Return what `keep_facts` keeps in a room, by key.
@@ -184,6 +198,30 @@ class TransactionLog:
         """
         with self.read() as txn:
             return facts.read(txn, room, report)
+
+    def fact(self, room: str, key: str) -> bytes | None:
+        """Return what `keep_facts` keeps under a key of a room; None if nothing is.
+
+        Raises:
+            CorruptionError: it is damaged.
+        Cost: 8 µs.
+        """
+        with self.read() as txn:
+            return facts.get(txn, room, key)
+
+    def facts_page(
+        self,
+        room: str,
+        prefix: str = "",
+        position: bytes = b"",
+        *,
+        most: int = PAGE_FACTS,
+        wanted: Callable[[str], bool | str] | None = None,
+        report: Callable[[str], object] | None = None,
+    ) -> Page:
+        """Return some facts of a room, in the order of their keys; see `facts.page`."""
+        with self.read() as txn:
+            return facts.page(txn, room, prefix, position, most=most, wanted=wanted, report=report)
 
     # Waiting ---------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
     cursors/<group>/lock            held while somebody reads as the group: its lease, which ends with the process
     cursors/<group>/offsets.json    where it has come to, now and some time ago
+    cursors/<group>/token           the number of the last lease that its owner gave to a reader on another host
 
 Readers have the log open for reading only, so what they acknowledge is kept here. Who owns the spool reads it, and has
 retention keep what a group has not acknowledged, and what it acknowledged less than a grace time ago: the checkpoint
@@ -23,12 +24,22 @@ from xxhash import xxh3_64_hexdigest
 
 from qflow.config import MAX_PARTITIONS
 from qflow.errors import CorruptionError, GroupInUse, SpoolInUse
-from qflow.storage.files import Files, SpoolLock, acquire_lock, create_anew, owner_pid, storage_error, write_all
+from qflow.storage.files import (
+    Files,
+    SpoolLock,
+    acquire_lock,
+    create_anew,
+    owner_pid,
+    read_whole,
+    storage_error,
+    write_all,
+)
 
 _logger = logging.getLogger("qflow")
 
 CURSORS = "cursors"
 _FILE = "offsets.json"
+_TOKEN = "token"
 GRACE_S = 120.0
 """A checkpoint is on the disk by then: Linux writes what is not synced after 30 s, and its journal every 5."""
 EXPIRY_S = 7 * 86_400.0
@@ -143,8 +154,8 @@ class Group:
         self._replace(json.dumps(state, indent=1).encode())
         self._written_s = now
 
-    def _replace(self, data: bytes) -> None:
-        files, path = self._files, os.path.join(self._directory, _FILE)
+    def _replace(self, data: bytes, name: str = _FILE) -> None:
+        files, path = self._files, os.path.join(self._directory, name)
         try:
             fd = create_anew(files, path + ".new")
             try:
@@ -156,6 +167,29 @@ class Group:
             files.sync_directory(self._directory)
         except OSError as error:
             raise storage_error(error, "keep the offsets of a group", path) from error
+
+    def token(self) -> int:
+        """Return the number of the last lease that was given to a reader on another host; 0: none was.
+
+        Raises:
+            CorruptionError: it is damaged. StorageError: it cannot be read.
+        """
+        path = os.path.join(self._directory, _TOKEN)
+        try:
+            return int(read_whole(self._files, path))
+        except FileNotFoundError:
+            return 0
+        except ValueError as error:
+            raise CorruptionError(
+                f"{path} is damaged ({error}), and nobody knows whose lease of group {self.name!r} is the last: remove "
+                f"{self._directory} if the group is not needed any more"
+            ) from error
+        except OSError as error:
+            raise storage_error(error, "read the lease of a group", path) from error
+
+    def give_token(self, token: int) -> None:
+        """Keep the number of the last lease: who holds one before it is refused, also after a crash. Two syncs."""
+        self._replace(str(token).encode(), _TOKEN)
 
     def close(self) -> None:
         """Give the lease back."""

@@ -1,0 +1,163 @@
+"""The door of a spool: other processes against the process that owns it, in turns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import qflow
+from bench.door_client import BATCH, BODY, QUEUE, in_threads
+from bench.errors import CannotRun
+from bench.measure import Row, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
+
+OWN = "beside the owner"
+THROUGH = "through the door"
+PROCESSES = 8
+CALLERS = 64
+Ask = Callable[[str], float]
+
+
+def put_many(setup: Setup) -> Iterator[Row]:
+    """Batches of a thousand, each confirmed before the next one."""
+    batches = setup.size(20, 2)
+    with _served(setup) as (broker, ask):
+        own = broker.declare_queue("own")
+        bodies = [BODY] * BATCH
+
+        def beside() -> float:
+            begun = perf_counter()
+            for _ in range(batches):
+                own.put_many(bodies)
+            seconds = perf_counter() - begun
+            own.purge()
+            return seconds
+
+        measured = interleave(
+            setup.rounds, setup.size(5, 1), beside, _emptied(broker, partial(ask, f"put_many {batches}"))
+        )
+    figures = [rates(name, batches * BATCH, taken) for name, taken in zip((OWN, THROUGH), measured, strict=True)]
+    name = "door: put_many, 1,000 x 100 B, confirmed: rate over the owner's"
+    yield Row(name=name, figure=ratio(figures[1], figures[0]), bound=at_least(0.8), details=figures)
+
+
+def put(setup: Setup) -> Iterator[Row]:
+    """One message after the other, each confirmed before the next one."""
+    number = setup.size(200, 20)
+    with _served(setup) as (broker, ask):
+        own = broker.declare_queue("own")
+
+        def beside() -> float:
+            begun = perf_counter()
+            for _ in range(number):
+                own.put(BODY)
+            return perf_counter() - begun
+
+        measured = interleave(setup.rounds, setup.size(5, 1), beside, partial(ask, f"put {number}"))
+    figures = [micros(name, number, taken) for name, taken in zip((OWN, THROUGH), measured, strict=True)]
+    name = "door: put one by one, 100 B, confirmed: time over the owner's"
+    yield Row(name=name, figure=ratio(figures[1], figures[0]), bound=at_most(1.5), details=figures)
+
+
+def together(setup: Setup) -> Iterator[Row]:
+    """As many callers on both sides: threads of the owner, and threads of eight processes."""
+    processes, callers = setup.size(PROCESSES, 2), setup.size(CALLERS, 4)
+    each = setup.size(100, 5)
+    with setup.scratch() as path, ExitStack() as stack:
+        broker = stack.enter_context(qflow.open(path / "spool"))
+        own = broker.declare_queue("own")
+        clients = [stack.enter_context(_client(path / "spool")) for _ in range(processes)]
+
+        def beside() -> float:
+            return in_threads(callers, lambda: [own.put(BODY) for _ in range(each)])
+
+        def through() -> float:
+            begun = perf_counter()
+            for client in clients:
+                _tell(client, f"put_in_threads {callers // processes} {each}")
+            for client in clients:
+                _answer(client)
+            return perf_counter() - begun
+
+        measured = interleave(setup.few_rounds, setup.size(3, 1), beside, through)
+    figures = [rates(name, callers * each, taken) for name, taken in zip((OWN, THROUGH), measured, strict=True)]
+    name = (
+        f"door: put, 100 B, {processes} processes of {callers // processes} threads: rate over {callers} of the owner"
+    )
+    yield Row(name=name, figure=ratio(figures[1], figures[0]), bound=at_least(0.7), details=figures)
+
+
+def get(setup: Setup) -> Iterator[Row]:
+    """What waits is fetched and acked, a thousand at a time."""
+    number = setup.size(100_000, 2_000)
+    with _served(setup) as (broker, ask):
+        queue = broker.declare_queue(QUEUE)
+
+        def turn() -> float:
+            for _ in range(number // BATCH):
+                queue.put_many([BODY] * BATCH)
+            return ask(f"get {number}")
+
+        (seconds,) = interleave(setup.few_rounds, setup.size(3, 1), turn)
+    figure = rates(THROUGH, number, seconds)
+    yield Row(name="door: get_many(1000) and ack, 100 B", figure=figure, bound=at_least(1e6, "/s"))
+
+
+def _emptied(broker: qflow.Broker, turn: Callable[[], float]) -> Callable[[], float]:
+    """Return a turn after which the queue is empty again."""
+
+    def run() -> float:
+        seconds = turn()
+        broker.queue(QUEUE).purge()
+        return seconds
+
+    return run
+
+
+@contextmanager
+def _served(setup: Setup) -> Iterator[tuple[qflow.Broker, Ask]]:
+    """A spool that this process owns, and a client of it, which is asked for seconds."""
+    with setup.scratch() as path, qflow.open(path / "spool") as broker, _client(path / "spool") as client:
+
+        def ask(what: str) -> float:
+            _tell(client, what)
+            return _answer(client)
+
+        yield broker, ask
+
+
+@contextmanager
+def _client(spool: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "bench.door_client", str(spool)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert client.stdin is not None
+        if client.stdout.readline().strip() != "ready":
+            raise CannotRun("a client of the door did not start")
+        try:
+            yield client
+        finally:
+            client.stdin.close()
+
+
+def _tell(client: subprocess.Popen[str], what: str) -> None:
+    assert client.stdin is not None
+    client.stdin.write(what + "\n")
+    client.stdin.flush()
+
+
+def _answer(client: subprocess.Popen[str]) -> float:
+    assert client.stdout is not None
+    return float(client.stdout.readline())
+
+
+WORKLOADS = [
+    Workload("door-put-many", "batches of a thousand through the door, and beside the owner", put_many),
+    Workload("door-put", "one message after the other through the door, and beside the owner", put),
+    Workload("door-together", "eight processes of eight threads, and 64 threads of the owner", together),
+    Workload("door-get", "messages fetched and acked through the door, a thousand at a time", get),
+]

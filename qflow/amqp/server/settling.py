@@ -1,0 +1,32 @@
+"""Settles: acks that nobody waits for, and returns of what may be gone with its queue."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted, StreamDeleted
+from qflow.memory.waiting import in_place
+
+if TYPE_CHECKING:
+    from qflow.aio.delivery import AsyncDelivery
+
+
+async def give_back(delivery: AsyncDelivery) -> None:
+    """Have a message go back to its queue."""
+    try:
+        await delivery.nack()
+    except (AlreadySettled, QueueDeleted, StreamDeleted, BrokerClosed):
+        return  # there is nothing to go back to, or it is there
+
+
+def settle(delivery: AsyncDelivery) -> None:
+    """Settle a message; one that is gone, with its queue, needs it no more."""
+    in_place(partial(_ack, delivery))
+
+
+def _ack(delivery: AsyncDelivery) -> None:
+    try:
+        delivery.delivery.ack()
+    except (AlreadySettled, QueueDeleted, StreamDeleted):
+        return

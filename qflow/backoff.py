@@ -1,0 +1,120 @@
+"""How long a message whose callback failed waits for its next attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import attrs
+
+from qflow.config import parse_count, parse_span
+from qflow.delivery import reason_of
+from qflow.durations import Duration
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueDeleted
+
+
+def _first(value: Duration) -> float:
+    return parse_span(value, "first_s")
+
+
+def _most(value: Duration) -> float:
+    return parse_span(value, "most_s")
+
+
+class _Counted(Protocol):
+    """What has failed."""
+
+    @property
+    def delivery_count(self) -> int: ...
+
+
+@attrs.frozen
+class Backoff:
+    """Attempts with growing waits: the `retry=` of `consume`.
+
+    Args:
+        first_s: how long a message waits after its first failure.
+        factor: how many times longer after each that follows.
+        most_s: but not longer.
+        jitter: how much a wait differs by chance, as a share of it, 0 to 1, so that what failed together does not come
+            back together.
+        max_attempts: after so many it is a dead letter, or dropped where the queue has no `dead_letter`; None = the
+            queue's `max_deliveries` decides.
+    """
+
+    first_s: float = attrs.field(default=1.0, converter=_first)
+    factor: float = 2.0
+    most_s: float = attrs.field(default=3600.0, converter=_most)
+    jitter: float = 0.1
+    max_attempts: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name, least, most in (("factor", 1, 1000), ("jitter", 0, 1)):
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+                raise InvalidArgument(f"{name} of a Backoff must be a number from {least} to {most}, got {value!r}")
+        if self.max_attempts is not None:
+            parse_count(self.max_attempts, "max_attempts")
+
+    def delay_s(self, failures: int) -> float:
+        """Return how long a message waits that has failed so often."""
+        try:
+            wait_s = min(self.most_s, self.first_s * self.factor ** max(0, failures - 1))
+        except OverflowError:
+            wait_s = self.most_s
+        from random import uniform  # a dear import, for few
+
+        return wait_s * (1 + self.jitter * uniform(-1, 1))
+
+    def terms(self, delivery: _Counted, error: BaseException) -> dict[str, Any]:
+        """Return the arguments of the `nack` that a failed message is given back with."""
+        failures, reason = delivery.delivery_count, reason_of(error)
+        if self.max_attempts is not None and failures >= self.max_attempts:
+            return {"requeue": False, "reason": reason}
+        return {"delay_s": self.delay_s(failures), "reason": reason}
+
+
+def retried(callback: Callable[[Any], object], retry: Backoff | None) -> Callable[[Any], object]:
+    """Return a callback whose failed messages are given back with a wait, unless it settled them itself."""
+    wait = check_retry(retry)
+    if wait is None:
+        return callback
+
+    def call(delivery: Any) -> None:
+        try:
+            callback(delivery)
+        except (BrokerClosed, QueueDeleted):
+            raise
+        except Exception as error:
+            with suppress(AlreadySettled):  # the callback settled it itself
+                delivery.nack(**wait.terms(delivery, error))
+            raise
+
+    return call
+
+
+def retried_task(callback: Callable[[Any], Awaitable[object]], retry: Backoff | None) -> Callable[[Any], Any]:
+    """`retried`, for tasks."""
+    wait = check_retry(retry)
+    if wait is None:
+        return callback
+
+    async def call(delivery: Any) -> None:
+        try:
+            await callback(delivery)
+        except (BrokerClosed, QueueDeleted):
+            raise
+        except Exception as error:
+            with suppress(AlreadySettled):  # the callback settled it itself
+                await delivery.nack(**wait.terms(delivery, error))
+            raise
+
+    return call
+
+
+def check_retry(retry: object) -> Backoff | None:
+    """Return it. Raises InvalidArgument: it is neither None nor a Backoff."""
+    if retry is None or isinstance(retry, Backoff):
+        return retry
+    raise InvalidArgument(f"retry must be a qflow.Backoff, or None, not {type(retry).__name__}")

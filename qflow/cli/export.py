@@ -1,0 +1,100 @@
+"""`qflow export`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qflow.cli import facts, options
+from qflow.cli.damage import tell_of_examination
+from qflow.cli.exits import Exit
+from qflow.cli.progress import counting
+
+if TYPE_CHECKING:
+    from qflow.cli.portable.items import Item
+    from qflow.cli.portable.reading import Contents
+
+
+@click.command(short_help="Write queues and streams as JSON lines or Parquet.")
+@options.existing_spool
+@click.argument("names", metavar="[QUEUE|STREAM]...", nargs=-1)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A new file, and not stdout.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "parquet"]),
+    help="Parquet needs pyarrow and --output.  [default: as the name of the file ends, else json]",
+)
+def export(spool: Path, names: tuple[str, ...], output: Path | None, form: str | None) -> int:
+    """Write the messages of durable queues that nobody has acked, and of streams, with all that `qflow import` needs.
+
+    Nothing is taken, also beside an owner; what is put or acked meanwhile may be in it or not. First comes how each
+    queue and stream is declared, then a line or row for each message. A file has its name when it is whole. Exits with
+    1 if something cannot be read; the rest is written.
+
+    \b
+        qflow export SPOOL > all.jsonl
+        qflow export SPOOL jobs -o jobs.parquet
+        qflow export SPOOL jobs | jq -r 'select(.queue) | .body'
+    """
+    from qflow.cli.portable.reading import contents
+
+    form = form or ("parquet" if output is not None and output.suffix == ".parquet" else "json")
+    if form == "parquet" and output is None:
+        raise click.UsageError("Parquet is no stream of lines: name a file by --output")
+    if output is not None and os.path.lexists(output):
+        raise click.UsageError(f"{str(output)!r} is there already: name a new file")
+    found = contents(spool, names)
+    written = 0
+    with counting("exporting", found.messages) as advance:
+
+        def counted() -> Iterator[list[Item]]:
+            nonlocal written
+            for batch in found.batches():
+                yield batch
+                written += len(batch)
+                advance(len(batch))
+
+        if output is None:
+            _write_lines(1, found, counted())
+        else:
+            _write_file(output, form, found, counted())
+    tell_of_examination(spool, found.problems, {})
+    if output is not None:
+        click.echo(f"messages exported to {facts.readable(str(output))}: {written:,}")
+    return Exit.DIFFERS if found.problems else Exit.FINE
+
+
+def _write_file(output: Path, form: str, found: Contents, batches: Iterator[list[Item]]) -> None:
+    """Write under another name, which is its own at the end."""
+    from qflow.cli.portable import parquet
+
+    part = output.with_name(f"{output.name}.{os.getpid()}.part")
+    try:
+        if form == "parquet":
+            parquet.write(part, found.declared, batches)
+        else:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            try:
+                _write_lines(descriptor, found, batches)
+            finally:
+                os.close(descriptor)
+        os.replace(part, output)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_lines(descriptor: int, found: Contents, batches: Iterator[list[Item]]) -> None:
+    from qflow.cli.portable.items import line_of
+
+    sys.stdout.flush()
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        for declared in found.declared:
+            file.write(line_of(declared).encode() + b"\n")
+        for batch in batches:
+            file.write(b"".join(line_of(one).encode() + b"\n" for one in batch))

@@ -1,0 +1,141 @@
+"""`qflow import`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+
+from qflow.cli import facts, options
+from qflow.cli.exits import Exit
+from qflow.cli.progress import counting
+from qflow.cli.spool import owned
+from qflow.cli.stop import Stop, Stopped
+from qflow.errors import InvalidArgument, QflowError
+
+if TYPE_CHECKING:
+    from qflow.broker import Broker
+    from qflow.cli.portable.items import Declared, Item
+
+
+@click.command("import", short_help="Put what `qflow export` wrote into a spool.")
+@options.new_or_old_spool
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), default="-")
+@click.option("--to", metavar="NAME", help="Into this queue or stream instead of those that the file names.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, help="Leave out so many messages: those there already.")
+@options.capacity
+@options.as_json
+def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, as_json: bool) -> int | None:
+    """Put the messages of FILE, or of stdin, into SPOOL as they were.
+
+    Bodies, headers, priorities, times to expire and to be due, topics, keys and partitions are the same; sequences,
+    offsets and times of putting are new. What has expired meanwhile is left out.
+
+    It needs the spool for itself, and makes it if it is missing. Queues and streams that are missing are declared as
+    they were.
+
+    Messages are put in batches, each all or not at all. However it ends, it prints how many are done: after an
+    interrupt or a bad line, go on with --skip.
+
+    \b
+        qflow import SPOOL all.jsonl
+        qflow import SPOOL jobs.parquet --to jobs.again
+        qflow import SPOOL all.jsonl --skip 12500
+    """
+    run = _Run(to=to, done=0, left_out=0)
+    total = None if str(file) == "-" else file.stat().st_size
+    with Stop() as stop:
+        try:
+            with counting("importing", total) as advance, owned(spool, capacity, None) as broker:
+                source = _Source(file, advance)
+                run.run(broker, source, skip, stop)
+        except Stopped:
+            return stop.exit_code
+        finally:
+            run.print(skip, as_json)
+    return Exit.FINE
+
+
+@attrs.define
+class _Source:
+    """What a file holds, and where in it one is."""
+
+    file: Path
+    advance: Callable[[int], None]
+    where: str = ""
+
+    def __iter__(self) -> Iterator[Declared | Item]:
+        from qflow.cli.portable import parquet
+        from qflow.cli.portable.items import parsed
+
+        if str(self.file) != "-":
+            with self.file.open("rb") as opened:
+                if opened.read(4) == parquet.MAGIC:
+                    for number, one in enumerate(parquet.read(self.file), 1):
+                        self.where = f"row {number:,} of {facts.readable(str(self.file))}"
+                        yield one
+                    return
+        with sys.stdin.buffer if str(self.file) == "-" else self.file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                self.where = f"line {number:,} of {facts.readable(str(self.file))}"
+                self.advance(len(line))
+                if line.strip():
+                    yield parsed(line)
+
+
+@attrs.define
+class _Run:
+    to: str | None
+    done: int
+    """Messages that are put, or left out for good."""
+    left_out: int
+
+    def run(self, broker: Broker, source: _Source, skip: int, stop: Stop) -> None:
+        """Put all; an error says at which line it was."""
+        from qflow.cli.portable import restoring
+
+        try:
+            items = self._messages(broker, source)
+            for _ in islice(items, skip):
+                pass
+            for batch in restoring.batches(broker, items):
+                stop.check()
+                restoring.put(broker, batch)
+                self.left_out += batch.expired
+                self.done += batch.messages
+        except QflowError as error:
+            error.args = (f"{source.where or 'the file'}: {error}",)
+            raise
+
+    def _messages(self, broker: Broker, source: _Source) -> Iterator[Item]:
+        from qflow.cli.portable import restoring
+        from qflow.cli.portable.items import Declared
+
+        names: dict[tuple[str, str], None] = {}
+        for found in source:
+            one = found
+            if self.to is not None:
+                names[one.kind, one.name] = None
+                if len(names) > 1:
+                    raise InvalidArgument("--to is for a file with one queue or one stream; this is another one")
+                one = attrs.evolve(one, name=self.to)
+            if isinstance(one, Declared):
+                restoring.declare(broker, one)
+            else:
+                yield one
+
+    def print(self, skip: int, as_json: bool) -> None:
+        """Print what was done."""
+        if as_json:
+            facts.print_json({"imported": self.done - self.left_out, "expired": self.left_out, "skipped": skip})
+            return
+        click.echo(f"messages imported: {self.done - self.left_out:,}")
+        if self.left_out:
+            click.echo(f"left out, because they have expired: {self.left_out:,}")
+        if skip:
+            click.echo(f"skipped: {skip:,}")

@@ -1,0 +1,110 @@
+"""Messages as commands show them, and which of them are wanted: `--where`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from qflow.amqp import letters
+from qflow.cli import facts
+from qflow.cli.tables import cut
+
+if TYPE_CHECKING:
+    from qflow.inspect.facts import MessageFacts
+    from qflow.message import Headers, HeaderValue
+
+SHOWN = 60
+"""Characters of a body in a table."""
+
+most = click.option("-n", "most", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many.")
+
+
+def _conditions(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> Sequence[str]:
+    for value in values:
+        if not value.partition("=")[0]:
+            raise click.BadParameter(f"{value!r} begins with the name of a header: NAME=VALUE, or NAME for any value")
+    return values
+
+
+where = click.option(
+    "--where",
+    "conditions",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_conditions,
+    help="Only those with this header; NAME alone is any value. All of several must hold.",
+)
+
+
+def wanted(conditions: Sequence[str]) -> Callable[[MessageFacts], bool] | None:
+    """Return what tells whether a message has all these headers; None if every message is wanted."""
+    if not conditions:
+        return None
+    return lambda message: all(_holds(condition, message.headers) for condition in conditions)
+
+
+def _holds(condition: str, headers: Headers) -> bool:
+    if condition in headers:  # a name may have an equals sign in it
+        return True
+    name, equals, value = condition.partition("=")
+    return bool(equals) and name in headers and text_of_value(headers[name]) == value
+
+
+def text_of_value(value: HeaderValue) -> str:
+    """Return a header's value as it is written on a command line."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case _:
+            return str(value)
+
+
+def described(message: MessageFacts) -> dict[str, Any]:
+    """Return a message of a queue as JSON has it."""
+    by_amqp = letters.described(message.headers)
+    return {
+        "sequence": message.sequence,
+        "put_at": moment(message.time_ms),
+        "headers": message.headers,
+        **({} if by_amqp is None else {"amqp": by_amqp}),
+        "size_bytes": len(message.body),
+        **facts.text_fields("body", message.body),
+    }
+
+
+def moment(time_ms: int) -> str:
+    """Return a time in ISO 8601, of UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def line_of(message: MessageFacts, cells: int | None) -> str:
+    """Return sequence, time and body on one line, which fits a terminal of so many cells."""
+    line = f"{message.sequence}  {moment(message.time_ms)}  {shown(message.body, None if cells is None else cells)}"
+    return line if cells is None else cut(line, cells)
+
+
+def shown(body: bytes, length: int | None = SHOWN) -> str:
+    """Return a body as a terminal may show it, on one line, cut to a length; None = all of it."""
+    text = (body if length is None else body[: 4 * length]).decode(errors="replace")
+    safe = escaped(text)
+    if length is None or (len(safe) <= length and len(body) <= 4 * length):
+        return safe
+    return safe[: length - 3] + "..."
+
+
+def escaped(text: str) -> str:
+    """Return a text with whatever a terminal might obey written as an escape."""
+    return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
+
+
+_UNPRINTABLE = re.compile(r"[^ -~]")
+
+
+def _escape(letter: re.Match[str]) -> str:
+    return letter[0] if letter[0].isprintable() else ascii(letter[0])[1:-1]

@@ -1,0 +1,45 @@
+"""`qflow move`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from qflow.cli import asking, facts, foreseen, options
+from qflow.cli.redrive import foresee, move_messages
+
+
+@click.command(short_help="Move the messages of a queue to another one.")
+@options.existing_spool
+@options.queue_name
+@click.argument("to", metavar="TO")
+@click.option("--limit", type=click.IntRange(min=1), help="Move at most so many.")
+@asking.yes
+@foreseen.dry_run
+@options.capacity
+@options.as_json
+def move(
+    spool: Path,
+    queue_name: str,
+    to: str,
+    limit: int | None,
+    is_sure: bool,
+    dry_run: bool,
+    capacity: int,
+    as_json: bool,
+) -> None:
+    """Move the messages of QUEUE to the queue TO, in order, also while another process owns the spool.
+
+    Each commit moves up to a hundred, so a message is always in one queue or in the other. What a consumer holds is not
+    moved. A message stays if TO is at its limit or takes none of that size. At a terminal it asks, without --yes.
+
+    \b
+        qflow move SPOOL jobs jobs.later --dry-run
+        qflow move SPOOL jobs jobs.later --limit 100
+    """
+    if dry_run:
+        foresee(spool, queue_name, to, limit, as_json)
+        return
+    asking.ask_if_there(is_sure, f"Move the messages of {facts.readable(queue_name)} to {facts.readable(to)}?")
+    move_messages(spool, queue_name, to, limit, capacity, as_json)

@@ -1,0 +1,61 @@
+"""`qflow peek`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qflow.cli import facts, messages, options
+from qflow.cli.damage import tell_of_examination
+from qflow.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from qflow.inspect.facts import MessageFacts
+
+
+@click.command(short_help="Show the first messages of a queue.")
+@options.existing_spool
+@options.queue_name
+@messages.most
+@messages.where
+@options.as_json
+def peek(spool: Path, queue_name: str, most: int, conditions: tuple[str, ...], as_json: bool) -> int:
+    """Show the first messages of a durable QUEUE that nobody has acked; nothing is taken, also beside an owner.
+
+    A body is cut to 60 characters; `qflow show` has one whole. With --json there is an object a line, with whole
+    bodies: one that is not UTF-8 text is in `body_base64`. Exits with 1 if some cannot be read.
+
+    \b
+        qflow peek SPOOL jobs
+        qflow peek SPOOL jobs -n 100 --where tenant=acme --where retried
+        qflow peek SPOOL jobs --json | jq .headers
+    """
+    from qflow import inspect
+
+    positions: dict[int, int] | None = None
+    found: list[MessageFacts] = []
+    problems: list[str] = []
+    while len(found) < most:
+        page = inspect.read_page(spool, queue_name, positions, keep=messages.wanted(conditions), most=most - len(found))
+        found += page.messages
+        problems += page.problems
+        positions = page.positions
+        if not page.more:
+            break
+    if as_json:
+        for message in found:
+            facts.print_json(messages.described(message))
+    elif found:
+        facts.print_table(
+            ["sequence", "put at", "bytes", "body"],
+            (
+                [str(one.sequence), messages.moment(one.time_ms), len(one.body), messages.shown(one.body)]
+                for one in found
+            ),
+        )
+    else:
+        click.echo(f"no message {'like that ' if conditions else ''}waits in {facts.readable(queue_name)}")
+    tell_of_examination(spool, problems, {})
+    return Exit.DIFFERS if problems else Exit.FINE

@@ -1,0 +1,70 @@
+"""An export as a Parquet file: a row a message; how queues and streams are declared is in its metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from qflow.cli.portable.items import Declared, Item
+from qflow.errors import InvalidArgument, NotFound
+
+MAGIC = b"PAR1"
+_DECLARED = b"qflow.declared"
+_NUMBERS = ("number", "time_ms", "expires_ms", "due_ms")
+_SMALL = ("partition", "priority")
+_BYTES = ("key", "body")
+
+
+def write(path: Path, declared: Iterable[Declared], batches: Iterable[list[Item]]) -> None:
+    """Write a file."""
+    arrow, parquet = _arrow()
+    kinds = {
+        **dict.fromkeys(_NUMBERS, arrow.uint64()),
+        **dict.fromkeys(_SMALL, arrow.int32()),
+        **dict.fromkeys(_BYTES, arrow.binary()),
+    }
+    names = [field.name for field in attrs.fields(Item)]
+    metadata = {_DECLARED: json.dumps([attrs.asdict(one) for one in declared]).encode()}
+    schema = arrow.schema([(name, kinds.get(name, arrow.string())) for name in names], metadata)
+    with parquet.ParquetWriter(path, schema) as writer:
+        for batch in batches:
+            columns = {name: [getattr(one, name) for one in batch] for name in names}
+            columns["headers"] = [json.dumps(headers) for headers in columns["headers"]]
+            if batch:
+                writer.write_table(arrow.table(columns, schema))
+
+
+def read(path: Path) -> Iterator[Declared | Item]:
+    """Yield what a file holds.
+
+    Raises:
+        InvalidArgument: it is none of an export.
+    """
+    arrow, parquet = _arrow()
+    try:
+        with parquet.ParquetFile(path) as file:
+            metadata = file.schema_arrow.metadata or {}
+            if _DECLARED not in metadata:
+                raise InvalidArgument(f"{path} was not written by qflow export")
+            yield from (Declared(**one) for one in json.loads(metadata[_DECLARED]))
+            for batch in file.iter_batches(1000):
+                yield from map(_item, batch.to_pylist())
+    except (arrow.ArrowException, ValueError, TypeError) as error:
+        raise InvalidArgument(f"{path} is no Parquet file of qflow export, or is damaged: {error}") from error
+
+
+def _item(row: dict[str, Any]) -> Item:
+    return Item(**{**row, "headers": json.loads(row["headers"])})
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise NotFound("Parquet needs pyarrow: pip install qflow[net]") from error
+    return pyarrow, pyarrow.parquet

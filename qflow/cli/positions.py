@@ -1,0 +1,88 @@
+"""Where groups and durable subscriptions of a stream go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qflow.cli import asking, facts, options
+from qflow.cli.spool import reached
+from qflow.config import parse_size
+from qflow.errors import NotFound
+from qflow.names import choices
+
+if TYPE_CHECKING:
+    from qflow.cli.spool import AnyBroker
+    from qflow.inspect import StreamFacts, SubscriptionFacts
+
+
+def reset(
+    spool: Path,
+    stream: str,
+    group: str,
+    to: str | int | datetime,
+    partition: int | None,
+    *,
+    is_sure: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Move a group or durable subscription, and print where it was and where it is."""
+    facts_of, member = _found(spool, stream, group)
+    if partition is not None and partition >= len(facts_of.partitions):
+        raise click.UsageError(f"stream {stream!r} has partitions 0 to {len(facts_of.partitions) - 1}, not {partition}")
+    if isinstance(to, int) and partition is None and len(facts_of.partitions) > 1:
+        count = len(facts_of.partitions)
+        raise click.UsageError(f"stream {stream!r} has {count} partitions, and each its own offsets: give --partition")
+    name = facts.readable(group)
+    meant = to.isoformat() if isinstance(to, datetime) else str(to)
+    if dry_run:
+        click.echo(f"would move {name} to {meant}; now at {_shown(member.committed)}")
+        return
+    asking.make_sure(is_sure, f"Move {name} of {facts.readable(stream)} to {meant}?")
+    with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
+        now_at = _moved(broker, facts_of, member, to, partition)
+    if as_json:
+        facts.print_json({"stream": stream, "group": group, "before": member.committed, "now": now_at})
+    else:
+        click.echo(f"{name}: at {_shown(member.committed)} before, at {_shown(now_at)} now")
+
+
+def _found(spool: Path, stream: str, group: str) -> tuple[StreamFacts, SubscriptionFacts]:
+    from qflow import inspect
+
+    streams = {one.name: one for one in inspect.read_spool(spool).streams}
+    if stream not in streams:
+        raise NotFound(f"there is no stream {stream!r} in {spool}; {choices(stream, streams)}")
+    members = {one.name: one for one in streams[stream].subscriptions}
+    if group not in members:
+        raise NotFound(
+            f"stream {stream!r} has no group and no durable subscription {group!r}; {choices(group, members)}"
+        )
+    return streams[stream], members[group]
+
+
+def _moved(
+    broker: AnyBroker, stream: StreamFacts, member: SubscriptionFacts, to: str | int | datetime, partition: int | None
+) -> list[int]:
+    """Seek, and return where it is then."""
+    joined = {"group": member.name} if member.group else {"name": member.name}
+    options_ = {"start": "committed", **joined}
+    with broker.subscribe(stream.name, member.filter, **options_) as subscription:  # type: ignore[arg-type]
+        if isinstance(to, datetime):
+            subscription.seek(to, partition=partition)
+        else:
+            for part in stream.partitions:
+                if partition in (None, part.number):
+                    ends = {"earliest": part.first_offset, "latest": part.next_offset}
+                    place = to if isinstance(to, int) else ends[to]
+                    subscription.seek(place, partition=part.number)
+        return list(subscription.positions)
+
+
+def _shown(offsets: Sequence[int]) -> str:
+    return ", ".join(f"{offset:,}" for offset in offsets)

@@ -1,0 +1,52 @@
+"""All messages of a stream, as commands read them: also those of topics that `#` leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qflow.cli import facts
+from qflow.cli.messages import moment
+
+if TYPE_CHECKING:
+    from qflow import StreamMessage
+    from qflow.inspect import Gap
+
+
+def batches(spool: Path, name: str, note: Callable[[Gap], object]) -> Iterator[list[StreamMessage]]:
+    """Yield the messages there are, in batches; each partition in order, but for topics that begin with `$`.
+
+    Those come at the end: `#` is all others, as in MQTT.
+
+    Args:
+        note: called with each gap, once.
+    """
+    from qflow import inspect
+    from qflow.streams.topic_filter import compile_filter
+
+    with inspect.read_stream(spool, name, on_gap=note) as reader:
+        own = [one for one in reader.topics if one.startswith("$")]
+        yield from reader.new()
+    for number, one in enumerate(own):
+        with inspect.read_stream(spool, name, one, on_gap=_nothing) as reader:
+            seen = [compile_filter(other) for other in own[:number]]
+            for batch in reader.new():
+                yield [message for message in batch if not any(matches(message.topic) for matches in seen)]
+
+
+def described(message: StreamMessage) -> dict[str, Any]:
+    """Return a message of a stream as JSON has it."""
+    return {
+        "stream": message.stream,
+        "partition": message.partition,
+        "offset": message.offset,
+        "topic": message.topic,
+        "published_at": moment(message.time_ms),
+        **facts.text_fields("key", message.key),
+        "headers": message.headers,
+        **facts.text_fields("body", message.body),
+    }
+
+
+def _nothing(_gap: Gap) -> None: ...

@@ -1,0 +1,42 @@
+"""`qflow top`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from qflow.cli import options
+from qflow.errors import InvalidArgument
+
+
+@click.command(short_help="Watch a spool in the terminal: rates, lags, memory, events.")
+@options.existing_spool
+def top(spool: Path) -> int:
+    """Watch queues and streams, again and again; press ? for what its keys do, q to leave.
+
+    With an owner that lets others in it also purges, redrives and pauses queues; beside one that does not, or of a
+    spool that nobody owns, it shows what is known and changes nothing. Needs a terminal, and the package textual.
+    """
+    from qflow import inspect
+    from qflow.serving.extras import load
+
+    inspect.check_there(spool)
+    if not is_terminal():
+        raise InvalidArgument(
+            "qflow top needs a terminal at stdin, stdout and stderr; elsewhere there is `qflow stats`"
+        )
+    if os.environ.get("TERM", "dumb") == "dumb":
+        raise InvalidArgument(
+            "qflow top needs a terminal that can move its cursor; with TERM=dumb there is `qflow stats`"
+        )
+    application = load("qflow.top.app", needs="textual", what="qflow top")
+    code: int = application.run(application.Source(spool))
+    return code
+
+
+def is_terminal() -> bool:
+    """Tell whether there is one to draw on and to read keys from; Textual draws on stderr."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))

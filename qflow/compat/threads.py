@@ -1,0 +1,131 @@
+"""`queue.Queue`, with its items in qflow. What the standard library has is inherited; `shutdown` here before 3.13."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from qflow.compat.items import Items, Serializer
+
+T = TypeVar("T")
+
+if sys.version_info >= (3, 13):
+    from queue import ShutDown
+
+    _Queue = queue.Queue
+else:
+
+    class ShutDown(Exception):
+        """The queue was shut down."""
+
+    class _Queue(queue.Queue[T]):
+        """`queue.Queue` with the `shutdown` of Python 3.13."""
+
+        is_shutdown = False
+
+        def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
+            """Append an item; see `queue.Queue.put`. Raises ShutDown: it was shut down."""
+            with self.not_full:
+                self._wait(self.not_full, lambda: not self._is_full(), queue.Full, block, timeout)
+                if self.is_shutdown:
+                    raise ShutDown
+                self._put(item)
+                self.unfinished_tasks += 1
+                self.not_empty.notify()
+
+        def get(self, block: bool = True, timeout: float | None = None) -> T:
+            """Take the first item; see `queue.Queue.get`. Raises ShutDown: it was shut down, and is empty."""
+            with self.not_empty:
+                self._wait(self.not_empty, lambda: self._qsize() > 0, queue.Empty, block, timeout)
+                if self.is_shutdown and not self._qsize():
+                    raise ShutDown
+                item: T = self._get()
+                self.not_full.notify()
+                return item
+
+        def _is_full(self) -> bool:
+            return 0 < self.maxsize <= self._qsize()
+
+        def _wait(self, condition: Any, ready: Any, error: type[Exception], block: bool, timeout: float | None) -> None:
+            """Return when it is ready or shut down. Under the mutex."""
+            if block and timeout is not None and timeout < 0:
+                raise ValueError("'timeout' must be a non-negative number")
+            ends = None if timeout is None else time.monotonic() + timeout
+            while not (self.is_shutdown or ready()):
+                left = None if ends is None else ends - time.monotonic()
+                if not block or (left is not None and left <= 0):
+                    raise error
+                condition.wait(left)
+
+        def shutdown(self, immediate: bool = False) -> None:
+            """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there."""
+            with self.mutex:
+                self.is_shutdown = True
+                if immediate:
+                    while self._qsize():
+                        self._get()
+                        self.unfinished_tasks -= self.unfinished_tasks > 0
+                    self.all_tasks_done.notify_all()
+                self.not_empty.notify_all()
+                self.not_full.notify_all()
+
+
+if TYPE_CHECKING:
+    _Base = queue.Queue
+else:
+    _Base = _Queue
+
+
+class Queue(_Base[T]):
+    """`queue.Queue`, whose items lie in memory up to `capacity_bytes`, and on the disk beyond that.
+
+    An item is settled when it is taken; `task_done` and `join` count in this process, as they do there.
+
+    Args:
+        maxsize: how many items there may be; 0 = any number.
+        path: a spool where items are kept, synced before `put` returns, also for the next process; None = they go with
+            this queue. Those kept from before count as unfinished tasks.
+        name: of the queue in the spool.
+        serializer: how items become bytes: `"pickle"` (the default) any object; `"json"`, `"bytes"`, or what has
+            `dumps` and `loads`. Loading a pickle runs code: take it for spools that nobody else can write.
+        capacity_bytes: memory for items.
+    """
+
+    if TYPE_CHECKING:
+        is_shutdown: bool
+
+        def shutdown(self, immediate: bool = False) -> None:
+            """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there."""
+
+    def __init__(
+        self,
+        maxsize: int = 0,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        name: str = "items",
+        serializer: Literal["pickle", "json", "bytes"] | Serializer = "pickle",
+        capacity_bytes: int | str = "64MiB",
+    ) -> None:
+        self._items = Items(path, name, serializer, capacity_bytes)
+        super().__init__(maxsize)
+        self.unfinished_tasks = len(self._items)
+
+    def close(self) -> None:
+        """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more."""
+        self._items.close()
+
+    def _init(self, maxsize: int) -> None:
+        """Nothing: the items are there."""
+
+    def _qsize(self) -> int:
+        return len(self._items)
+
+    def _put(self, item: T) -> None:
+        self._items.put(item)
+
+    def _get(self) -> T:
+        item: T = self._items.get()
+        return item

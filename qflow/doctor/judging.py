@@ -1,0 +1,53 @@
+"""Findings from a look, worst first; and a look at a spool from outside."""
+
+from __future__ import annotations
+
+import os
+
+from qflow.doctor.finding import Finding
+from qflow.doctor.look import Look
+from qflow.doctor.looking import look_at
+from qflow.doctor.queues import judge_queues, judge_streams
+from qflow.doctor.spools import judge_spool
+
+KINDS = (
+    "newer-format",
+    "damage",
+    "lost-messages",
+    "disk-full",
+    "held-too-long",
+    "blocked-producers",
+    "no-consumer",
+    "paused",
+    "dead-letters",
+    "maintenance",
+    "refused-batches",
+    "silent-owner",
+    "pinned-pages",
+    "slow-consumers",
+    "stream-behind",
+    "memory-full",
+    "log-mostly-dead",
+    "not-closed",
+    "no-door",
+)
+"""Kinds of findings, those that come first among others as bad."""
+_RANK = {kind: rank for rank, kind in enumerate(KINDS)}
+
+
+def examine(path: str | os.PathLike[str]) -> list[Finding]:
+    """Look at a spool, whoever owns it, and return what is wrong with it, worst first.
+
+    Blocks are not read: `qflow.inspect.examine` does that.
+
+    Raises:
+        NotFound: there is no spool. StorageError: it cannot be read.
+    Cost: 100 µs a queue.
+    """
+    return judge(look_at(path))
+
+
+def judge(look: Look) -> list[Finding]:
+    """Return what is wrong with what there is to see, worst first."""
+    found = [*judge_spool(look), *judge_queues(look), *judge_streams(look)]
+    return sorted(found, key=lambda finding: (-finding.severity, _RANK[finding.kind]))

@@ -1,0 +1,54 @@
+"""What there is to judge: plain values, from whoever knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from qflow.errors import QflowError
+
+
+@attrs.frozen(kw_only=True)
+class Letters:
+    """The dead letters in one queue."""
+
+    messages: int
+    reasons: tuple[tuple[str, int], ...] = ()
+    """(why, how many) of those that were looked at, the most frequent first."""
+    looked_at: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Look:
+    """A spool at one moment. What is not known is left out, and not judged."""
+
+    path: str
+    stats: Mapping[str, Any] | None = None
+    """The fields of `BrokerStats`, as `attrs.asdict` or `stats.json` have them: what a living owner says."""
+    told_s_ago: float = 0.0
+    """How old `stats` is."""
+    is_told: bool = True
+    """By the owner, when it was asked; False: it let nobody in, or did not answer, and `stats.json` was read."""
+    owner_pid: int | None = None
+    """None: nobody owns it; 0: a process that is not known."""
+    clean: bool = True
+    """It was closed, or somebody has it open."""
+    problems: tuple[str, ...] = ()
+    """What opening it would complain of."""
+    failure: QflowError | None = None
+    """Why its log could not be read."""
+    letters: Mapping[str, Letters] = {}
+    """The queues that others name as `dead_letter`."""
+    log_bytes: int = 0
+    """Length of the log's file."""
+    log_used_bytes: int = 0
+    """As much of it is in use."""
+    readers: tuple[tuple[int, int], ...] = ()
+    """(process, how many commits ago it began) of reads of the log that are under way."""
+    disk_bytes: int = 0
+    """Of the file system; 0: not known."""
+    disk_free_bytes: int = 0
+    refused_batches: int = 0
+    """Batches from outside that were set aside."""

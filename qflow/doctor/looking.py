@@ -1,0 +1,66 @@
+"""Looks at a spool from outside: at its log, at its owner through the door, at the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import Any
+
+import attrs
+
+from qflow.config import spool_path
+from qflow.doctor.look import Letters, Look
+from qflow.errors import CorruptionError, FormatTooNew, QflowError
+from qflow.inspect import LettersFacts, check_there, owner_of, read_health, read_live
+
+ANSWERS_S = 5.0
+"""How long an owner may take to answer."""
+
+
+def look_at(path: str | os.PathLike[str]) -> Look:
+    """Return what is seen of a spool.
+
+    Raises:
+        NotFound: there is no spool. StorageError: it cannot be read.
+    """
+    spool = spool_path(path)
+    check_there(spool)
+    seen: dict[str, Any] = {}
+    try:
+        health = read_health(spool)
+        seen = {
+            "clean": health.clean,
+            "problems": tuple(health.problems),
+            "letters": {one.queue: _letters(one) for one in health.letters},
+            "log_bytes": health.log_bytes,
+            "log_used_bytes": health.log_used_bytes,
+            "readers": tuple(health.readers),
+            "refused_batches": health.refused_batches,
+        }
+    except (CorruptionError, FormatTooNew) as error:
+        seen = {"failure": error}
+    owner = seen["owner_pid"] = owner_of(spool)
+    disk = shutil.disk_usage(spool)
+    seen |= {"disk_bytes": disk.total, "disk_free_bytes": disk.free}
+    if owner is not None and not isinstance(seen.get("failure"), FormatTooNew):
+        seen |= _told(spool, owner)
+    return Look(path=spool, **seen)
+
+
+def _letters(found: LettersFacts) -> Letters:
+    return Letters(messages=found.messages, reasons=found.reasons, looked_at=found.looked_at)
+
+
+def _told(spool: str, owner: int) -> dict[str, Any]:
+    """Return what the owner says of itself, when it is asked, or else what it wrote last."""
+    import qflow
+
+    try:
+        with qflow.connect(spool, timeout_s=ANSWERS_S) as broker:
+            return {"stats": attrs.asdict(broker.stats())}
+    except (QflowError, OSError):
+        live = read_live(spool)
+        if live is None or owner not in (0, live["pid"]):
+            return {"is_told": False}
+        return {"is_told": False, "stats": live, "told_s_ago": max(0.0, time.time() - live["time_s"])}

@@ -1,0 +1,229 @@
+"""Judges queues and streams by what their owner says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qflow.doctor.finding import Finding, Severity
+from qflow.doctor.look import Letters, Look
+from qflow.doctor.words import argument, counted, quoted, size, span
+
+HELD_S, HELD_LONG_S = 300.0, 1800.0
+"""A message that is held for so long is a problem; for longer, urgent."""
+HOLDERS_NAMED = 3
+BLOCKED_S, BLOCKED_LONG_S = 1.0, 10.0
+GROWS = 1.1
+"""A queue grows where as much more is put than acked."""
+FULL = 0.95
+BEHIND_MESSAGES = 1000
+"""A subscription that nobody has open may be so far behind."""
+Stats = Mapping[str, Any]
+
+
+def judge_queues(look: Look) -> Iterator[Finding]:
+    """Yield what is wrong with queues."""
+    stats = look.stats or {}
+    for name, queue in stats.get("queues", {}).items():
+        yield from _held(look, name, queue)
+        blocked = list(_blocked(look, name, queue))
+        yield from blocked
+        yield from _lost(look, name, queue)
+        if name not in look.letters and not blocked:  # who is blocked says that it grows, too
+            yield from _growing(look, name, queue)
+    for name, letters in look.letters.items():
+        yield from _letters(look, name, letters)
+    yield from _memory(look, stats)
+
+
+def _held(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
+    holders = [one for one in queue.get("holders", ()) if one["oldest_s"] >= HELD_S]
+    pinned = queue.get("pinned_blocks", 0)
+    if not holders and queue.get("oldest_unacked_s", 0.0) >= HELD_S:
+        holders = [{"consumer": "", "pid": None, "messages": 0, "oldest_s": queue["oldest_unacked_s"]}]
+    for index, holder in enumerate(sorted(holders, key=lambda one: -one["oldest_s"])[:HOLDERS_NAMED]):
+        pins = pinned if not index else 0
+        yield _held_by(look, name, holder, pins)
+
+
+def _held_by(look: Look, name: str, holder: Stats, pinned: int) -> Finding:
+    pid, messages = holder["pid"], holder["messages"]
+    what = "a message" if messages <= 1 else f"{messages:,} messages, the first of them"
+    pins = f", and pins {counted(pinned, 'block')} of the log" if pinned else ""
+    who = f"consumer {quoted(holder['consumer'])}" if holder["consumer"] else "somebody"
+    who += f" of process {pid}" if pid else ""
+    inside = pid is not None and pid == look.owner_pid
+    if not pid:
+        end = "close its connection"
+    elif inside:
+        end = f"see what that thread or task does (`py-spy dump --pid {pid}`), and have it ack or nack"
+    else:
+        end = f"see what it does (`py-spy dump --pid {pid}`), or end it: `kill {pid}`; what it holds comes back at once"
+    timeout = f"`qflow alter {argument(look.path)} {argument(name)} ack_timeout_s=600`"
+    return Finding(
+        severity=Severity.URGENT if holder["oldest_s"] >= HELD_LONG_S else Severity.PROBLEM,
+        kind="held-too-long",
+        sentence=f"{who} has held {what} of queue {quoted(name)} for {span(holder['oldest_s'])}{pins}",
+        remedy=f"{end}; {timeout} has it given back by itself the next time",
+        queue=name,
+        facts={**holder, "pinned_blocks": pinned},
+    )
+
+
+def _blocked(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
+    putters, longest = queue.get("blocked_putters", 0), queue.get("blocked_longest_s", 0.0)
+    if not putters or longest < BLOCKED_S:
+        return
+    on = queue.get("blocked_on") or "its limit"
+    limit = None if on == "capacity" else queue.get(on)
+    at = f"{on} of queue {quoted(name)}"
+    if on == "capacity":
+        at = f"the capacity of memory, for queue {quoted(name)}"
+    elif limit is not None:
+        at += f" ({limit:,})" if on == "limit_messages" else f" ({size(limit)})"
+    takers = queue.get("consumers_total", 0)
+    taking = f"{counted(takers, 'consumer')} take{'s' if takers == 1 else ''}" if takers else "nobody takes"
+    path, queue_name = argument(look.path), argument(name)
+    raised = (
+        ""
+        if limit is None or on == "capacity"
+        else f", or let in more: `qflow alter {path} {queue_name} {on}={2 * limit}`"
+    )
+    yield Finding(
+        severity=Severity.URGENT if longest >= BLOCKED_LONG_S else Severity.PROBLEM,
+        kind="blocked-producers",
+        sentence=f"{counted(putters, 'producer')} blocked for up to {span(longest)} at {at}; {taking} from it",
+        remedy=f"start consumers, or take what is in the way: `qflow get {path} {queue_name}`{raised}",
+        queue=name,
+        facts={"putters": putters, "longest_s": longest, "on": on, "limit": limit, "consumers": takers},
+    )
+
+
+def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
+    if queue.get("paused"):
+        yield Finding(
+            severity=Severity.PROBLEM if queue["messages"] else Severity.NOTICE,
+            kind="paused",
+            sentence=f"queue {quoted(name)} is paused; {counted(queue['messages'], 'message')} wait",
+            remedy="call `resume()` of the queue, or press resume in `qflow top` or on the page",
+            queue=name,
+            facts={"messages": queue["messages"]},
+        )
+        return
+    rates = queue.get("rates") or {}
+    incoming, outgoing = rates.get("put_60s", 0.0), rates.get("acked_60s", 0.0)
+    taken = rates.get("delivered_60s", 0.0) if rates else float(queue["delivered_total"])
+    waiting, takers = queue["lag_messages"], queue.get("consumers_total", 0)
+    grows = incoming > outgoing * GROWS if rates else queue["put_total"] > 0
+    facts = {"waiting": waiting, "put_60s": incoming, "acked_60s": outgoing, "consumers": takers}
+    if not waiting or not grows:
+        return
+    path, queue_name = argument(look.path), argument(name)
+    coming = f", {incoming:,.1f} more each second" if rates else ""
+    if not takers and not taken and not queue["acquired_messages"]:
+        yield Finding(
+            severity=Severity.PROBLEM,
+            kind="no-consumer",
+            sentence=f"nobody consumes queue {quoted(name)}, and it grows: {counted(waiting, 'message')} wait{coming}",
+            remedy=f"start its consumers; `qflow peek {path} {queue_name}` shows what waits; if it is not needed, "
+            f"`qflow purge {path} {queue_name}` and end who puts",
+            queue=name,
+            facts=facts,
+        )
+    elif rates and waiting > 60 * max(outgoing, 1.0):
+        yield Finding(
+            severity=Severity.NOTICE,
+            kind="slow-consumers",
+            sentence=f"{counted(takers, 'consumer')} of queue {quoted(name)} fall behind: {incoming:,.1f} messages a "
+            f"second come, {outgoing:,.1f} are acked, {waiting:,} wait",
+            remedy=f"start more consumers (`qflow work {path} {queue_name} module:function --processes 8`), or take "
+            "many at once with `get_many`",
+            queue=name,
+            facts=facts,
+        )
+
+
+def _lost(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
+    lost = queue.get("lost_total", 0) + queue.get("quarantined_total", 0)
+    if lost:
+        path = argument(look.path)
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="lost-messages",
+            sentence=f"{counted(lost, 'message')} of queue {quoted(name)} could not be read back and are lost",
+            remedy=f"`qflow check {path}` says which; `dmesg` and `smartctl` say whether the disk fails; `qflow check "
+            f"{path} --repair NEW` brings what is whole into a new spool",
+            queue=name,
+            facts={"lost": lost, "ranges": [list(pair) for pair in queue.get("lost_ranges", ())][:10]},
+        )
+
+
+def _letters(look: Look, name: str, letters: Letters) -> Iterator[Finding]:
+    if not letters.messages:
+        return
+    path, queue = argument(look.path), argument(name)
+    why = ""
+    if letters.reasons:
+        reason, count = letters.reasons[0]
+        of = f"{count:,} of {letters.looked_at:,}" if letters.looked_at < letters.messages else f"{count:,}"
+        why = f"; the commonest reason, of {of}: {quoted(reason)}"
+    yield Finding(
+        severity=Severity.PROBLEM,
+        kind="dead-letters",
+        sentence=f"{counted(letters.messages, 'dead letter')} in queue {quoted(name)}{why}",
+        remedy=f"mend the cause (`qflow peek {path} {queue}` shows headers and bodies), then `qflow redrive {path} "
+        f"{queue}`, or `qflow purge {path} {queue}` if they are of no use",
+        queue=name,
+        facts={"messages": letters.messages, "reasons": dict(letters.reasons), "looked_at": letters.looked_at},
+    )
+
+
+def _memory(look: Look, stats: Stats) -> Iterator[Finding]:
+    capacity, resident = stats.get("capacity_bytes", 0), stats.get("resident_bytes", 0)
+    spilled = stats.get("spilled_bytes", 0)
+    if capacity and resident >= FULL * capacity:
+        names = sorted(stats["queues"], key=lambda name: -stats["queues"][name]["resident_bytes"])
+        most = f"; most of it has queue {quoted(names[0])}" if names else ""
+        yield Finding(
+            severity=Severity.NOTICE,
+            kind="memory-full",
+            sentence=f"memory for messages is full: {size(resident)} of {size(capacity)}{most}; {size(spilled)} are "
+            "spilled to disk",
+            remedy="nothing is lost and puts go on, at the speed of the disk; start consumers, raise `capacity_bytes`, "
+            "or give that queue a `capacity_bytes` of its own",
+            queue=names[0] if names else None,
+            facts={"resident_bytes": resident, "capacity_bytes": capacity, "spilled_bytes": spilled},
+        )
+
+
+def judge_streams(look: Look) -> Iterator[Finding]:
+    """Yield what is wrong with streams."""
+    for name, stream in (look.stats or {}).get("streams", {}).items():
+        for subscription in stream["subscriptions"]:
+            if (
+                subscription["name"] is None
+                or subscription["members"]
+                or subscription["lag_messages"] < BEHIND_MESSAGES
+            ):
+                continue
+            behind = subscription["lag_messages"]
+            yield Finding(
+                severity=Severity.NOTICE,
+                kind="stream-behind",
+                sentence=f"subscription {quoted(subscription['name'])} of stream {quoted(name)} is "
+                f"{counted(behind, 'message')} behind, and nobody has it open",
+                remedy="start who reads with it, or end it with `broker.delete_subscription(stream, name)`: a stream "
+                "that retains until all have consumed keeps what it has not read",
+                queue=name,
+                facts={"subscription": subscription["name"], "lag_messages": behind},
+            )
+        if stream.get("damaged_total", 0):
+            yield Finding(
+                severity=Severity.URGENT,
+                kind="lost-messages",
+                sentence=f"{counted(stream['damaged_total'], 'message')} of stream {quoted(name)} could not be read: "
+                "their blocks are damaged",
+                remedy=f"`qflow check {argument(look.path)}` says which; `dmesg` says whether the disk fails",
+                queue=name,
+                facts={"lost": stream["damaged_total"]},
+            )

@@ -1,0 +1,176 @@
+"""Judges the spool itself: its log, its disk, and who owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qflow.doctor.finding import Finding, Severity
+from qflow.doctor.look import Look
+from qflow.doctor.words import argument, counted, quoted, size, span
+from qflow.errors import FormatTooNew
+
+SILENT_S = 30.0
+"""An owner renews `stats.json` more often."""
+SMALL_LOG_BYTES = 64 * 2**20
+"""A log that is no longer is not worth a compaction."""
+DEAD = 0.5
+SCARCE, SCARCE_BYTES = 0.10, 10 * 2**30
+"""The disk is nearly full where less than this share and less than so much is free."""
+OUT, OUT_BYTES = 0.02, 2**30
+PINNING = 1000
+"""A read of the log that began so many commits ago pins what has been freed since."""
+
+
+def judge_spool(look: Look) -> Iterator[Finding]:
+    """Yield what is wrong with the spool itself."""
+    yield from _failure(look)
+    yield from _problems(look)
+    yield from _disk(look)
+    yield from _dead_log(look)
+    yield from _readers(look)
+    yield from _owner(look)
+    yield from _maintenance(look)
+
+
+def _failure(look: Look) -> Iterator[Finding]:
+    path, error = argument(look.path), look.failure
+    if isinstance(error, FormatTooNew):
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="newer-format",
+            sentence=f"a newer qflow wrote this spool than the one that looks: {error}",
+            remedy="`pip install --upgrade qflow`; nothing was changed",
+        )
+    elif error is not None:
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="damage",
+            sentence=f"the log is damaged, and cannot be read as a whole: {error}",
+            remedy=f"copy the directory before anything else; then `qflow check {path} --repair NEW` brings what can "
+            "be read into a new spool, or bring back a snapshot",
+        )
+
+
+def _problems(look: Look) -> Iterator[Finding]:
+    if look.problems:
+        more = f", and {len(look.problems) - 1:,} more" if len(look.problems) > 1 else ""
+        path = argument(look.path)
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="damage",
+            sentence=f"the log contradicts itself: {' '.join(look.problems[0].split())}{more}",
+            remedy=f"`qflow check {path}` reads all of it and says what is lost; `qflow check {path} --repair NEW` "
+            "brings the rest into a new spool",
+            facts={"problems": list(look.problems[:100]), "count": len(look.problems)},
+        )
+
+
+def _disk(look: Look) -> Iterator[Finding]:
+    free, whole = look.disk_free_bytes, look.disk_bytes
+    if not whole or free >= min(SCARCE * whole, SCARCE_BYTES):
+        return
+    path = argument(look.path)
+    yield Finding(
+        severity=Severity.URGENT if free < min(OUT * whole, OUT_BYTES) else Severity.PROBLEM,
+        kind="disk-full",
+        sentence=f"the disk is nearly full: {size(free)} of {size(whole)} are free ({100 * free / whole:.0f} %)",
+        remedy=f"`qflow du {path}` says what takes it here; free some elsewhere, or start consumers: what is acked is "
+        "given back. Puts are refused when it is full; acks go on",
+        facts={"free_bytes": free, "disk_bytes": whole},
+    )
+
+
+def _dead_log(look: Look) -> Iterator[Finding]:
+    dead = look.log_bytes - look.log_used_bytes
+    if look.log_bytes > SMALL_LOG_BYTES and dead > DEAD * look.log_bytes:
+        path = argument(look.path)
+        yield Finding(
+            severity=Severity.NOTICE,
+            kind="log-mostly-dead",
+            sentence=f"{size(dead)} of the {size(look.log_bytes)} of the log are dead: kept for reuse, and not needed",
+            remedy=f"`qflow compact {path}` gives them back; it needs {size(look.log_used_bytes)} beside the log "
+            "meanwhile, and an owner goes on",
+            facts={"dead_bytes": dead, "log_bytes": look.log_bytes},
+        )
+
+
+def _readers(look: Look) -> Iterator[Finding]:
+    for pid, ago in look.readers:
+        if ago >= PINNING:
+            yield Finding(
+                severity=Severity.PROBLEM,
+                kind="pinned-pages",
+                sentence=f"process {pid} has been reading one moment of the log for {counted(ago, 'commit')}, which "
+                "pins all that was freed since: the log grows",
+                remedy=f"see what it does (`ps -fp {pid}`; a snapshot or check of a large spool takes its time), or "
+                f"end it: `kill {pid}`",
+                facts={"pid": pid, "commits": ago},
+            )
+
+
+def _owner(look: Look) -> Iterator[Finding]:
+    path = argument(look.path)
+    if look.owner_pid is None:
+        if not look.clean and look.failure is None:
+            yield Finding(
+                severity=Severity.NOTICE,
+                kind="not-closed",
+                sentence="nobody owns the spool, and the last owner did not close it: it was killed, or the machine",
+                remedy="start the program again: nothing that was confirmed is lost, and what was held is delivered "
+                f"again; `qflow check {path}` reads everything once if the machine itself had crashed",
+            )
+        return
+    process = f"process {look.owner_pid}" if look.owner_pid else "a process that is not known here"
+    if not look.is_told:
+        told = (
+            "and there is nothing else"
+            if look.stats is None
+            else f"what it wrote {span(look.told_s_ago)} ago is judged"
+        )
+        yield Finding(
+            severity=Severity.NOTICE,
+            kind="no-door",
+            sentence=f"the owner, {process}, lets nobody in or does not answer; {told}",
+            remedy="open the spool with `door=True`, which is the default, as the user who asks; a process that is "
+            "stopped (`ps -o stat`: T or D) does not answer",
+            facts={"pid": look.owner_pid},
+        )
+        if look.stats is None or look.told_s_ago >= SILENT_S:
+            ago = "never" if look.stats is None else f"{span(look.told_s_ago)} ago"
+            yield Finding(
+                severity=Severity.PROBLEM,
+                kind="silent-owner",
+                sentence=f"the owner, {process}, wrote its figures last {ago}: it is stopped, or its disk is full",
+                remedy=f"look at it: `ps -o pid,stat,wchan,cmd -p {look.owner_pid}`, its log, and the disk (`df`)",
+                facts={"pid": look.owner_pid, "told_s_ago": look.told_s_ago},
+            )
+
+
+def _maintenance(look: Look) -> Iterator[Finding]:
+    stats = look.stats or {}
+    for what, text in (stats.get("troubles") or {}).items():
+        yield Finding(
+            severity=Severity.PROBLEM,
+            kind="maintenance",
+            sentence=f"maintenance of the owner fails at {what}: {quoted(text)}; it is tried again each second",
+            remedy="mend what the text names; the owner's log (logger `qflow`) has it with its time",
+            facts={"what": what, "error": text},
+        )
+    problem = (stats.get("inbox") or {}).get("problem")
+    if problem:
+        yield Finding(
+            severity=Severity.PROBLEM,
+            kind="maintenance",
+            sentence=f"a batch that was handed in from outside waits: {quoted(problem)}",
+            remedy="mend what the text names; it is adopted then by itself",
+            facts={"what": "the inbox", "error": problem},
+        )
+    if look.refused_batches:
+        yield Finding(
+            severity=Severity.PROBLEM,
+            kind="refused-batches",
+            sentence=f"{counted(look.refused_batches, 'batch').replace('batchs', 'batches')} from outside "
+            f"{'was' if look.refused_batches == 1 else 'were'} refused and set aside",
+            remedy=f"`qflow check {argument(look.path)}` says why, and where they lie",
+            facts={"batches": look.refused_batches},
+        )

@@ -1,0 +1,50 @@
+"""How findings say numbers, times, sizes and names."""
+
+from __future__ import annotations
+
+import shlex
+
+_UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
+_SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_LONGEST = 120
+
+
+def span(seconds: float) -> str:
+    """Return a time such as `12 s`, `40 minutes` or `2.5 hours`."""
+    for length, unit in _UNITS:
+        if seconds >= 2 * length:
+            number = seconds / length
+            return f"{number:.1f} {unit}" if number < 10 and unit != "minutes" else f"{number:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def size(size_bytes: float) -> str:
+    """Return a size such as `8.0 MiB`."""
+    number, unit = float(size_bytes), _SIZES[0]
+    for unit in _SIZES:
+        if abs(number) < 1024 or unit == _SIZES[-1]:
+            break
+        number /= 1024
+    return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a count such as `1 message` or `2,000 messages`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def quoted(text: str) -> str:
+    """Return a name for a sentence: in quotes, escaped, not endless."""
+    return repr(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
+
+
+def argument(text: str) -> str:
+    """Return a path or name as a shell takes it, with nothing in it that does something to a terminal."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + text.encode("unicode_escape").decode().replace("'", "\\'") + "'"
+
+
+def harmless(text: str) -> str:
+    """Return a sentence on one line, with escapes for what a terminal would act on."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(text.split()))

@@ -1,0 +1,37 @@
+"""Time spans as callers write them: seconds, a text such as `"1h30m"`, or a timedelta."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+Duration: TypeAlias = float | str | timedelta
+"""A time span: seconds, a text such as `"250ms"`, `"1h30m"` or `"7d"` (units `w d h m s ms`), or a timedelta."""
+
+_UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_NUMBER = r"(\d{1,20}(?:\.\d{1,20})?)"
+_TEXT = re.compile(r"\s*" + "".join(rf"(?:{_NUMBER}\s*{unit}\s*)?" for unit in _UNITS), re.ASCII)
+"""Each unit at most once, the largest first."""
+_PLAIN = re.compile(rf"\s*{_NUMBER}\s*", re.ASCII)
+
+EXPECTED = 'a number of seconds, a text such as "90s", "1h30m" or "7d" (units w, d, h, m, s, ms), or a timedelta'
+
+
+def seconds_of(value: Any) -> float | None:
+    """Return the seconds of a duration, which may be negative or NaN; None if it is no duration."""
+    if isinstance(value, int | float):
+        return None if isinstance(value, bool) else value
+    if isinstance(value, str):
+        return _seconds_of_text(value)
+    return value.total_seconds() if isinstance(value, timedelta) else None
+
+
+def _seconds_of_text(text: str) -> float | None:
+    plain = _PLAIN.fullmatch(text)
+    if plain is not None:
+        return float(plain[1])
+    found = _TEXT.fullmatch(text)
+    if found is None or not any(found.groups()):
+        return None
+    return round(sum(float(one) * unit for one, unit in zip(found.groups(), _UNITS.values(), strict=True) if one), 9)

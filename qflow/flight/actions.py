@@ -1,0 +1,225 @@
+"""Actions: what planners and groups of readers ask of a log, and what a sink hands in. JSON in, JSON out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import qflow
+from qflow.arrow.bounds import COMMITTED, EARLIEST, LATEST, OFFSETS, TIMES, Bound, resolve
+from qflow.arrow.eras import eras_of, other_era
+from qflow.arrow.ranges import Cutting, cut, offset_after
+from qflow.arrow.states import StreamState
+from qflow.arrow.takers import Takers
+from qflow.errors import InvalidArgument, NotFound
+from qflow.flight.adopting import adopt, withdraw
+from qflow.flight.leases import Leases
+from qflow.flight.owner import Owner
+from qflow.flight.words import Command
+from qflow.storage.streams.groups import committed_of
+
+_LEASE_S = 60.0
+
+
+class House(NamedTuple):
+    """What actions work on."""
+
+    owner: Owner
+    leases: Leases
+
+
+def _describe(house: House, _asked: Command) -> Any:
+    """The log, its streams with their bounds, its queues."""
+    owner = house.owner
+    state = owner.state()
+    return {
+        "product": f"qflow {qflow.__version__}",
+        "uuid": state.uuid,
+        "path": owner.path,
+        "streams": [
+            {
+                "name": record.name,
+                "number": record.owner,
+                "settings": record.settings,
+                "partitions": _partitions(state.streams[record.name]),
+            }
+            for record in state.found.streams
+            if not record.deleted
+        ],
+        "queues": [
+            {"name": record.name, "number": record.owner, "settings": record.settings}
+            for record in state.found.queues
+            if not record.deleted
+        ],
+    }
+
+
+def _partitions(stream: StreamState) -> list[dict[str, int]] | None:
+    found = []
+    for number, row in enumerate(stream.rows):
+        first, end = stream.bounds(number)
+        found.append({"first": first, "end": end, "messages": row.messages, "bytes": row.bytes})
+    return found or None
+
+
+def _resolve(house: House, asked: Command) -> Any:
+    """The offsets that a bound stands for."""
+    state = house.owner.state()
+    assigned = {name: frozenset(parts) for name, parts in asked.object("assigned").value.items()}
+    streams = [house.owner.stream(state, name)._replace(assigned=assigned.get(name)) for name in asked.texts("streams")]
+    bound = _bound(asked.object("bound"))
+    which = asked.text("which", "bound")
+    with house.owner.transaction() as txn:
+        return {"offsets": resolve(txn, bound, which, streams, asked.offsets("committed"))}
+
+
+def _bound(said: Command) -> Bound:
+    kind = said.text("kind")
+    if kind not in (EARLIEST, LATEST, COMMITTED, OFFSETS, TIMES):
+        raise InvalidArgument(
+            f"'kind' of {said.what} is one of {EARLIEST}, {LATEST}, {COMMITTED}, {OFFSETS}, {TIMES}, not {kind!r:.100}"
+        )
+    return Bound(
+        kind, said.offsets("numbers"), said.maybe_number("time_ms"), must_exist=said.flag("must_exist", default=False)
+    )
+
+
+def _by_number(house: House) -> dict[int, StreamState]:
+    return {stream.owner: stream for stream in house.owner.state().streams.values()}
+
+
+def _known(streams: dict[int, StreamState], number: int, partition: int) -> StreamState:
+    found = streams.get(number)
+    if found is None or not 0 <= partition < len(found.rows):
+        raise NotFound(f"there is no partition {partition} of a stream with number {number}: it may have been deleted")
+    return found
+
+
+def _cut(house: House, asked: Command) -> Any:
+    """Ranges cut for tasks."""
+    streams = _by_number(house)
+    ranges = [
+        (_known(streams, number, partition), partition, start, end)
+        for number, partition, start, end in asked.rows("ranges", int, int, int, int)
+    ]
+    said = asked.object("cutting")
+    cutting = Cutting(
+        said.number("parallelism", 1, least=1),
+        said.maybe_number("least", least=1),
+        said.maybe_number("most_messages", least=1),
+    )
+    with house.owner.transaction() as txn:
+        return {"spans": [list(span) for span in cut(txn, ranges, cutting)]}
+
+
+def _offset_after(house: House, asked: Command) -> Any:
+    """The ends of the blocks that reach so many bytes."""
+    streams = _by_number(house)
+    rows = asked.rows("asked", int, int, int, int, int)
+    for number, partition, *_ in rows:
+        _known(streams, number, partition)
+    with house.owner.transaction() as txn:
+        return {"offsets": [offset_after(txn, *row) for row in rows]}
+
+
+def _eras(house: House, asked: Command) -> Any:
+    """The eras of the last messages before offsets."""
+    with house.owner.transaction() as txn:
+        return {"eras": {number: eras_of(txn, number, parts) for number, parts in asked.numbered("offsets").items()}}
+
+
+def _other_era(house: House, asked: Command) -> Any:
+    """A partition in which the log is not the one that was read."""
+    offsets = asked.by_partition("offsets")
+    known = {int(key): str(value) for key, value in asked.object("known").value.items()}
+    with house.owner.transaction() as txn:
+        return {"partition": other_era(txn, asked.number("number"), offsets, known)}
+
+
+def _takers(house: House, asked: Command) -> Any:
+    """The streams and queues that take some topics."""
+    takers = Takers(house.owner.state().found, house.owner.path, asked.maybe_text("stream"))
+    rooms = {topic: takers.room(topic) for topic in asked.texts("topics")}
+    return {"rooms": rooms, "takers": sorted(takers.found)}
+
+
+# Groups of readers ----------------------------------------------------------------------------------------------------
+
+
+def _positions(house: House, asked: Command) -> Any:
+    """Where a group has come to."""
+    return {"offsets": committed_of(house.owner.path, asked.text("group"), house.owner.uuid)}
+
+
+def _lease(house: House, asked: Command) -> Any:
+    """Take or renew the lease of a group."""
+    found = house.leases.take(
+        asked.text("group"), asked.maybe_number("token", least=1), asked.seconds("seconds", _LEASE_S)
+    )
+    return {"token": found.token, "offsets": found.offsets}
+
+
+def _commit_positions(house: House, asked: Command) -> Any:
+    """Keep that everything below offsets is done."""
+    group, token = asked.text("group"), asked.number("token", least=1)
+    house.leases.acknowledge(group, token, asked.numbered("offsets"), asked.seconds("seconds", _LEASE_S))
+    return {}
+
+
+def _release(house: House, asked: Command) -> Any:
+    """Give the lease of a group back."""
+    house.leases.release(asked.text("group"), asked.number("token", least=1))
+    return {}
+
+
+# Batches of sinks ---------------------------------------------------------------------------------------------------
+
+
+def _adopt(house: House, asked: Command) -> Any:
+    """A batch brought into the log."""
+    return adopt(house.owner, asked)
+
+
+def _withdraw(house: House, asked: Command) -> Any:
+    """Stages taken back."""
+    return withdraw(house.owner, asked)
+
+
+class Action(NamedTuple):
+    """An action, and what it is for."""
+
+    run: Callable[[House, Command], Any]
+    words: str
+
+
+ACTIONS = {
+    "describe": Action(_describe, "the log, its streams with their bounds, its queues"),
+    "resolve": Action(_resolve, "the offsets that a bound stands for, by stream and partition"),
+    "cut": Action(_cut, "ranges of offsets, cut for tasks at the ends of blocks"),
+    "offset_after": Action(_offset_after, "the ends of the blocks that reach so many bytes"),
+    "eras": Action(_eras, "what tells this log from a copy of it that was written on"),
+    "other_era": Action(_other_era, "a partition in which this log is not the one that was read"),
+    "takers": Action(_takers, "the streams and queues that take some topics"),
+    "positions": Action(_positions, "where a group of readers has come to"),
+    "lease": Action(_lease, "take or renew the lease of a group of readers"),
+    "commit_positions": Action(_commit_positions, "keep that a group has read everything below some offsets"),
+    "adopt": Action(_adopt, "have a batch that was staged put into the log, once; it is there when this answers"),
+    "withdraw": Action(_withdraw, "remove what was staged under some tokens and not handed in"),
+    "release": Action(_release, "give the lease of a group back"),
+}
+
+
+def act(house: House, name: str, asked: Command) -> Any:
+    """Do what an action asks for; return its answer.
+
+    Raises:
+        InvalidArgument: there is no such action, or it makes no sense. StorageError: it means another log.
+    """
+    found = ACTIONS.get(name)
+    if found is None:
+        raise InvalidArgument(
+            f"this owner (qflow {qflow.__version__}) does not know the action {name!r:.100}; it knows: "
+            f"{', '.join(ACTIONS)}"
+        )
+    house.owner.check_uuid(asked.maybe_text("uuid"))
+    return found.run(house, asked)

@@ -1,0 +1,78 @@
+"""`qflow.connect` to a URL: the whole surface through one exchange."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pyarrow as pa
+import pyarrow.flight as pf
+
+from qflow.config import parse_timeout
+from qflow.durations import Duration
+from qflow.errors import BrokerClosed, InvalidArgument
+from qflow.flight.trust import Trust
+from qflow.flight.tunnel import Outlet
+from qflow.memory.waiting import shelter_made
+from qflow.remote.client import requests
+from qflow.remote.client.broker import RemoteBroker, broker_of
+from qflow.remote.client.connecting import silent
+from qflow.remote.client.threads import Connection
+
+_URL = re.compile(r"grpc(\+tls|\+tcp)?://[^/\s@]+:\d{1,5}/?")
+
+File = str | os.PathLike[str] | None
+NONE = (None, None, None)
+"""Of the files of certificates: whom to trust, what to show, and its key."""
+
+
+def connect(
+    url: str, *, token: str | None = None, trust: tuple[File, File, File] = NONE, timeout_s: Duration = 10.0
+) -> RemoteBroker:
+    """Use a spool on another host; see `qflow.connect`.
+
+    Raises:
+        InvalidArgument: the URL makes no sense, or the token is wrong.
+        StorageError: nobody answers there in time. NotFound: the owner of the spool lets nobody in.
+    """
+    timeout = parse_timeout(timeout_s)
+    tunnel = outlet(url, token, trust)
+    connection = shelter_made(lambda: Connection(tunnel.socket, url, tunnel.reason))
+    try:
+        return broker_of(connection, connection.call(requests.hello(), timeout=timeout))
+    except TimeoutError:
+        connection.close()
+        raise silent(url, timeout) from None
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, BrokerClosed) and tunnel.error is not None:
+            raise tunnel.explained() from tunnel.error
+        raise
+
+
+def outlet(url: str, token: str | None, files: tuple[File, File, File] = NONE) -> Outlet:
+    """Return the client's end of a new session with the owner behind a URL.
+
+    Raises:
+        InvalidArgument: the URL, or what goes with it, makes no sense.
+    """
+    return Outlet(client_of(url, *files), call_options(token), url, Trust.of(url, *files))
+
+
+def client_of(url: str, ca: File = None, cert: File = None, key: File = None) -> pf.FlightClient:
+    """Return a client of Arrow Flight; nothing is connected yet. Raises InvalidArgument."""
+    if not _URL.fullmatch(url):
+        raise InvalidArgument(f"a URL of a door is grpc+tls://HOST:PORT, or grpc://HOST:PORT, not {url!r:.200}")
+    certificates = Trust.of(url, ca, cert, key).options()
+    try:
+        return pf.connect(url.rstrip("/"), **certificates)
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidArgument(f"{url!r} is no URL of a door: {error}") from error
+
+
+def call_options(token: str | None, timeout_s: Duration | None = None) -> pf.FlightCallOptions:
+    """Return what goes with each call."""
+    if token is not None and not isinstance(token, str):
+        raise InvalidArgument(f"a token must be a text, not {type(token).__name__}")
+    headers = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
+    return pf.FlightCallOptions(timeout=timeout_s, headers=headers)

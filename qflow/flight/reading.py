@@ -1,0 +1,211 @@
+"""Streams as record batches: what there is, ranges of it, and what comes from now on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import attrs
+import pyarrow as pa
+import pyarrow.flight as pf
+
+from qflow.arrow.ranges import Span
+from qflow.arrow.reading import Request, read_span
+from qflow.arrow.schema import NAMES, Column, arrow_schema
+from qflow.arrow.states import SpoolState, StreamState
+from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, StreamDeleted
+from qflow.flight.owner import Owner
+from qflow.flight.words import Command, as_json
+from qflow.streams.stream import Stream
+from qflow.streams.topic_filter import check_filter
+
+ALL = tuple(map(Column, NAMES))
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
+"""Between two looks of who follows a stream: at first, and after a while in which nothing came."""
+
+
+@attrs.frozen
+class Losses:
+    """What becomes of messages that are gone: errors, unless `fail` is false."""
+
+    fail: bool
+
+    def stream(self, span: Span) -> None:
+        """Raises StreamDeleted."""
+        if self.fail:
+            raise StreamDeleted(
+                f"stream {span.stream!r} was deleted, perhaps before it was read to its end: ask with "
+                "fail_on_data_loss false to go on without it"
+            )
+
+    def gap(self, span: Span, start: int, first: int) -> int:
+        """Raises GapError."""
+        end = min(first, span.end)
+        if self.fail and start < end:
+            raise GapError(
+                f"stream {span.stream!r}, partition {span.partition}: offsets {start} to {end - 1} are gone, retention "
+                f"took them; the first that is there is {first}. Ask with fail_on_data_loss false to go on there",
+                partition=span.partition,
+                first=start,
+                end=end,
+            )
+        return end
+
+    def damage(self, span: Span, start: int, end: int, problem: str) -> None:
+        """Raises CorruptionError."""
+        if self.fail:
+            raise CorruptionError(
+                f"stream {span.stream!r}, partition {span.partition}: offsets {start} to {end - 1} cannot be read: "
+                f"{problem}. See `qflow check`; ask with fail_on_data_loss false to go on behind them"
+            )
+
+
+class Read:
+    """What a ticket asks for."""
+
+    def __init__(self, owner: Owner, ticket: Command) -> None:
+        """Check it.
+
+        Raises:
+            InvalidArgument: it makes no sense. NotFound: there is no such stream. StorageError: it means another log.
+        """
+        owner.check_uuid(ticket.maybe_text("uuid"))
+        self._owner = owner
+        stream = owner.stream(owner.state(), ticket.text("stream"), ticket.maybe_number("number"))
+        self._number = ticket.number("partition", 0 if len(stream.rows) == 1 else None)
+        check_partition(stream, self._number)
+        first, there = stream.bounds(self._number)
+        self._follows = ticket.flag("follow", default=False)
+        start = ticket.number("start", there if self._follows else first)
+        end = 2**62 if self._follows else ticket.number("end", max(start, there))
+        if start > there or (end > there and not self._follows):
+            raise InvalidArgument(
+                f"stream {stream.name!r}, partition {self._number}, ends at {there}, which the next message gets: "
+                f"{start if start > there else end} is past that"
+            )
+        self._span = Span(stream.name, stream.owner, self._number, start, min(end, there))
+        self._filter = check_filter(ticket.text("filter", "#"))
+        self._most_bytes = ticket.maybe_number("max_bytes", least=1)
+        self._losses = Losses(ticket.flag("fail_on_data_loss", default="start" in ticket))
+        self._columns = _columns(ticket)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return arrow_schema(self._columns)
+
+    def batches(self, leaves: Callable[[], bool], check: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+        """Yield what was asked for, until `leaves`; `check` raises what ends it.
+
+        Raises:
+            GapError, StreamDeleted, CorruptionError, StorageError, BrokerClosed.
+        """
+        for span in self._spans(leaves, check):
+            request = Request(span, self._filter, self._columns)
+            left = self._most_bytes
+            for batch in read_span(self._owner.transaction, request, self._losses):
+                check()
+                if leaves():
+                    return
+                yield batch
+                if left is not None and (left := left - batch.nbytes) <= 0:
+                    return
+
+    def _spans(self, leaves: Callable[[], bool], check: Callable[[], None]) -> Iterator[Span]:
+        span = self._span
+        yield span
+        if not self._follows:
+            return
+        stream = self._owner.broker.stream(span.stream)
+        pause_s = SHORTEST_LOOK_S
+        while not leaves():
+            end = stream.stats().next_offsets[self._number]
+            if end > span.end:
+                span = span._replace(start=span.end, end=end)
+                pause_s = SHORTEST_LOOK_S
+                yield span
+            else:
+                self._owner.draining.wait(pause_s)
+                self._owner.check_open()
+                check()
+                pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+                self._check_there(stream)
+
+    def _check_there(self, stream: Stream) -> None:
+        name = self._span.stream
+        if name not in self._owner.broker.streams() or self._owner.broker.stream(name) is not stream:
+            raise StreamDeleted(f"stream {name!r} was deleted: declare it again, and follow it anew")
+
+
+def _columns(ticket: Command) -> tuple[Column, ...]:
+    found = []
+    for one in ticket.items("columns", list(NAMES)):
+        name, nullable = one if isinstance(one, list) and len(one) == 2 else (one, True)
+        if name not in NAMES or not isinstance(nullable, bool):
+            raise InvalidArgument(f"there is no column {name!r:.100}; there are: {', '.join(NAMES)}")
+        found.append(Column(name, nullable))
+    if not found or len({column.name for column in found}) < len(found):
+        raise InvalidArgument(f"'columns' of {ticket.what} must name columns, each once: {', '.join(NAMES)}")
+    return tuple(found)
+
+
+def check_partition(stream: StreamState, number: int) -> None:
+    """Raises NotFound: the stream has no such partition."""
+    if number >= len(stream.rows):
+        raise NotFound(f"stream {stream.name!r} has no partition {number}; it has {len(stream.rows)}, numbered from 0")
+
+
+# What there is --------------------------------------------------------------------------------------------------------
+
+
+def list_infos(owner: Owner) -> Iterator[pf.FlightInfo]:
+    """Yield what is told of each stream."""
+    state = owner.state()
+    for stream in state.streams.values():
+        if stream.rows:
+            yield _info(state, stream, list(range(len(stream.rows))), [stream.name])
+
+
+def info_of(owner: Owner, descriptor: pf.FlightDescriptor) -> pf.FlightInfo:
+    """Return what is told of a stream, or of one of its partitions.
+
+    Raises:
+        InvalidArgument: the descriptor is no path of a stream. NotFound: there is no such stream or partition.
+    """
+    path = [name.decode(errors="backslashreplace") for name in descriptor.path or ()]
+    if not 1 <= len(path) <= 2:
+        raise InvalidArgument(f"a stream is asked for by the path [name] or [name, partition], not {path}")
+    state = owner.state()
+    stream = owner.stream(state, path[0])
+    numbers = list(range(len(stream.rows)))
+    if len(path) == 2:
+        if not (path[1].isascii() and path[1].isdecimal() and len(path[1]) < 10):
+            raise InvalidArgument(f"the second part of the path of a stream is a partition, not {path[1]!r}")
+        check_partition(stream, int(path[1]))
+        numbers = [int(path[1])]
+    return _info(state, stream, numbers, path)
+
+
+def _info(state: SpoolState, stream: StreamState, numbers: list[int], path: list[str]) -> pf.FlightInfo:
+    endpoints = []
+    for number in numbers:
+        start, end = stream.bounds(number)
+        ticket = {"uuid": state.uuid, "stream": stream.name, "partition": number, "start": start, "end": end}
+        endpoints.append(pf.FlightEndpoint(as_json(ticket), []))
+    rows = sum(stream.rows[number].messages for number in numbers)
+    size = sum(stream.rows[number].bytes for number in numbers)
+    descriptor = pf.FlightDescriptor.for_path(*path)
+    return pf.FlightInfo(arrow_schema(ALL), descriptor, endpoints, rows, size)
+
+
+def data_of(
+    owner: Owner, ticket: Command, leaves: Callable[[], bool], check: Callable[[], None], guard: Callable[..., Any]
+) -> pf.GeneratorStream:
+    """Return the answer to a ticket; `guard` makes sentences of its errors."""
+    read = Read(owner, ticket)
+    return pf.GeneratorStream(read.schema, _guarded(partial(read.batches, leaves, check), guard))
+
+
+def _guarded(batches: Callable[[], Iterator[pa.RecordBatch]], guard: Callable[..., Any]) -> Iterator[pa.RecordBatch]:
+    with guard("a read"):
+        yield from batches()

@@ -1,0 +1,268 @@
+"""The protocol of the local door, carried by an exchange: bytes of its frames as metadata, in pieces of any length.
+
+A piece begins with a byte: 0 = bytes follow; 1 = the sender ends the session, and the other side is to do the same
+(gRPC has a server wait until its client has); 2 = nothing, sent where there is nothing else to be sent. Who hears
+nothing for long takes the other side for gone: a host that has lost its power says nothing of that.
+
+On the side of the owner they go to the socket in the spool, on that of the client to one of a pair of sockets; so the
+local door and its clients, for threads and for tasks, serve other hosts as they are.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as pf
+
+from qflow.errors import InvalidArgument, NotFound, QflowError, StorageError
+from qflow.flight.owner import Owner
+from qflow.flight.trust import Trust, what_is_wrong
+from qflow.remote.client.connecting import open_socket, when_let_in
+
+PIECE_BYTES = 2**18
+_BYTES, _END, _NOTHING = b"\0", b"\1", b"\2"
+PING_S, SILENT_S = 10.0, 45.0
+"""After so long without anything else, `nothing` is sent; after so long without a piece, the other side is gone."""
+COMMAND = b'{"session": 1}'
+_CONNECT_S = 10.0
+
+
+class Tunnels:
+    """The exchanges of a server. Thread-safe."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+
+    def carry(self, reader: Any, writer: Any, check: Callable[[], None]) -> None:
+        """Carry one exchange to the socket of the spool and back, until either ends it.
+
+        Raises:
+            NotFound: the spool has no door. What `check` raises, which is called before each piece.
+        """
+        path = self._owner.path
+        try:
+            inner = when_let_in(partial(open_socket, path), path, _CONNECT_S)
+        except QflowError as error:
+            raise NotFound(
+                f"sessions go through the door of the spool, which its owner has not opened: {error}"
+            ) from error
+        with inner:
+            inner.settimeout(None)
+            wrong: list[Exception] = []
+            heard = _Heard()
+            self._add(inner)
+            down = threading.Thread(target=_bring, args=(inner, writer, heard, check, wrong), daemon=True)
+            down.start()
+            try:
+                _take(reader, inner, heard, check, wrong)
+            finally:
+                _end(inner)
+                down.join()  # before gRPC forgets what it writes to
+                with self._lock:
+                    self._sockets.discard(inner)
+        if wrong:
+            raise wrong[0]
+
+    def _add(self, inner: socket.socket) -> None:
+        with self._lock:
+            self._owner.check_open()
+            self._sockets.add(inner)
+
+    def close(self) -> None:
+        """End all exchanges."""
+        with self._lock:
+            for inner in self._sockets:
+                _end(inner)
+
+
+class _Heard:
+    """Since when one thread waits for a piece, which another one looks at."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def piece(self, reader: Any) -> Any:
+        """Return the next piece. Raises as `read_chunk`."""
+        self._since = time.monotonic()
+        try:
+            return reader.read_chunk().app_metadata
+        finally:
+            self._since = None
+
+    def is_gone(self) -> bool:
+        """Nothing has come for long."""
+        since = self._since
+        return since is not None and time.monotonic() - since > SILENT_S
+
+
+def _pieces(one: socket.socket, heard: _Heard) -> Iterator[bytes]:
+    """Yield what is to be sent of a socket, until that ends, or the other side is gone."""
+    poll = select.poll()
+    poll.register(one, select.POLLIN)
+    while not heard.is_gone():
+        if not poll.poll(PING_S * 1000):
+            yield _NOTHING
+        elif data := _received(one):
+            yield _BYTES + data
+        else:
+            return
+
+
+def _take(reader: Any, inner: socket.socket, heard: _Heard, check: Callable[[], None], wrong: list[Exception]) -> None:
+    """Bring what the client sends to the socket; it has sent all when this returns, or has left."""
+    try:
+        while True:
+            piece = heard.piece(reader)
+            if piece is None:
+                continue
+            data = memoryview(piece)
+            if data[:1] == _END:
+                return
+            if wrong:
+                continue
+            check()
+            if data[:1] == _BYTES:
+                inner.sendall(data[1:])
+    except (StopIteration, BrokenPipeError, ConnectionError):
+        pass
+    except (pf.FlightUnauthenticatedError, QflowError) as error:
+        wrong.append(error)
+    except pa.ArrowException:
+        pass  # the client has left
+
+
+def _bring(inner: socket.socket, writer: Any, heard: _Heard, check: Callable[[], None], wrong: list[Exception]) -> None:
+    """Bring what comes from the socket to the client, and at last that it is the end."""
+    try:
+        for piece in _pieces(inner, heard):
+            check()
+            writer.write_metadata(piece)
+        _end(inner)
+    except (pf.FlightUnauthenticatedError, QflowError) as error:
+        wrong.append(error)
+        _end(inner)
+    except pa.ArrowException:
+        _end(inner)  # the client has left
+    with suppress(pa.ArrowException):
+        writer.write_metadata(_END)
+
+
+def _received(one: socket.socket) -> bytes:
+    try:
+        return one.recv(PIECE_BYTES)
+    except OSError:
+        return b""
+
+
+def _end(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+
+
+class Outlet:
+    """The client's end: a socket that is as good as one that is connected to the owner.
+
+    Two threads carry what goes through it, until either side has ended.
+    """
+
+    def __init__(
+        self, client: pf.FlightClient, options: pf.FlightCallOptions, target: str, trust: Trust | None = None
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._target = target
+        self._trust = trust or Trust()
+        self.socket, self._inner = socket.socketpair()
+        """For a connection, which closes it."""
+        self._heard = _Heard()
+        self._ended = threading.Event()
+        self.error: pf.FlightError | None = None
+        """Why it has ended, if it was not the client that ended it."""
+        threading.Thread(target=self._carry, name="qflow-flight", daemon=True).start()
+
+    def reason(self) -> QflowError | None:
+        """Return why a session has ended that had begun; None where it ended by itself."""
+        return None if self.error is None else explained(self.error, self._target)
+
+    def explained(self) -> QflowError:
+        """Return the error for a client whose session could not begin."""
+        assert self.error is not None
+        if isinstance(self.error, pf.FlightUnavailableError):
+            wrong = what_is_wrong(self._target, self._trust)
+            if wrong is not None:
+                return InvalidArgument(wrong)
+        return explained(self.error, self._target)
+
+    def _carry(self) -> None:
+        with self._inner:
+            try:
+                writer, reader = self._client.do_exchange(pf.FlightDescriptor.for_command(COMMAND), self._options)
+            except pa.ArrowException as error:
+                self.error = error
+                _end(self._inner)
+                return
+            sending = threading.Thread(target=self._send, args=(writer, reader), daemon=True)
+            sending.start()
+            try:
+                self._receive(reader)
+            except (StopIteration, OSError):
+                pass  # one of both sides has left
+            except pa.ArrowException as error:
+                self.error = error
+            finally:
+                self._ended.set()
+                _end(self._inner)
+                sending.join()
+                with suppress(pa.ArrowException):  # why it has ended is known
+                    writer.close()
+                self._client.close()
+
+    def _receive(self, reader: Any) -> None:
+        """Bring what the owner sends to the socket. Raises StopIteration, OSError, ArrowException: it is the end."""
+        while True:
+            piece = self._heard.piece(reader)
+            if piece is None:
+                continue
+            data = memoryview(piece)
+            if data[:1] == _END:
+                with suppress(OSError):
+                    self._inner.shutdown(socket.SHUT_RD)  # has what is sent end, too; the reason comes behind
+            elif data[:1] == _BYTES:
+                self._inner.sendall(data[1:])
+
+    def _send(self, writer: Any, reader: Any) -> None:
+        try:
+            for piece in _pieces(self._inner, self._heard):
+                writer.write_metadata(piece)
+            writer.write_metadata(_END)  # not `done_writing`: gRPC aborts the process if the read ends meanwhile
+            while not self._ended.wait(PING_S):
+                if self._heard.is_gone():
+                    reader.cancel()
+        except pa.ArrowException as error:
+            self.error = self.error or error
+            _end(self._inner)
+
+
+def explained(error: pf.FlightError, target: str) -> QflowError:
+    """Return the error for a client whose session could not begin."""
+    from qflow.flight.words import error_of
+
+    found = error_of(error)
+    text = str(error).partition(". Detail: ")[0].partition(" gRPC client debug context")[0]
+    if found is not None:
+        return found
+    if isinstance(error, pf.FlightUnauthenticatedError):
+        return InvalidArgument(f"{target} lets nobody in without its token: {text}")
+    if isinstance(error, pf.FlightUnavailableError):
+        return StorageError(f"nobody answers at {target}: {text}; look whether `qflow serve --flight` runs there")
+    return StorageError(f"the door at {target} failed: {text}")

@@ -1,0 +1,190 @@
+"""Commands as JSON, looked at: they come from other hosts. Errors as sentences, with the class by name beside them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as pf
+
+from qflow.errors import BrokerClosed, InvalidArgument, QflowError
+from qflow.remote.wire.errors import decode_error, encode_error
+
+MOST_COMMAND_BYTES = 16 * 2**20
+_logger = logging.getLogger("qflow")
+
+
+class Command:
+    """The object of a command, ticket or action; `what` it is, for errors."""
+
+    def __init__(self, value: Mapping[str, Any], what: str) -> None:
+        self.value = value
+        self.what = what
+
+    @classmethod
+    def parse(cls, data: bytes, what: str) -> Command:
+        """Return a command. Nothing at all stands for `{}`.
+
+        Raises:
+            InvalidArgument: it is no object in JSON.
+        """
+        if len(data) > MOST_COMMAND_BYTES:
+            raise InvalidArgument(f"{what} takes {MOST_COMMAND_BYTES:,} bytes at most, and this one has {len(data):,}")
+        try:
+            value = json.loads(data) if data else {}
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"{what} must be JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise InvalidArgument(f"{what} must be an object in JSON, not {_shown(value)}")
+        return cls(value, what)
+
+    def __contains__(self, name: str) -> bool:
+        return self.value.get(name) is not None
+
+    def _checked(self, name: str, kind: type | tuple[type, ...], words: str) -> Any:
+        value = self.value.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+            raise InvalidArgument(f"{name!r} of {self.what} must be {words}, not {_shown(value)}")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a text. Raises InvalidArgument: it is none, or missing and there is no default."""
+        if name not in self and default is not None:
+            return default
+        return str(self._checked(name, str, "a text"))
+
+    def maybe_text(self, name: str) -> str | None:
+        """Return a text, None if it is missing. Raises InvalidArgument: it is something else."""
+        return self.text(name) if name in self else None
+
+    def number(self, name: str, default: int | None = None, *, least: int = 0) -> int:
+        """Return an int. Raises InvalidArgument: it is none, or too small, or missing and there is no default."""
+        if name not in self and default is not None:
+            return default
+        value = int(self._checked(name, int, "a whole number"))
+        if not least <= value < 2**63:
+            raise InvalidArgument(f"{name!r} of {self.what} must be at least {least}, not {value}")
+        return value
+
+    def maybe_number(self, name: str, *, least: int = 0) -> int | None:
+        """Return an int, None if it is missing. Raises as `number`."""
+        return self.number(name, least=least) if name in self else None
+
+    def seconds(self, name: str, default: float, *, most: float = 86_400.0) -> float:
+        """Return seconds. Raises InvalidArgument: it is no such number."""
+        if name not in self:
+            return default
+        value = float(self._checked(name, (int, float), "seconds"))
+        if not 0 < value <= most:
+            raise InvalidArgument(f"{name!r} of {self.what} must be above 0 and at most {most:g}, not {value:g}")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return True or False. Raises InvalidArgument: it is neither."""
+        return bool(self._checked(name, bool, "true or false")) if name in self else default
+
+    def items(self, name: str, default: list[Any] | None = None) -> list[Any]:
+        """Return a list. Raises InvalidArgument: it is none, or missing and there is no default."""
+        if name not in self and default is not None:
+            return default
+        return list(self._checked(name, list, "a list"))
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of texts. Raises InvalidArgument: it is none."""
+        found = self.items(name)
+        if not all(isinstance(one, str) for one in found):
+            raise InvalidArgument(f"{name!r} of {self.what} must be a list of texts, not {_shown(found)}")
+        return found
+
+    def rows(self, name: str, *kinds: type) -> list[list[Any]]:
+        """Return a list of lists of values of these types. Raises InvalidArgument: it is none."""
+        found = self.items(name)
+        for row in found:
+            is_row = isinstance(row, list) and len(row) == len(kinds)
+            if not is_row or not all(type(one) is kind for one, kind in zip(row, kinds, strict=True)):
+                words = ", ".join(kind.__name__ for kind in kinds)
+                raise InvalidArgument(f"{name!r} of {self.what} must be a list of [{words}], it has {_shown(row)}")
+        return found
+
+    def row(self, name: str, *kinds: type) -> list[Any]:
+        """Return a list of values of these types. Raises InvalidArgument: it is none."""
+        return Command({name: [self.value.get(name)]}, self.what).rows(name, *kinds)[0]
+
+    def object(self, name: str) -> Command:
+        """Return an object, `{}` if it is missing. Raises InvalidArgument: it is something else."""
+        return Command(self._checked(name, dict, "an object") if name in self else {}, f"{name!r} of {self.what}")
+
+    def offsets(self, name: str) -> dict[str, dict[int, int]]:
+        """Return numbers by partition, by what they are of. Raises InvalidArgument: they are none."""
+        found = self.object(name).value
+        try:
+            return {
+                key: {int(number): _offset(offset) for number, offset in parts.items()} for key, parts in found.items()
+            }
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidArgument(
+                f'{name!r} of {self.what} must be numbers by partition, such as {{"…": {{"0": 23}}}}: {error}'
+            ) from error
+
+    def by_partition(self, name: str) -> dict[int, int]:
+        """Return numbers by partition. Raises InvalidArgument: they are none."""
+        return Command({"it": {name: self.object(name).value}}, self.what).offsets("it")[name]
+
+    def numbered(self, name: str) -> dict[int, dict[int, int]]:
+        """Return numbers by partition, by the number of a stream. Raises InvalidArgument: they are none."""
+        try:
+            return {int(key): parts for key, parts in self.offsets(name).items()}
+        except ValueError as error:
+            raise InvalidArgument(f"{name!r} of {self.what} is by the number of a stream: {error}") from error
+
+
+def _offset(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.100}"
+
+
+def as_json(value: Any) -> bytes:
+    """Return what is answered."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+
+def flight_error(error: QflowError) -> pf.FlightError:
+    """Return an error for a client: its sentence, and its class and facts as JSON in `extra_info`."""
+    kind = pf.FlightUnavailableError if isinstance(error, BrokerClosed) else pf.FlightServerError
+    return kind(" ".join(str(error).split()), as_json(encode_error(error)))
+
+
+def error_of(error: pf.FlightError) -> QflowError | None:
+    """Return the error that a server of ours raised; None if it did not."""
+    try:
+        head = json.loads(error.extra_info or b"null")
+    except ValueError:
+        return None
+    return decode_error(head) if isinstance(head, dict) and "error" in head else None
+
+
+@contextmanager
+def plainly(what: str) -> Iterator[None]:
+    """Bring errors to the client as sentences. What nobody has expected is in the log of the owner, too."""
+    try:
+        yield
+    except QflowError as error:
+        raise flight_error(error) from None
+    except pf.FlightError:
+        raise
+    except pa.ArrowCancelled:
+        raise pf.FlightCancelledError("the client has left") from None
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise flight_error(InvalidArgument(f"{what}: the batches cannot be read: {error}")) from None
+    except Exception as error:
+        _logger.exception("%s of a client of Arrow Flight failed", what)
+        raise pf.FlightInternalError(f"the owner failed at this: {type(error).__name__}: {error}") from None

@@ -1,0 +1,213 @@
+"""Record batches published, put into a queue, or staged for a sink. Each answer is JSON, as metadata."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from qflow.arrow.columns import found_columns, taken
+from qflow.arrow.outgoing import Outgoing, header_values
+from qflow.arrow.schema import NULL_HEADER
+from qflow.arrow.takers import Takers
+from qflow.errors import InvalidArgument
+from qflow.flight.owner import Owner
+from qflow.flight.words import Command
+from qflow.message import HeaderValue
+from qflow.routing import PublishResult, PublishResults
+from qflow.storage.files import Files, storage_error
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.stage_files import StageFile, StageWriter
+from qflow.storage.inbox.stages import Batch, check_batch
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+TOKEN = re.compile(r"[0-9a-f]{32}")
+_Row = tuple[str, bytes, bytes | None]
+_Run = tuple[int, dict[str, HeaderValue] | None]
+Answer = Callable[[dict[str, Any]], object]
+
+
+def write(owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer) -> None:
+    """Do what the command of a put says with its batches.
+
+    Raises:
+        InvalidArgument: the command or a column makes no sense. What publishing, putting or staging raises; the batches
+        that were answered are stored.
+    """
+    owner.check_uuid(command.maybe_text("uuid"))
+    kinds = [kind for kind in KINDS if kind in command]
+    if len(kinds) != 1:
+        raise InvalidArgument(
+            f"{command.what} must have one of {', '.join(map(repr, KINDS))}, not {list(command.value)}"
+        )
+    KINDS[kinds[0]](owner, command, schema, batches, answer)
+
+
+def _publish(
+    owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer
+) -> None:
+    said = command.object("publish")
+    topic = said.maybe_text("topic")
+    columns = found_columns(schema, ("key", "value", "headers") + (("topic",) if topic is None else ()))
+    if topic is None and "topic" not in columns:
+        raise InvalidArgument("say where the rows are published: by a column 'topic', or 'topic' of the command")
+    producer, number = said.maybe_text("producer"), said.maybe_number("number")
+    timeout_s = said.seconds("timeout_s", 60.0)
+    for batch in batches:
+        rows, headers = _rows(taken(batch, columns), topic)
+        results: Sequence[PublishResult] = []
+        if not rows:
+            pass
+        elif len(headers) == 1:
+            plain: Any = [row[:2] for row in rows] if all(row[2] is None for row in rows) else rows
+            results = owner.broker.publish_many(  # pairs have a shorter way than those with keys
+                plain, headers=headers[0][1], producer=producer, number=number, timeout_s=timeout_s
+            )
+        elif producer is not None:
+            raise InvalidArgument("rows that a producer numbers have the same headers in all of a batch, or none")
+        else:
+            with owner.broker.transaction(timeout_s) as transaction:
+                for start, stop, same in _runs(headers, len(rows)):
+                    for name, body, key in rows[start:stop]:
+                        transaction.publish(name, body, key=key, headers=same)
+            results = transaction.result
+        answer({"messages": len(rows), **_places(results)})
+        number = None if number is None else number + 1
+
+
+def _places(results: Sequence[PublishResult]) -> dict[str, Any]:
+    """Return how many messages each stream and each queue took."""
+    if isinstance(results, PublishResults):  # all in one stream, and made on access
+        return {"streams": dict.fromkeys(results[0].offsets, len(results)), "queues": {}, "duplicate": False}
+    streams: dict[str, int] = {}
+    queues: dict[str, int] = {}
+    for result in results:
+        for found, names in ((streams, result.offsets), (queues, result.sequences)):
+            for name in names:
+                found[name] = found.get(name, 0) + 1
+    return {"streams": streams, "queues": queues, "duplicate": any(result.duplicate for result in results)}
+
+
+def _put(owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer) -> None:
+    said = Command({"queue": command.text("put")}, command.what) if _is_text(command, "put") else command.object("put")
+    queue = owner.broker.queue(said.text("queue"))
+    columns = found_columns(schema, ("value", "headers"))
+    options: dict[str, Any] = {
+        name: said.value[name] for name in ("priority", "ttl_s", "delay_s", "durable") if name in said
+    }
+    timeout_s = said.seconds("timeout_s", 60.0)
+    for batch in batches:
+        rows, headers = _rows(taken(batch, columns), "")
+        bodies = [body for _, body, _ in rows]
+        first: int | None = None
+        if not bodies:
+            pass
+        elif len(headers) == 1:
+            placed = queue.put_many(bodies, headers=headers[0][1], timeout_s=timeout_s, **options)
+            first = placed.start if isinstance(placed, range) and len(placed) else None
+        else:
+            with owner.broker.transaction(timeout_s) as transaction:
+                for start, stop, same in _runs(headers, len(bodies)):
+                    transaction.put_many(queue, bodies[start:stop], headers=same, **options)
+        answer({"messages": len(bodies), "first": first})
+
+
+def _is_text(command: Command, name: str) -> bool:
+    return isinstance(command.value.get(name), str)
+
+
+def _rows(
+    batch: pa.RecordBatch, topic: str | None
+) -> tuple[list[_Row], list[tuple[int, dict[str, HeaderValue] | None]]]:
+    """Return (topic, body, key) of each row, and the runs of rows with the same headers: (first, headers)."""
+    count = batch.num_rows
+    bodies = batch.column("value").to_pylist()
+    names = batch.schema.names
+    topics = [topic] * count if topic is not None else batch.column("topic").to_pylist()
+    keys = batch.column("key").to_pylist() if "key" in names else [None] * count
+    if None in topics:
+        raise InvalidArgument(f"row {topics.index(None)} has null in column 'topic': fill it")
+    headers = batch.column("headers") if "headers" in names else None
+    runs: list[_Run] = [(0, None)] if count else []
+    if None in bodies or (headers is not None and headers.null_count < count):
+        said = [None] * count if headers is None else headers.to_pylist()
+        runs = []
+        for place, (body, one) in enumerate(zip(bodies, said, strict=True)):
+            found = header_values(one or ()) | ({NULL_HEADER: True} if body is None else {})
+            if not runs or runs[-1][1] != (found or None):
+                runs.append((place, found or None))
+        bodies = [body or b"" for body in bodies]
+    return list(zip(topics, bodies, keys, strict=True)), runs
+
+
+def _runs(headers: list[_Run], count: int) -> Iterator[tuple[int, int, Any]]:
+    ends = [start for start, _ in headers[1:]] + [count]
+    for (start, same), stop in zip(headers, ends, strict=True):
+        yield start, stop, same
+
+
+# Staging --------------------------------------------------------------------------------------------------------------
+
+
+def check_file_name(name: str, what: str) -> None:
+    """Raises InvalidArgument: it could not be the name of a file of a stage."""
+    if not _NAME.fullmatch(name) or name in (stages.MANIFEST, stages.REASON):
+        raise InvalidArgument(f"the name of a file of {what} must be letters, digits, '-' and '_', not {name!r:.100}")
+
+
+def _stage_of(said: Command) -> tuple[Batch, str]:
+    """Return whose stage it is, and its token. Raises InvalidArgument: they could not be names of files."""
+    token = said.text("token")
+    if not TOKEN.fullmatch(token):
+        raise InvalidArgument(f"'token' of {said.what} must be 32 digits of hexadecimal, not {token!r:.100}")
+    return check_batch(said.text("query"), said.number("batch")), token
+
+
+def _stage(
+    owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer
+) -> None:
+    said = command.object("stage")
+    owner.check_uuid(said.text("uuid"))
+    batch, token = _stage_of(said)
+    name = said.text("name")
+    check_file_name(name, said.what)
+    topic = said.maybe_text("topic")
+    columns = found_columns(schema, ("key", "value", "headers") + (("topic",) if topic is None else ()))
+    if topic is None and "topic" not in columns:
+        raise InvalidArgument("say where the rows are published: by a column 'topic', or 'topic' of the command")
+    takers = Takers(owner.state().found, owner.path, said.maybe_text("stream"))
+    if topic is not None:
+        takers.room(topic)
+    directory = stages.staged(owner.path, batch, token)
+    try:
+        file = _staged(Outgoing(_in_order(columns), topic, takers), columns, batches, directory, name)
+    except OSError as error:
+        raise storage_error(error, "write a batch", directory) from error
+    answer({"file": file, "takers": sorted(takers.found)})
+
+
+def _in_order(columns: dict[str, int]) -> dict[str, int]:
+    """Return where the columns are in what `taken` returns."""
+    return {name: place for place, name in enumerate(columns)}
+
+
+def _staged(
+    outgoing: Outgoing, columns: dict[str, int], batches: Iterator[pa.RecordBatch], directory: str, name: str
+) -> StageFile | None:
+    writer: StageWriter | None = None
+    try:
+        for batch in batches:
+            if batch.num_rows:
+                rows = taken(batch, columns)
+                writer = writer or StageWriter(Files(), directory, name)
+                outgoing.add(rows, writer)
+        return None if writer is None else writer.finish()
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
+
+
+KINDS = {"publish": _publish, "put": _put, "stage": _stage}

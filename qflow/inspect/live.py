@@ -1,0 +1,41 @@
+"""What the owner of a spool tells of itself in `stats.json`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import Any
+
+import attrs
+
+from qflow.stats import BrokerStats, QueueStats
+from qflow.storage.files import Files, read_whole
+
+_OF_BROKER = {field.name for field in attrs.fields(BrokerStats) if field.default is attrs.NOTHING}
+_OF_QUEUE = {field.name for field in attrs.fields(QueueStats) if field.default is attrs.NOTHING}
+"""Fields that owners of earlier versions tell, too."""
+
+
+def read_live(spool: str) -> dict[str, Any] | None:
+    """Return what the owner of a spool wrote last to `stats.json`; None if there is nothing, or not of an owner's."""
+    try:
+        facts = json.loads(read_whole(Files(), os.path.join(spool, "stats.json")))
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ESPIPE):  # a link or a FIFO: the owner did not write it
+            return None
+        raise
+    return facts if _is_live(facts) else None
+
+
+def _is_live(facts: Any) -> bool:
+    """Tell whether a value has the shape of what an owner writes."""
+    return (
+        isinstance(facts, dict)
+        and facts.keys() >= {"pid", "time_s", *_OF_BROKER}
+        and all(isinstance(facts[name], int | float) for name in ("time_s", "capacity_bytes"))
+        and isinstance(facts["queues"], dict)
+        and all(isinstance(queue, dict) and queue.keys() >= _OF_QUEUE for queue in facts["queues"].values())
+    )

@@ -1,0 +1,68 @@
+"""Opens the log of a spool to read it, with or without a live owner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qflow.config import spool_path
+from qflow.errors import NotFound
+from qflow.names import choices
+from qflow.storage.environment import Environment
+from qflow.storage.files import Files
+from qflow.storage.log import recovery
+from qflow.storage.log.directory import LOG
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.shared_reading import OLD, open_to_read
+
+_NO_LOG = " is not a spool: it holds no log. Give the directory that `qflow.open` was given"
+
+
+def check_there(path: str | os.PathLike[str]) -> None:
+    """Raise `NotFound` if there is no spool, where opening it would make one. Cost: some system calls."""
+    spool = spool_path(path)
+    if not os.path.isdir(spool):
+        raise NotFound(f"there is no spool at {spool}: no such directory")
+    if not any(os.path.lexists(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one is renamed over the other
+        raise NotFound(spool + _NO_LOG)
+
+
+@contextmanager
+def opened_environment(path: str, *, readahead: bool = False) -> Iterator[Environment]:
+    """Open a log to read, as long as the context lasts.
+
+    Args:
+        readahead: for whoever reads much of it.
+
+    Raises:
+        NotFound: there is no spool.
+    """
+    check_there(path)
+    env = open_to_read(path, Files(), readahead=readahead)
+    if env is None:
+        raise NotFound(path + _NO_LOG)
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+@contextmanager
+def opened_log(path: str, *, readahead: bool = False) -> Iterator[tuple[Environment, Recovery]]:
+    """`opened_environment`, with what the log says."""
+    with opened_environment(path, readahead=readahead) as env:
+        yield env, recovery.read_log(env)
+
+
+def queue_of(found: Recovery, name: str) -> QueueRecord:
+    """Return the record of a durable queue.
+
+    Raises:
+        NotFound: there is none of that name.
+    """
+    for record in found.queues:
+        if record.name == name and not record.deleted:
+            return record
+    names = (record.name for record in found.queues if not record.deleted)
+    raise NotFound(f"there is no durable queue {name!r} in the log; {choices(name, names)}")

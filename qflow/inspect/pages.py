@@ -1,0 +1,204 @@
+"""All messages of a durable queue, page by page: as many as a process holds at once, and where to go on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from qflow.config import spool_path
+from qflow.inspect.child import in_child
+from qflow.inspect.facts import MessageFacts
+from qflow.inspect.logs import opened_log, queue_of
+from qflow.inspect.peeking import READ_BYTES
+from qflow.message import DELAYED, LANE_SHIFT, Message, Record, body_of, decode_headers, lane_of
+from qflow.storage import blocks
+from qflow.storage.blocks import BlockKey
+from qflow.storage.log.keys import BLOCKS, scan
+from qflow.storage.log.reading import in_words, read_unsettled
+from qflow.storage.log.recovery import QueueRecord
+from qflow.storage.log.rows import Row
+from qflow.storage.log.table import number_of
+
+PAGE_BYTES = 16 * 2**20
+"""Of the log, that a page is made of; about so much of it may be in memory."""
+MESSAGE_BYTES = 1024
+"""What a message of a page takes in memory beside its body: a page has no more small ones than fit."""
+Keep = Callable[[MessageFacts], bool]
+
+
+@attrs.define
+class Page:
+    """Some messages of a queue, and where the next page begins."""
+
+    positions: dict[int, int]
+    """By lane: what is below was looked at."""
+    messages: list[MessageFacts] = attrs.field(factory=list)
+    looked_at: int = 0
+    """Messages that were read, kept or not."""
+    problems: list[str] = attrs.field(factory=list)
+    more: bool = False
+    """Something was left that was there."""
+
+
+def read_page(
+    path: str | os.PathLike[str],
+    queue: str,
+    positions: Mapping[int, int] | None = None,
+    *,
+    keep: Keep | None = None,
+    most: int | None = None,
+) -> Page:
+    """Return the next messages of a durable queue that nobody settled: high priority first, delayed ones at the end.
+
+    Args:
+        positions: of the page before; None = from the beginning.
+        keep: tells which messages are returned; it runs in another process.
+        most: ends a page with so many messages.
+
+    Raises:
+        NotFound: there is no spool, or no such queue. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
+    Cost: a child process, and 10 µs a message.
+    """
+    spool = spool_path(path)
+
+    def read() -> Page:
+        with opened_log(spool) as (env, found):
+            record = queue_of(found, queue)
+            with env.reading() as txn:
+                return _Reading(txn, record, Page(dict(positions or {})), keep, most).run()
+
+    return in_child(spool, read)
+
+
+def read_newest(path: str | os.PathLike[str], queue: str, count: int, *, keep: Keep | None = None) -> Page:
+    """Return the last messages of a queue that nobody settled, in the order of their times; see `read_page`.
+
+    Its positions are the ends of the lanes, for what comes next.
+    """
+    spool = spool_path(path)
+
+    def read() -> Page:
+        with opened_log(spool) as (env, found):
+            record = queue_of(found, queue)
+            with env.reading() as txn:
+                return _newest(txn, record, count, keep)
+
+    return in_child(spool, read)
+
+
+def _newest(txn: Any, record: QueueRecord, count: int, keep: Keep | None) -> Page:
+    """Look at twice as many sequences each time, until enough are found or all were looked at."""
+    rows = record.rows or {}
+    span = count
+    while True:
+        starts = {lane: max(row.floor, row.next - span) for lane, row in rows.items()}
+        page = _Reading(txn, record, Page(dict(starts)), keep, None, whole=True).run()
+        if len(page.messages) >= count or all(starts[lane] <= row.floor for lane, row in rows.items()):
+            page.messages.sort(key=lambda one: (one.time_ms, one.sequence))
+            page.messages = page.messages[-count:]
+            return page
+        span *= 4
+
+
+class _Reading:
+    """One page in the making."""
+
+    def __init__(
+        self, txn: Any, record: QueueRecord, page: Page, keep: Keep | None, most: int | None, *, whole: bool = False
+    ) -> None:
+        self._txn = txn
+        self._record = record
+        self._page = page
+        self._keep = keep
+        self._most = most
+        self._whole = whole
+        self._left_bytes = PAGE_BYTES
+
+    def run(self) -> Page:
+        """Fill the page."""
+        page = self._page
+        if self._record.rows is None:
+            page.problems.append(f"the row of queue {self._record.name!r} is damaged")
+            return page
+        for lane, row in sorted(self._record.rows.items(), key=lambda row: (row[0] >= DELAYED, -row[0])):
+            position = page.positions.get(lane, row.floor)
+            if not row.floor <= position <= row.next:  # settled meanwhile; or another queue of that name
+                position = row.floor
+            page.positions[lane] = position
+            if not self._read(lane, row):
+                page.more = True
+                break
+        return page
+
+    def _read(self, lane: int, row: Row) -> bool:
+        """Read on in a lane; return whether its end was reached."""
+        page, expected = self._page, None
+        times = _Times(self._txn, self._record.owner)
+        while (position := page.positions[lane]) < row.next:
+            read = read_unsettled(self._txn, self._record.owner, lane, row, position, row.next, READ_BYTES, expected)
+            page.problems += [text for text, _count in in_words(read)]
+            for first, records in read.pieces:
+                for sequence, record in enumerate(records, first):
+                    self._note(sequence, record, times)
+                    if self._most is not None and len(page.messages) >= self._most:
+                        page.positions[lane] = sequence + 1
+                        return False
+            page.positions[lane], expected = read.position, read.last_block
+            if self._left_bytes <= 0 and not self._whole:
+                return read.position >= row.next
+        return True
+
+    def _note(self, sequence: int, record: Record, times: _Times) -> None:
+        self._left_bytes -= len(record)
+        self._page.looked_at += 1
+        message = _facts(self._record.name, sequence, record, times.of(sequence))
+        if self._keep is None or self._keep(message):
+            self._page.messages.append(message)
+            self._left_bytes -= MESSAGE_BYTES
+
+
+def _facts(queue: str, sequence: int, record: Record, time_ms: int) -> MessageFacts:
+    facts = MessageFacts(
+        queue=queue,
+        sequence=sequence,
+        body=body_of(record),
+        headers={},
+        time_ms=time_ms,
+        settled=False,
+        priority=(sequence >> LANE_SHIFT) % DELAYED,
+    )
+    if not isinstance(record, Message):
+        return facts
+    return attrs.evolve(
+        facts,
+        headers=decode_headers(record.header_bytes),
+        expires_ms=record.expires_ms,
+        due_ms=record.due_ms,
+        topic=record.topic,
+        key=record.key,
+    )
+
+
+class _Times:
+    """When messages were confirmed, asked for in order."""
+
+    def __init__(self, txn: Any, owner: int) -> None:
+        self._txn = txn
+        self._owner = owner
+        self._of_block: dict[int, int] = {}
+
+    def of(self, sequence: int) -> int:
+        """Return the time of one, in milliseconds since the epoch; 0 if its block is gone."""
+        if sequence not in self._of_block:
+            self._of_block = dict(self._times(sequence))
+        return self._of_block.get(sequence, 0)
+
+    def _times(self, sequence: int) -> Iterator[tuple[int, int]]:
+        lane = lane_of(sequence)
+        for key, value in scan(self._txn, self._owner, lane, sequence, sequence + 1):
+            first = number_of(key)
+            block = blocks.decode(value, BlockKey(BLOCKS, self._owner, lane, first), where=f"block {first}")
+            yield from zip((first + offset for offset in block.offsets), block.times_ms, strict=True)

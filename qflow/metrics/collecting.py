@@ -1,0 +1,146 @@
+"""A collector of prometheus-client: what one spool tells, as families of metrics."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from qflow import __version__
+from qflow.errors import InvalidArgument, QflowError
+from qflow.metrics.names import (
+    BROKER,
+    COUNTS,
+    DISK,
+    INBOX,
+    LABELS,
+    OTHER,
+    PREFIX,
+    QUEUE,
+    STREAM,
+    SUBSCRIPTION,
+    TIMES,
+    Figure,
+)
+from qflow.metrics.naming import Divided, Labels, Naming, label_of
+from qflow.metrics.sources import Source
+from qflow.metrics.told import Subscriber, Told
+from qflow.stats import TIME_BOUNDS_S
+from qflow.storage.log.directory import DATA, LOG
+
+MOST_NAMED = 10_000
+_BOUNDS = [*map(floatToGoString, TIME_BOUNDS_S), "+Inf"]
+
+
+class SpoolCollector(Collector):
+    """See the module. `collect` may be called by several threads."""
+
+    def __init__(self, source: Source, *, named: int, strict: bool = False) -> None:
+        """`strict`: what the source raises is raised, rather than told as `qflow_up 0`."""
+        if isinstance(named, bool) or not isinstance(named, int) or not 0 <= named <= MOST_NAMED:
+            raise InvalidArgument(f"named must be a number from 0 to {MOST_NAMED:,}, not {named!r}")
+        self._source = source
+        self._strict = strict
+        self._queues: Naming[str] = Naming(QUEUE, named)
+        self._streams: Naming[str] = Naming(STREAM, named)
+        self._subscriptions: Naming[Subscriber] = Naming(SUBSCRIPTION, named)
+        self._lock = threading.Lock()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: what there is depends on the spool, which is not asked when this is registered."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the families of all metrics."""
+        told: Told | None = None
+        try:
+            told = self._source.look()
+        except QflowError as error:
+            if self._strict or isinstance(error, InvalidArgument):
+                raise
+        has_owner = told is not None and told.has_owner
+        yield GaugeMetricFamily(f"{PREFIX}up", "1 if the spool has an owner that answers.", has_owner)
+        yield InfoMetricFamily(f"{PREFIX}build", "Which qflow tells this.", {"version": __version__})
+        yield from _disk(self._source.path)
+        if told is not None:
+            yield from self._families(told)
+
+    def _families(self, told: Told) -> Iterator[Metric]:
+        for figures, row in ((BROKER, told.broker), (INBOX, told.inbox)):
+            yield from _of_rows(figures, (), Divided({(): row}, None, 0))
+        for name, (field, text) in TIMES.items():
+            if field in told.times:
+                yield _histogram(name, text, told.times[field])
+        queues, streams, subscriptions = told.queues, told.streams, told.subscriptions
+        with self._lock:
+            of_queues = self._queues.divide(queues, _labels(queues))
+            of_streams = self._streams.divide(streams, _labels(streams))
+            of_subscriptions = self._subscriptions.divide(subscriptions, _subscriber_labels(subscriptions))
+        pairs = (queues, of_queues), (streams, of_streams), (subscriptions, of_subscriptions)
+        counts = [count for all_of_them, divided in pairs for count in (len(all_of_them), divided.summed)]
+        for (name, text), count in zip(COUNTS.items(), counts, strict=True):
+            yield GaugeMetricFamily(PREFIX + name, text, count)
+        for figures, divided in ((QUEUE, of_queues), (STREAM, of_streams), (SUBSCRIPTION, of_subscriptions)):
+            yield from _of_rows(figures, LABELS[figures], divided)
+
+
+def _labels(told: Iterable[str]) -> list[tuple[str, Labels]]:
+    return [(name, (label_of(name),)) for name in sorted(told)]
+
+
+def _subscriber_labels(told: Iterable[Subscriber]) -> Iterator[tuple[Subscriber, Labels | None]]:
+    for key in sorted(told, key=lambda key: (key[0], key[1] or "", key[2])):
+        stream, name, _ = key
+        yield key, None if name is None else (label_of(stream), label_of(name))
+
+
+def _of_rows(figures: Sequence[Figure], labels: Sequence[str], divided: Divided) -> Iterator[Metric]:
+    """Yield a family for each figure that somebody has."""
+    rows = divided.named
+    if divided.together is not None:
+        rows = {**rows, (OTHER,) * len(labels): divided.together}
+    for place, figure in enumerate(figures):
+        values = [(own, row[place]) for own, row in rows.items() if row[place] is not None]
+        if values:
+            yield _family(figure, labels, values)
+
+
+def _family(figure: Figure, labels: Sequence[str], values: Iterable[tuple[Sequence[str], Any]]) -> Metric:
+    kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+    family: CounterMetricFamily | GaugeMetricFamily = kind(PREFIX + figure.name, figure.text, labels=labels)
+    for own, value in values:
+        family.add_metric(own, value)
+    return family
+
+
+def _histogram(name: str, text: str, times: Mapping[str, Any]) -> Metric:
+    buckets, total = [], 0
+    for bound, count in zip(_BOUNDS, times["counts"], strict=False):
+        total += count
+        buckets.append((bound, total))
+    return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=times["sum_s"])
+
+
+def _disk(path: str | None) -> Iterator[Metric]:
+    """Yield what the spool's disk has, as far as this process may see it."""
+    if path is None:
+        return
+    try:
+        disk = os.statvfs(path)
+        length = os.stat(os.path.join(path, LOG, DATA)).st_size
+    except OSError:
+        return
+    values = length, disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    for (name, text), value in zip(DISK.items(), values, strict=True):
+        yield GaugeMetricFamily(PREFIX + name, text, value)

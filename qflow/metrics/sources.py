@@ -1,0 +1,104 @@
+"""Where figures come from: brokers of all kinds, and spools with an owner or without."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from qflow.aio import AsyncBroker
+from qflow.broker import Broker
+from qflow.errors import InvalidArgument, QflowError
+from qflow.metrics.names import QUEUE
+from qflow.metrics.naming import Row
+from qflow.metrics.told import Told, row_in, told_by
+from qflow.remote.client.broker import RemoteBroker
+from qflow.remote.client.task_broker import AsyncRemoteBroker
+
+ASKED = 200
+"""So many queues are asked for their figures at each look; of more, those that have changed."""
+ANSWER_S = 10.0
+"""How long a broker of another thread's event loop may take to answer."""
+
+
+class Source(NamedTuple):
+    """Tells the figures of one spool."""
+
+    path: str | None
+    """Its directory; None if that is on another host."""
+    look: Callable[[], Told]
+    """Raises `QflowError` if nobody tells them."""
+
+
+class Owned:
+    """Tells the figures of a broker of this process. `look` may be called by several threads."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._lock = threading.Lock()
+        self._since = 0
+        self._rows: dict[str, Row] = {}
+
+    def look(self) -> Told:
+        """Return what is told now; where there are many queues, what was noted of them within the last second."""
+        broker = self._broker
+        if broker.closed or len(broker.queues()) <= ASKED:
+            return told_by(broker.stats())
+        figures = broker.engine.figures
+        with self._lock:
+            self._since, changed = figures.changes(self._since)
+            for name, facts in changed.items():
+                if facts:
+                    self._rows[name] = row_in(facts, QUEUE)
+                else:
+                    self._rows.pop(name, None)
+            return told_by(figures.summary())._replace(queues=dict(self._rows))
+
+
+def source_of(broker: Broker | RemoteBroker | AsyncBroker | AsyncRemoteBroker) -> Source:
+    """Return what asks a broker. An `AsyncRemoteBroker` is asked in the event loop that runs now.
+
+    Raises:
+        InvalidArgument: it is no broker, or no event loop runs.
+    """
+    match broker:
+        case Broker():
+            return Source(_here(broker.path), Owned(broker).look)
+        case RemoteBroker():
+            return Source(_here(broker.path), lambda: told_by(broker.stats()))
+        case AsyncBroker():
+            return source_of(broker.broker)
+        case AsyncRemoteBroker():
+            return Source(_here(broker.path), _asking(broker))
+    raise InvalidArgument(f"metrics are of a broker, not of {broker!r}")
+
+
+def _asking(broker: AsyncRemoteBroker) -> Callable[[], Told]:
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise InvalidArgument("make the collector where the event loop of the broker runs") from None
+
+    def look() -> Told:
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is loop:
+            raise InvalidArgument("collect in another thread than that of the event loop: asyncio.to_thread does")
+        if loop.is_closed():
+            raise QflowError("the event loop of the broker is closed")
+        asked = asyncio.run_coroutine_threadsafe(broker.stats(), loop)
+        try:
+            return told_by(asked.result(ANSWER_S))
+        except TimeoutError:
+            asked.cancel()
+            raise QflowError(f"the event loop of the broker did not answer within {ANSWER_S:g} s") from None
+
+    return look
+
+
+def _here(path: str) -> str | None:
+    return path if os.path.isdir(path) else None

@@ -1,0 +1,54 @@
+"""The figures of a spool that is looked at from outside: asked of its owner, else read."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from qflow import inspect
+from qflow.errors import QflowError
+from qflow.metrics.sources import Source
+from qflow.metrics.told import Told, told_by, told_in
+from qflow.remote.client.connecting import connect
+
+
+def source_of_spool(path: str | os.PathLike[str]) -> Source:
+    """Return what asks the owner of a spool, and reads what there is where nobody answers.
+
+    Its `look` raises `NotFound`, `CorruptionError` or `StorageError` if there is no spool, or it cannot be read.
+    """
+    spool = os.fspath(path)
+    return Source(spool, lambda: _asked(spool) or _read(spool))
+
+
+def _asked(spool: str) -> Told | None:
+    """Return what the owner tells; None if there is none, or it does not let this process in."""
+    try:
+        with connect(spool) as broker:
+            return told_by(broker.stats())
+    except QflowError:
+        return None
+
+
+def _read(spool: str) -> Told:
+    """Return what the owner wrote last, or what the log has if there is no owner."""
+    found = inspect.read_spool(spool)
+    if found.owner_pid is not None and found.live is not None:
+        return told_in(found.live)
+    streams: dict[str, Any] = {
+        stream.name: {
+            "messages": stream.messages,
+            "bytes": stream.bytes,
+            "partitions": len(stream.partitions),
+            "subscriptions": [{"name": one.name, "lag_messages": one.lag_messages} for one in stream.subscriptions],
+        }
+        for stream in found.streams
+    }
+    queues = {queue.name: {"messages": queue.messages, "bytes": queue.bytes} for queue in found.queues}
+    facts = {
+        "messages": sum(queue.messages for queue in found.queues),
+        "journal_records": found.journal_records,
+        "queues": queues,
+        "streams": streams,
+    }
+    return told_in(facts, has_owner=found.owner_pid is not None)

@@ -1,0 +1,1 @@
+"""What sessions, subscriptions and messages are, without any I/O."""

@@ -1,0 +1,97 @@
+"""What a client asks for with a SUBSCRIBE, beyond the filter: where to begin, a group, offsets.
+
+    $share/GROUP/FILTER     one of the members of a group gets each message
+    $replay/START/FILTER    what is retained in the stream first, from START on, for clients of 3.1.1
+    qflow-start: START      the same, as a user property of MQTT 5
+    qflow-offsets: yes      each message has its offset, as the user property `qflow-offset`
+
+START is what `read_start` reads; a time needs a time zone.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from qflow.errors import InvalidArgument
+from qflow.mqtt.errors import MqttError, ReasonCode
+from qflow.mqtt.wire import split_shared
+from qflow.mqtt.wire.packets import Properties
+from qflow.mqtt.wire.packets import Subscription as Asked
+from qflow.streams.starts import read_start
+from qflow.streams.topic_filter import check_filter
+
+Start = int | datetime | None
+"""An offset, a time, or None: it says nothing, so it begins with now."""
+
+START, OFFSETS, OFFSET = "qflow-start", "qflow-offsets", "qflow-offset"
+_REPLAY = "$replay/"
+LATEST = 2**63
+"""Behind all offsets."""
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+class Wish(NamedTuple):
+    """A filter of a SUBSCRIBE, understood."""
+
+    name: str
+    """As the client gives it to an UNSUBSCRIBE: with its group, and with its `$replay/START/`."""
+    filter: str
+    group: str
+    """Empty if it is not shared."""
+    start: Start
+    asked: Asked
+    identifier: int
+    """Of the subscription; 0 for none."""
+    has_offsets: bool
+
+
+def wish_of(asked: Asked, properties: Properties, now_s: float) -> Wish:
+    """Return what a client asks for.
+
+    Raises:
+        MqttError: TOPIC_FILTER_INVALID; PROTOCOL_ERROR for a start that is none.
+    """
+    group, rest = split_shared(asked.filter)
+    users = dict(properties.get("user_properties", ()))
+    text = users.get(START, "")
+    if rest.startswith(_REPLAY):
+        text, _, rest = rest.removeprefix(_REPLAY).partition("/")
+        if not rest:
+            raise MqttError(ReasonCode.TOPIC_FILTER_INVALID, f"{asked.filter[:200]!r} is not $replay/START/FILTER")
+    try:
+        check_filter(rest)
+    except InvalidArgument as error:
+        raise MqttError(ReasonCode.TOPIC_FILTER_INVALID, str(error)) from error
+    identifier = next(iter(properties.get("subscription_identifiers", ())), 0)
+    has_offsets = users.get(OFFSETS) == "yes"
+    return Wish(asked.filter, rest, group, start_of(text, now_s), asked, identifier, has_offsets)
+
+
+def start_of(text: str, now_s: float) -> Start:
+    """Return where a replay begins; None for an empty text.
+
+    Raises:
+        MqttError: TOPIC_FILTER_INVALID; it is none.
+    """
+    if not text:
+        return None
+    try:
+        start = read_start(text, datetime.fromtimestamp(now_s, UTC))
+    except OverflowError:
+        start = EPOCH
+    except ValueError:
+        start = ""
+    if start == "earliest":
+        return 0
+    if start == "latest":
+        return LATEST
+    if isinstance(start, int):
+        return min(start, LATEST)
+    if isinstance(start, str) or start.tzinfo is None:
+        raise MqttError(
+            ReasonCode.TOPIC_FILTER_INVALID,
+            f"{text[:80]!r} is no start: give earliest, latest, an offset, a date or time with a time zone, or an age "
+            "such as -1h30m",
+        )
+    return max(start, EPOCH)

@@ -1,0 +1,241 @@
+"""The hub: all that is published comes by here, in the order of the stream, and goes to those who are there.
+
+One a broker, whatever doors it has. The thread of the loop owns all of it; there are no locks but those by client id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+from qflow.aio.broker import AsyncBroker, in_thread, keep, publish_and_keep
+from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
+from qflow.mqtt.errors import MqttError, ReasonCode
+from qflow.mqtt.model.marks import Marks
+from qflow.mqtt.model.messages import Message
+from qflow.mqtt.model.sessions import Subscribed
+from qflow.mqtt.server.clock import Clock
+from qflow.mqtt.server.feeding import message_of
+from qflow.mqtt.server.keeping import Keeper
+from qflow.mqtt.server.outbound import Counts
+from qflow.mqtt.server.recent import Recent
+from qflow.mqtt.server.retaining import Retaining
+from qflow.mqtt.server.storing import RETAINED, Records, Rooms
+from qflow.mqtt.server.sys_topics import SysTopics
+from qflow.mqtt.server.tasks import Turns
+from qflow.mqtt.server.together import LARGE_BYTES, Stored, Together
+from qflow.serving.tasks import Tasks
+from qflow.serving.telling import Telling
+from qflow.streams.stream import Stream
+from qflow.streams.topic_filter import FilterTrie
+
+RETENTION_BYTES = 2**30
+BATCH = 256
+MOST_IN_A_TURN = 4_000
+"""Deliveries, after which the loop does other things."""
+
+_logger = logging.getLogger("qflow.mqtt")
+
+
+class Hub:
+    """See the module. `open`, then `begin`."""
+
+    stream: Stream
+
+    def __init__(self, broker: AsyncBroker, clock: Clock) -> None:
+        self.broker = broker
+        self.clock = clock
+        self.counts = Counts()
+        self.recent = Recent()
+        self.started_ms = clock.now_ms()
+        self.records = Records(broker, self.started_ms)
+        self.keeper = Keeper(broker)
+        self.tasks = Tasks(_logger)
+        self.telling = Telling(_logger)
+        self.tell = self.telling.tell
+        self.turns = Turns()
+        self.retained = Retaining(broker, self.records, clock, self.tasks)
+        self.sessions: dict[str, Any] = {}
+        """Of connected clients, by client id."""
+        self.next = 0
+        """The offset of the next message of the stream."""
+        self.retaining: asyncio.Future[Any] | None = None
+        """The commit of what was retained last with QoS 0, for which no publisher waits."""
+        self.failed = False
+        """It follows the stream no more: the broker is closed, or has failed."""
+        self._has_warned = False
+        """That messages with QoS 0 are not retained, since one was."""
+        self._together = Together(broker)
+        self.marks = Marks()
+        self._trie: FilterTrie[Subscribed] = FilterTrie()
+
+    def now_ms(self) -> int:
+        """Return the time of day, milliseconds since the epoch."""
+        return self.clock.now_ms()
+
+    async def open(self, name: str) -> None:
+        """Know the stream, which is declared if there is none.
+
+        Raises:
+            InvalidArgument: it has several partitions, or does not take all topics.
+        """
+        try:
+            around = self.broker.stream(name)
+        except NotFound:
+            around = await self.broker.declare_stream(name, topics=["#"], retention_bytes=RETENTION_BYTES)
+        if around.settings.partitions != 1:
+            raise InvalidArgument(
+                f"stream {name!r} has {around.settings.partitions} partitions: MQTT takes one with a single one"
+            )
+        if "#" not in around.settings.topics:
+            raise InvalidArgument(
+                f"stream {name!r} takes the topics {', '.join(map(repr, around.settings.topics))}: MQTT needs one that "
+                "takes all that clients publish, with the topics ['#']"
+            )
+        self.stream = around.stream
+        self.next = (await around.stats()).next_offsets[0]
+
+    def begin(self) -> None:
+        """Follow the stream from then on."""
+        self.tasks.spawn(self._follow())
+        self.retained.begin()
+        self.tasks.spawn(SysTopics(self).run())
+
+    async def _follow(self) -> None:
+        """Give each message of the stream to those who are there."""
+        try:
+            options: Any = {"start": self.next, "on_gap": "skip"}
+            async with self.broker.subscribe(self.stream, "#", **options) as subscription:
+                while True:
+                    given = 0
+                    for delivery in await subscription.get_many(BATCH):
+                        message = message_of(delivery.delivery)
+                        self.recent.add(message)
+                        self.next = message.offset + 1
+                        if message.mark:
+                            self.marks.passes(message)
+                        given += self._give(message)
+                        if given > MOST_IN_A_TURN:
+                            given = 0
+                            await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+        finally:
+            self.failed = True
+
+    # Messages --------------------------------------------------------------------------------------------------------
+
+    def store(self, message: Message, rooms: Rooms) -> Stored:
+        """Store a message in the stream, and keep facts in the same commit, its retained copy among them."""
+        if message.retain:
+            self.marks.give(message)
+            self.retained.add(message)
+            rooms = {**rooms, RETAINED: {message.topic: message.pack() if message.payload else None}}
+        headers = message.headers()
+        if headers is None and not rooms and len(message.payload) < LARGE_BYTES:
+            return self._together.store(message.topic, message.payload)
+        if rooms:
+            return self._together.alone(
+                partial(publish_and_keep, self.broker, message.topic, message.payload, headers, rooms)
+            )
+        return self._together.alone(
+            partial(self.broker.submit_publish, message.topic, message.payload, headers=headers)
+        )
+
+    def forget(self, rooms: Rooms) -> asyncio.Future[Any]:
+        """Keep facts, or forget some."""
+        self._together.send()
+        return keep(self.broker, rooms)
+
+    def fan_out(self, message: Message) -> asyncio.Future[Any] | None:
+        """Give a message with QoS 0 to those who are there; return what tells when it is retained, if it is to be."""
+        retained: asyncio.Future[Any] | None = None
+        if message.retain and (not message.payload or self.retained.has_room()):
+            self.marks.give(message)
+            self.marks.passes(message)
+            self.retained.add(message)
+            packed = message.pack() if message.payload else None
+            try:
+                retained = self.retaining = keep(self.broker, {RETAINED: {message.topic: packed}})
+                retained.add_done_callback(self._is_retained)
+            except QflowError as error:
+                self._warn(error)
+        self._give(message)
+        return retained
+
+    def _is_retained(self, kept: asyncio.Future[Any]) -> None:
+        error = kept.exception()
+        if error is None:
+            self._has_warned = False
+        else:
+            self._warn(error)
+
+    def _warn(self, error: BaseException) -> None:
+        """Tell of the first of many messages in a row that are not retained."""
+        if not self._has_warned and not isinstance(error, BrokerClosed):
+            self._has_warned = True
+            _logger.warning("messages with QoS 0 are not retained: %s", error)
+
+    def _give(self, message: Message) -> int:
+        """Give a message to all live subscriptions that match; return to how many."""
+        found = self._trie.match(message.topic)
+        if not found or message.is_expired(self.clock.now_ms()):
+            return 0
+        targets: dict[Any, list[Subscribed]] = {}
+        is_stored = message.offset >= 0
+        for one in found:
+            if is_stored and one.cursor is not None:
+                continue  # it is behind, and reads this from the stream
+            others = targets.get(one.owner)
+            if others is None:
+                targets[one.owner] = [one]
+            else:
+                others.append(one)
+        for owner, matching in targets.items():
+            try:
+                owner.take(message, matching)
+            except Exception:
+                _logger.exception("a message is not given to somebody by a fault of the server")
+                owner.fail(MqttError(ReasonCode.UNSPECIFIED, "the server has failed"))
+        return len(targets)
+
+    # Subscriptions ---------------------------------------------------------------------------------------------------
+
+    def add(self, subscribed: Subscribed) -> None:
+        """Have a subscription get messages from now on."""
+        self._trie.add(subscribed.filter, subscribed)
+
+    def remove(self, subscribed: Subscribed) -> None:
+        """Have a subscription get no messages any more; where it has got all, it says from where on it does not."""
+        self._trie.remove(subscribed.filter, subscribed)
+        if subscribed.cursor is None:
+            subscribed.cursor = self.next
+
+    @property
+    def subscriptions(self) -> int:
+        """How many there are of connected clients."""
+        return len(self._trie)
+
+    # What `SysTopics` asks ------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> int:
+        """How many clients are."""
+        return len(self.sessions)
+
+    def monotonic(self) -> float:
+        """Return seconds from some beginning."""
+        return self.clock.monotonic()
+
+    def has_subscribers(self, topic: str) -> bool:
+        """Tell whether somebody who is there subscribes to a topic."""
+        return bool(self._trie.match(topic))
+
+    async def count_retained(self) -> int:
+        """Count the retained messages; some of them may have expired."""
+        return await in_thread(self.broker, self.records.count_retained)
+
+    async def in_thread(self, work: Any) -> Any:
+        """Return what a function returns that reads the disk."""
+        return await in_thread(self.broker, partial(work))

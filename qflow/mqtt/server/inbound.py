@@ -1,0 +1,216 @@
+"""What one client publishes: stored, then acknowledged, in the order in which it came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from qflow.errors import QflowError
+from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
+from qflow.mqtt.model.messages import Message, published
+from qflow.mqtt.model.sessions import SessionState
+from qflow.mqtt.server.allowing import Access
+from qflow.mqtt.server.outbound import Counts, Line
+from qflow.mqtt.server.retaining import Retaining
+from qflow.mqtt.server.storing import RECEIVED, Rooms, received_key
+from qflow.mqtt.server.together import Stored
+from qflow.mqtt.wire.packets import MQTT_5, Puback, Pubcomp, Publish, Pubrec, Pubrel
+
+Answer = Puback | Pubrec | Pubcomp
+
+MOST_WAITING = 100
+MOST_WAITING_BYTES = 64 * 1024
+"""Of publishes of a client that are not synced: at one of them, no more is read from it."""
+
+
+class Publishing(Protocol):
+    """Who stores messages and gives them to subscribers."""
+
+    counts: Counts
+    retained: Retaining
+
+    def store(self, message: Message, rooms: Rooms) -> Stored:
+        """Store a message, and keep facts in the same commit."""
+
+    def forget(self, rooms: Rooms) -> asyncio.Future[Any]:
+        """Keep facts."""
+
+    def fan_out(self, message: Message) -> asyncio.Future[Any] | None:
+        """Give a message with QoS 0 to those who are there; return what tells when it is retained, if it is to be."""
+
+    def now_ms(self) -> int:
+        """Return the time of day."""
+
+    @property
+    def tell(self) -> Callable[..., None]:
+        """Writes a warning to the log, unless there was one a short time ago."""
+
+
+class _Waiting:
+    """An acknowledgement that waits for the log, or for those before it."""
+
+    __slots__ = ("answer", "size", "stored")
+
+    def __init__(self, answer: Answer | None, stored: Stored | None, size: int) -> None:
+        self.answer = answer
+        """None: to a message with QoS 0 that is retained."""
+        self.stored = stored
+        """None: nothing of its own to wait for."""
+        self.size = size
+
+
+class Inbound:
+    """See the module. In the loop alone."""
+
+    def __init__(self, state: SessionState, line: Line, access: Access, publishing: Publishing) -> None:
+        self._state = state
+        self._line = line
+        self._machine = line.machine
+        self._access = access
+        self._publishing = publishing
+        self._waiting: deque[_Waiting] = deque()
+        self._bytes = 0
+        self._awaited: asyncio.Future[Any] | None = None
+        """The last one that tells when it is done; many messages may wait for the same one."""
+        self._settled: asyncio.Future[None] | None = None
+        self.wants_publisher = False
+        """Messages have the client's id: a subscription of it wants none of its own."""
+        self.has_room_again: Callable[[], object] = lambda: None
+
+    @property
+    def is_full(self) -> bool:
+        """So much waits for the log that no more is to be read."""
+        return len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES
+
+    def publish(self, packet: Publish) -> None:
+        """Take a message."""
+        counts = self._publishing.counts
+        counts.received += 1
+        counts.received_bytes += len(packet.payload)
+        if packet.qos == 2 and packet.packet_id in self._state.received:
+            self._await(Pubrec(packet.packet_id), self._storing(packet.packet_id), 0)
+            return
+        refusal = self._refusal(packet)
+        if refusal is not None:
+            self._refuse(packet, refusal)
+            return
+        publisher = self._state.client_id if self.wants_publisher else ""
+        message = published(packet, publisher, self._publishing.now_ms())
+        if not packet.qos:
+            retained = self._publishing.fan_out(message)
+            if retained is not None:
+                self._await(None, Stored(retained), len(packet.payload) + len(packet.topic))
+            return
+        rooms: Rooms = {}
+        if packet.qos == 2:
+            self._state.received.add(packet.packet_id)
+            if self._state.is_durable:
+                rooms[RECEIVED] = {received_key(self._state.client_id, packet.packet_id): b""}
+        answer = Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id)
+        size = len(packet.payload) + len(packet.topic)
+        try:
+            stored = self._publishing.store(message, rooms)
+        except QflowError as error:
+            self._refused(answer, as_mqtt_error(error))
+        else:
+            self._await(answer, stored, size)
+
+    def _storing(self, packet_id: int) -> Stored | None:
+        """Return what the first PUBLISH with a packet id waits for; None if it is stored."""
+        same = [one for one in self._waiting if isinstance(one.answer, Pubrec) and one.answer.packet_id == packet_id]
+        return same[0].stored if same else None
+
+    def _refusal(self, packet: Publish) -> MqttError | None:
+        if packet.topic.startswith("$"):
+            text = f"topics that begin with $ are the server's: {packet.topic[:200]!r}"
+            return MqttError(ReasonCode.TOPIC_NAME_INVALID, text)
+        if not self._access.may_publish(packet.topic):
+            return MqttError(ReasonCode.NOT_AUTHORIZED, f"not allowed to publish to {packet.topic[:200]!r}")
+        if packet.retain and packet.qos and packet.payload and not self._publishing.retained.has_room():
+            return MqttError(ReasonCode.QUOTA_EXCEEDED, "too much is retained: take some of it away")
+        return None
+
+    def _refuse(self, packet: Publish, error: MqttError) -> None:
+        """Tell a client that its message is not taken.
+
+        One of 3.1.1 can be told only by closing its connection. To a topic of the server's, which no client may publish
+        to, it gets an acknowledgement, and the message is dropped: section 3.3.5 allows either.
+        """
+        self._publishing.tell("a message of client %r is not taken: %s", self._state.client_id, error)
+        if self._machine.version < MQTT_5 and packet.qos and error.code != ReasonCode.TOPIC_NAME_INVALID:
+            self._machine.fail(error)
+            self._line.flush_soon()
+        elif packet.qos == 1:
+            self._await(Puback(packet.packet_id, error.code), None, 0)
+        elif packet.qos == 2:
+            self._await(Pubrec(packet.packet_id, error.code), None, 0)
+
+    def release(self, packet: Pubrel) -> None:
+        """A client has PUBREC: its packet id is free again once that is in the log."""
+        packet_id = packet.packet_id
+        if packet_id not in self._state.received:
+            self._await(Pubcomp(packet_id, ReasonCode.PACKET_ID_NOT_FOUND), None, 0)
+            return
+        self._state.received.discard(packet_id)
+        if not self._state.is_durable:
+            self._await(Pubcomp(packet_id), None, 0)
+            return
+        try:
+            forgotten = self._publishing.forget({RECEIVED: {received_key(self._state.client_id, packet_id): None}})
+        except QflowError as error:
+            self._refused(Pubcomp(packet_id), as_mqtt_error(error))
+        else:
+            self._await(Pubcomp(packet_id), Stored(forgotten), 0)
+
+    # Acknowledging ---------------------------------------------------------------------------------------------------
+
+    def _await(self, answer: Answer | None, stored: Stored | None, size: int) -> None:
+        if answer is not None and stored is None and not self._waiting:
+            self._machine.send(answer)
+            self._line.flush_soon()
+            return
+        self._waiting.append(_Waiting(answer, stored, size))
+        self._bytes += size
+        if stored is not None and stored.future is not self._awaited:
+            self._awaited = stored.future
+            stored.future.add_done_callback(self._acknowledge)
+
+    def _acknowledge(self, _: object) -> None:
+        """Send all acknowledgements that wait for nothing any more, up to the first that does."""
+        was_full = self.is_full
+        waiting = self._waiting
+        while waiting and ((stored := waiting[0].stored) is None or stored.future.done()):
+            one = waiting.popleft()
+            self._bytes -= one.size
+            error = None if stored is None else stored.error()
+            if one.answer is None:
+                continue
+            if error is None:
+                self._machine.send(one.answer)
+            elif isinstance(error, QflowError):
+                self._refused(one.answer, as_mqtt_error(error))
+            else:
+                self._refused(one.answer, MqttError(ReasonCode.UNSPECIFIED, "the server has failed"))
+        self._line.flush_soon()
+        if not waiting and self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+        if was_full and not self.is_full:
+            self.has_room_again()
+
+    def _refused(self, answer: Answer, error: MqttError) -> None:
+        """Tell a client that the log does not take what it sent."""
+        if isinstance(answer, Pubrec):
+            self._state.received.discard(answer.packet_id)
+        if self._machine.version < MQTT_5 or isinstance(answer, Pubcomp):
+            self._machine.fail(error)
+        else:
+            self._machine.send(type(answer)(answer.packet_id, error.code, {"reason_string": error.text[:1000]}))
+        self._line.flush_soon()
+
+    async def settled(self) -> None:
+        """Return when nothing waits for the log any more."""
+        while self._waiting:
+            self._settled = asyncio.get_running_loop().create_future()
+            await self._settled

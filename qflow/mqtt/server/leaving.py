@@ -1,0 +1,179 @@
+"""What time does to clients that are gone: their wills are published, and their sessions end."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from functools import partial
+from typing import Any
+
+from qflow.aio.broker import in_thread, keep
+from qflow.errors import BrokerClosed, QflowError, StorageError
+from qflow.mqtt.model.sessions import expires_ms, left_at, left_ms_of
+from qflow.mqtt.model.wills import Will
+from qflow.mqtt.server.groups import Groups
+from qflow.mqtt.server.hub import Hub
+from qflow.mqtt.server.storing import SESSIONS, WILLS, Rooms
+
+LOOK_MS = 60_000
+"""Between two looks at all sessions, at the least."""
+LATER_MS = 60_000
+"""When a will that the log does not take is tried again."""
+STALE = 1_000
+"""Wills that were awaited and are not any more, of which so many are remembered at the most."""
+
+_logger = logging.getLogger("qflow.mqtt")
+
+
+class Leaving:
+    """See the module. One a hub; in the loop alone."""
+
+    def __init__(self, hub: Hub, groups: Groups) -> None:
+        self._hub = hub
+        self._groups = groups
+        self._due: dict[str, int] = {}
+        """When the wills of clients are due, the latest of each; the log has the wills themselves."""
+        self._heap: list[tuple[int, str]] = []
+        """The same by time, with some that are not the latest."""
+        self._next_look_ms = 0
+        self._next_end_ms: int | None = 0
+        """When the next session ends, or before, milliseconds since the epoch; None: none does, as far as is known."""
+        self.is_looking = False
+        """Sessions are looked at that may have expired."""
+
+    def ends(self, moment_ms: int) -> None:
+        """Have sessions looked at then, since one ends."""
+        self._next_end_ms = moment_ms if self._next_end_ms is None else min(self._next_end_ms, moment_ms)
+
+    async def load(self) -> None:
+        """Note the wills that are in the log: of clients that were there at a kill, they are due from now on."""
+        position = b""
+        log = self._hub.broker.broker.engine.log
+        while True:
+            page = await in_thread(self._hub.broker, partial(log.facts_page, WILLS, "", position, report=_warn))
+            for client_id, data in page.facts:
+                will = Will.unpack(data)
+                self.wait_for(will.due_ms or self._hub.started_ms + will.delay_s * 1000, client_id)
+            if not (position := page.position):
+                return
+
+    def wait_for(self, due_ms: int, client_id: str) -> None:
+        """Have a will published then, unless its client is back."""
+        self._due[client_id] = due_ms
+        heapq.heappush(self._heap, (due_ms, client_id))
+        if len(self._heap) > 2 * len(self._due) + STALE:
+            self._heap = [(due, client) for client, due in self._due.items()]
+            heapq.heapify(self._heap)
+
+    async def publish(self, will: Will, rooms: Rooms) -> None:
+        """Publish a will, and keep facts with it in one commit."""
+        message = will.message(self._hub.now_ms())
+        if message.qos:
+            try:
+                await self._hub.store(message, rooms).future
+                return
+            except (BrokerClosed, StorageError):
+                raise
+            except QflowError as error:  # it never can be: a session must not depend on that
+                _logger.warning("the will for %r is not published: %s", will.topic, error)
+        if rooms:
+            await keep(self._hub.broker, rooms)
+        if not message.qos:
+            self._hub.fan_out(message)
+
+    @property
+    def awaited(self) -> int:
+        """How many wills are remembered, some of them in vain."""
+        return len(self._heap)
+
+    def tick(self) -> None:
+        """Have done what is due. Once a second."""
+        now_ms = self._hub.now_ms()
+        while self._heap and self._heap[0][0] <= now_ms:
+            due_ms, client_id = heapq.heappop(self._heap)
+            if self._due.get(client_id) == due_ms:
+                del self._due[client_id]
+                self._hub.tasks.spawn(self._publish_due(client_id))
+        if (
+            self._next_end_ms is not None
+            and now_ms >= max(self._next_end_ms, self._next_look_ms)
+            and not self.is_looking
+        ):
+            self._next_look_ms = now_ms + LOOK_MS
+            self.is_looking = True
+            self._hub.tasks.spawn(self._look())
+
+    async def _publish_due(self, client_id: str) -> None:
+        hub = self._hub
+        async with hub.turns.turn(client_id):
+            kept = await hub.records.load(client_id, hub.now_ms())
+            will = kept.will
+            if will is None or client_id in hub.sessions:
+                return
+            if (will.due_ms or hub.started_ms + will.delay_s * 1000) <= hub.now_ms():
+                try:
+                    await self.publish(will, {WILLS: {client_id: None}})
+                except StorageError as error:
+                    self.wait_for(hub.now_ms() + LATER_MS, client_id)
+                    _logger.warning("the will of %r is published later: %s", client_id, error)
+
+    async def _look(self) -> None:
+        """Look through all sessions that are kept: end what has expired, note when those left that a kill cut off."""
+        hub = self._hub
+        position = b""
+        self._next_end_ms = None
+        try:
+            while True:
+                page = await in_thread(
+                    hub.broker, partial(hub.records.sessions_page, position, hub.now_ms(), report=_warn)
+                )
+                if page.next_ms is not None:
+                    self.ends(page.next_ms)
+                for client_id in page.found:
+                    await self._look_at(client_id)
+                if not (position := page.position):
+                    return
+        except BaseException:
+            self.ends(hub.now_ms())  # it is tried again
+            raise
+        finally:
+            self.is_looking = False
+
+    async def _look_at(self, client_id: str) -> None:
+        hub = self._hub
+        if client_id in hub.sessions:  # that tells of its end when its client goes
+            return
+        async with hub.turns.turn(client_id):
+            if client_id in hub.sessions:
+                return
+            try:
+                await self._end_or_note(client_id)
+            except BrokerClosed:
+                raise
+            except QflowError as error:
+                self.ends(hub.now_ms())
+                _logger.warning("the session of %r is left as it is: %s", client_id, error)
+
+    async def _end_or_note(self, client_id: str) -> None:
+        hub = self._hub
+        record: Any = await in_thread(hub.broker, partial(hub.broker.broker.engine.log.fact, SESSIONS, client_id))
+        if record is None:
+            return
+        if not hub.records.is_over(record, hub.now_ms()):
+            if not left_ms_of(record):
+                await keep(hub.broker, {SESSIONS: {client_id: left_at(record, hub.started_ms)}})
+            ends_ms = expires_ms(record, hub.started_ms)
+            if ends_ms is not None:
+                self.ends(ends_ms)
+            return
+        kept = await hub.records.load(client_id, hub.now_ms())
+        forgotten = await self._groups.forget(client_id, kept.shared)
+        rooms = self._groups.as_they_are({**kept.forgotten(client_id), **forgotten})
+        if kept.will is None:
+            await keep(hub.broker, rooms)
+        else:
+            await self.publish(kept.will, {**rooms, WILLS: {client_id: None}})
+
+
+def _warn(problem: str) -> None:
+    _logger.warning("%s", problem)

@@ -1,0 +1,277 @@
+"""Messages put again and again: schedules, kept in the log, of which maintenance puts what is due.
+
+    room `periodic` of the log    name -> the terms, and when the next message is due: JSON
+
+The message and the next moment are one commit: after a crash, each moment has one message. Moments that passed while
+the spool was closed, or its queue was full, have one message together.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+import attrs
+
+from qflow.config import check_name, parse_span
+from qflow.durations import Duration
+from qflow.errors import CorruptionError, InvalidArgument, NotFound, QflowError
+from qflow.memory.waiting import shelter, sheltered
+from qflow.message import Headers, body_bytes, decode_headers, encode_headers
+from qflow.options import Body
+from qflow.publishing import Kept
+from qflow.queues.queue import Queue, parts_of
+from qflow.queues.registry import Queues
+from qflow.queues.together import Insert, Together
+from qflow.spool import Spool
+
+ROOM = "periodic"
+SHORTEST_S = 1.0
+"""Maintenance looks once a second."""
+
+_logger = logging.getLogger("qflow")
+
+
+@attrs.frozen(kw_only=True)
+class Schedule:
+    """Messages that are put again and again; see `Broker.schedule`.
+
+    Args:
+        name: its name.
+        queue: where they go.
+        body, headers: what each of them carries; besides, headers `schedule` and `scheduled_for_s` tell why it came.
+        every_s: seconds between two of them; None with `cron`.
+        cron, time_zone: when, as `crontab` has it, and where.
+        next_s: when the next is due, in seconds since the epoch.
+        last_s: when the last one was put; None = there was none.
+        trouble: why the one that is due is not there yet; empty = there is no such.
+    """
+
+    name: str
+    queue: str
+    body: bytes
+    headers: dict[str, Any]
+    every_s: float | None
+    cron: str | None
+    time_zone: str
+    next_s: float
+    last_s: float | None = None
+    trouble: str = ""
+
+    def means(self, other: Schedule) -> bool:
+        """Tell whether both have the same terms."""
+        return attrs.evolve(self, next_s=0, last_s=None, trouble="") == attrs.evolve(
+            other, next_s=0, last_s=None, trouble=""
+        )
+
+
+class Periodic:
+    """The schedules of a broker."""
+
+    def __init__(self, spool: Spool, queues: Queues, together: Together) -> None:
+        self._spool = spool
+        self._queues = queues
+        self._together = together
+        self._changing = threading.RLock()
+        """Held while a schedule is stored, or its message put."""
+        self._schedules: dict[str, Schedule] = {}
+        for name, value in spool.log.facts(ROOM, _logger.warning).items():
+            try:
+                self._schedules[name] = _decoded(name, value)
+            except CorruptionError as error:
+                _logger.warning("%s: %s; it is left as it is", spool.path, error)
+
+    def add(self, wanted: Schedule) -> Schedule:
+        """Keep a schedule; one of the same terms stays as it is."""
+        with self._changing:
+            self._spool.check_open()
+            self._queues.get(wanted.queue)
+            found = self._schedules.get(wanted.name)
+            if found is not None and found.means(wanted):
+                return found
+            self._spool.log.keep_facts(ROOM, {wanted.name: _encoded(wanted)})
+            self._schedules[wanted.name] = wanted
+        return wanted
+
+    def all(self) -> list[Schedule]:
+        """Return all of them, by name."""
+        self._spool.check_open()
+        return sorted(self._schedules.values(), key=lambda one: one.name)
+
+    def cancel(self, name: str) -> None:
+        """Forget one."""
+        with self._changing:
+            self._spool.check_open()
+            if check_name(name, "schedule") not in self._schedules:
+                raise NotFound(f"there is no schedule {name!r} in {self._spool.path}")
+            self._spool.log.keep_facts(ROOM, {name: None})
+            self._schedules.pop(name, None)
+
+    @property
+    def now_s(self) -> float:
+        """The time, as schedules have it."""
+        return self._spool.clock()
+
+    @sheltered
+    def put_due(self) -> bool:
+        """Put what is due; return False: nothing more is to be done at once."""
+        now_s = self._spool.clock()
+        if self._schedules and not self._spool.log.failed:
+            for name in [one.name for one in self._schedules.values() if one.next_s <= now_s]:
+                with self._changing:
+                    one = self._schedules.get(name)
+                    if one is not None and one.next_s <= now_s:
+                        self._schedules[name] = self._put(one, now_s)
+        return False
+
+    def _put(self, one: Schedule, now_s: float) -> Schedule:
+        """Put a message, and keep when the next is due; if there is no room or no queue, it stays due."""
+        after = attrs.evolve(one, next_s=following(one, now_s), last_s=one.next_s, trouble="")
+        try:
+            puts = parts_of(self._queues.get(one.queue)).puts
+            headers = {"schedule": one.name, "scheduled_for_s": one.next_s, **one.headers}
+            envelope = puts.envelope(headers, None, 0, None, None, None)
+            insert = Insert(puts, envelope.number, [envelope.record(one.body)])
+            kept: Any = Kept({ROOM: {one.name: _encoded(after)}})
+            self._together.commit([insert], [kept], timeout=0)
+        except QflowError as error:
+            if str(error) != one.trouble:
+                _logger.warning("%s: schedule %r puts its message later: %s", self._spool.path, one.name, error)
+            return attrs.evolve(one, trouble=str(error))
+        return after
+
+
+class Scheduling:
+    """What `Broker` has of schedules."""
+
+    engine: Any
+
+    def schedule(
+        self,
+        name: str,
+        queue: Queue | str,
+        body: Body,
+        *,
+        every_s: Duration | None = None,
+        cron: str | None = None,
+        time_zone: str = "UTC",
+        headers: Headers | None = None,
+    ) -> Schedule:
+        """Have a message put into a queue again and again, also after the spool was closed and opened.
+
+        Moments that pass while no process owns the spool, or while the queue is full, have one message together. One
+        of this name with the same terms stays as it is, so a program may say this at each start; with others, it is
+        replaced.
+
+        Args:
+            every_s: the time between two messages, 1 s or more; the first comes after it.
+            cron: when, as `crontab` has it: `"0 3 * * *"` is at three each night. Needs `pip install qflow[cron]`.
+            time_zone: of `cron`, such as `"Europe/Berlin"`.
+            headers: as `Queue.put`; `schedule` and `scheduled_for_s` are added.
+
+        Raises:
+            InvalidArgument: not just one of `every_s` and `cron` is given, or one makes no sense.
+            NotFound: there is no such queue.
+        Cost: a commit, and one for each message, which is put within a second or two of its moment.
+        """
+        periodic: Periodic = self.engine.periodic
+        own = self.engine.queues.own(queue)
+        wanted = make_schedule(
+            {"name": name, "queue": own.name, "body": body, "headers": headers},
+            every_s=every_s,
+            cron=cron,
+            time_zone=time_zone,
+            now_s=periodic.now_s,
+        )
+        return shelter(lambda: periodic.add(wanted))
+
+    def schedules(self) -> list[Schedule]:
+        """Return what is put again and again, by name."""
+        return shelter(self.engine.periodic.all)
+
+    def cancel_schedule(self, name: str) -> None:
+        """Put no more messages for a schedule, and forget it. Cost: a commit.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        shelter(lambda: self.engine.periodic.cancel(name))
+
+
+def make_schedule(
+    message: Mapping[str, Any], *, every_s: Duration | None, cron: str | None, time_zone: str, now_s: float
+) -> Schedule:
+    """Return a schedule that begins now. Raises InvalidArgument: it makes no sense."""
+    if (every_s is None) == (cron is None):
+        raise InvalidArgument("give a schedule every_s, such as '1h', or cron, such as '0 3 * * *': one of them")
+    if every_s is not None:
+        every_s = parse_span(every_s, "every_s")
+        if every_s < SHORTEST_S:
+            raise InvalidArgument(f"every_s must be at least {SHORTEST_S:g} s, got {every_s!r}")
+    made = Schedule(
+        name=check_name(message["name"], "schedule"),
+        queue=message["queue"],
+        body=bytes(body_bytes(message["body"])),
+        headers=dict(decode_headers(encode_headers(message["headers"]))),
+        every_s=every_s,
+        cron=cron,
+        time_zone=time_zone,
+        next_s=now_s,
+    )
+    return attrs.evolve(made, next_s=following(made, now_s))
+
+
+def following(one: Schedule, now_s: float) -> float:
+    """Return the first moment of a schedule after now. Raises InvalidArgument: there is none."""
+    if one.every_s is not None:
+        return one.next_s + one.every_s * max(1, (now_s - one.next_s) // one.every_s + 1)
+    zone = _zone(one.time_zone)
+    try:
+        from cronsim import CronSim, CronSimError
+    except ModuleNotFoundError:
+        raise InvalidArgument("cron= needs the package cronsim: pip install 'qflow[cron]'; or give every_s=") from None
+    try:
+        return float(next(CronSim(str(one.cron), datetime.fromtimestamp(now_s, zone))).timestamp())
+    except (CronSimError, StopIteration):
+        raise InvalidArgument(
+            f"cron must be five fields as in crontab that a moment matches, such as '0 3 * * *', got {one.cron!r:.80}"
+        ) from None
+
+
+def _zone(name: object) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(str(name))
+    except (OSError, ValueError, KeyError):
+        raise InvalidArgument(f"time_zone must be a name such as 'Europe/Berlin', got {name!r:.80}") from None
+
+
+def plain(one: Schedule) -> dict[str, Any]:
+    """Return a schedule as JSON has it; its body in base64."""
+    return {**attrs.asdict(one), "body": base64.b64encode(one.body).decode()}
+
+
+def from_plain(said: Mapping[str, Any]) -> Schedule:
+    """Return the schedule that `plain` made this of; what a later version has added is left out."""
+    known = {field.name for field in attrs.fields(Schedule)}
+    given = {name: value for name, value in said.items() if name in known}
+    return Schedule(**{**given, "body": base64.b64decode(said["body"])})
+
+
+def _encoded(one: Schedule) -> bytes:
+    return json.dumps({**plain(one), "trouble": ""}, separators=(",", ":")).encode()
+
+
+def _decoded(name: str, value: bytes) -> Schedule:
+    try:
+        return from_plain(json.loads(value))
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptionError(f"the schedule {name!r} cannot be read: {error}") from error

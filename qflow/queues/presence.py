@@ -1,0 +1,60 @@
+"""Who is at a queue: who holds what, who is there to take, who waits to put. What `stats()` tells by name."""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from qflow.delivery import Deliveries, Delivery
+from qflow.queues.parts import Parts
+from qflow.stats import TOLD, ConsumerStats, HolderStats
+from qflow.takers import Noted, kind_of, named
+
+
+class Present(NamedTuple):
+    """Who is there at one moment, as the queue has it."""
+
+    now_s: float
+    singles: list[tuple[Delivery, float | None]]
+    batches: list[tuple[Deliveries, float | None]]
+    takers: list[tuple[Noted, float]]
+    """Consumers, and gets that wait, and since when."""
+
+    def holders(self) -> tuple[HolderStats, ...]:
+        """Return who holds what, from the oldest on. Cost: 0.15 µs a delivery or batch."""
+        found: dict[tuple[str, int], list[Any]] = {}
+        by_taker: dict[Any, list[Any]] = {}
+        for held in (self.singles, self.batches):
+            for one, since in held:
+                if since is None:
+                    continue  # being collected
+                count = 1 if isinstance(one, Delivery) else one.left_size()[0]
+                known = by_taker.get(one.taker)
+                if known is None:
+                    known = by_taker[one.taker] = found.setdefault(named(one.taker), [0, since])
+                known[0] += count
+                if since < known[1]:
+                    known[1] = since
+        oldest = nsmallest(TOLD, ((since, *who, count) for who, (count, since) in found.items() if count))
+        return tuple(
+            HolderStats(consumer=name, pid=pid, messages=count, oldest_s=max(0.0, self.now_s - since))
+            for since, name, pid, count in oldest
+        )
+
+    def consumers(self) -> tuple[ConsumerStats, ...]:
+        """Return who is there to take, from the longest on."""
+        found: list[ConsumerStats] = []
+        for taker, since in nsmallest(TOLD, self.takers, key=itemgetter(1)):
+            name, pid = named(taker)
+            since_s = max(0.0, self.now_s - since)
+            found.append(ConsumerStats(name=name, pid=pid, kind=kind_of(taker), since_s=since_s))
+        return tuple(found)
+
+
+def present(queue: Parts) -> Present:
+    """Return who is there. Under the lock. Cost: 0.02 µs a delivery or batch, and consumer."""
+    held, known = queue.held, queue.consumers.takers()
+    takers: list[tuple[Noted, float]] = [(taker, taker.since_s) for taker in known]
+    takers += [(getting.taker, since) for getting, since in queue.gets.waiting.items() if getting.taker not in known]
+    return Present(queue.context.monotonic(), list(held.singles.items()), list(held.batches.items()), takers)

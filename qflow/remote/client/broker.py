@@ -1,0 +1,263 @@
+"""The broker of a spool that another process owns, for threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any, Unpack
+from uuid import UUID
+
+from qflow.config import BrokerSettings, QueueSettings, parse_timeout
+from qflow.durations import Duration
+from qflow.events import Event
+from qflow.message import Headers
+from qflow.options import (
+    Body,
+    Key,
+    Publication,
+    QueueChanges,
+    QueueOptions,
+    ScheduleOptions,
+    StreamChanges,
+    StreamOptions,
+    SubscriptionOptions,
+)
+from qflow.periodic import Schedule
+from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
+from qflow.remote.client.events import Events
+from qflow.remote.client.queue import RemoteQueue, name_of, queue_of
+from qflow.remote.client.streams import RemoteStream, RemoteSubscription, stream_of, subscription_of
+from qflow.remote.client.streams import name_of as stream_name
+from qflow.remote.client.threads import Connection
+from qflow.remote.client.transaction import RemoteTransaction, transaction_of
+from qflow.routing import PublishResult
+from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
+
+
+class RemoteBroker:
+    """A spool that another process owns, and its queues. Made by `qflow.connect`; every method is thread-safe.
+
+    Arguments, results and errors are those of `qflow.Broker`; see there. `close` ends the connection, not the broker.
+    """
+
+    _connection: Connection
+    _welcome: dict[str, Any]
+    _events: Events
+
+    @property
+    def path(self) -> str:
+        """The directory of the spool, as its owner has it."""
+        return str(self._welcome["path"])
+
+    @property
+    def uuid(self) -> UUID:
+        """Of the spool."""
+        return UUID(self._welcome["uuid"])
+
+    @property
+    def settings(self) -> BrokerSettings:
+        """How its owner opened it."""
+        return replies.broker_settings(self._welcome["settings"])
+
+    @property
+    def closed(self) -> bool:
+        """The connection has ended."""
+        return self._connection.closed
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What its owner found when it opened the spool, and damaged since. Cost: a round trip."""
+        return self._connection.call(requests.recovery())
+
+    # Queues -------------------------------------------------------------------------------------------------------
+
+    def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> RemoteQueue:
+        """Return the queue of this name, making it if there is none; see `qflow.Broker.declare_queue`."""
+        return self.declare_queues([name], **settings)[0]
+
+    def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[RemoteQueue]:
+        """Return the queues of these names, made where there are none; see `qflow.Broker.declare_queues`."""
+        checked, request = requests.declare_queues(names, settings)
+        found: list[QueueSettings] = self._connection.call(request)
+        return [queue_of(self._connection, name, its) for name, its in zip(checked, found, strict=True)]
+
+    def alter_queue(self, name: RemoteQueue | str, **changes: Unpack[QueueChanges]) -> RemoteQueue:
+        """Change settings of a queue while it is used; see `qflow.Broker.alter_queue`."""
+        plain = name_of(name)
+        return queue_of(self._connection, plain, self._connection.call(requests.alter_queue(plain, changes)))
+
+    def queue(self, name: str) -> RemoteQueue:
+        """Return a queue that exists; see `qflow.Broker.queue`."""
+        return queue_of(self._connection, name, self._connection.call(requests.queue(name)))
+
+    def queues(self) -> list[str]:
+        """Return the names of all queues, sorted."""
+        return self._connection.call(requests.queues())
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue with all its messages; see `qflow.Broker.delete_queue`."""
+        self._connection.call(requests.delete_queue(name))
+
+    def bind(self, queue: RemoteQueue | str, topic_filter: str) -> None:
+        """Send what is published to matching topics to a queue, too; see `qflow.Broker.bind`."""
+        self._connection.call(requests.bind(name_of(queue), topic_filter))
+
+    def unbind(self, queue: RemoteQueue | str, topic_filter: str) -> None:
+        """Undo `bind`; see `qflow.Broker.unbind`."""
+        self._connection.call(requests.unbind(name_of(queue), topic_filter))
+
+    def publish(
+        self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
+        producer: str | None = None, number: int | None = None, timeout_s: Duration | None = None,
+    ) -> PublishResult:  # fmt: skip
+        """Put a message into every stream that takes its topic and every queue bound to it; see `qflow.Broker.publish`.
+
+        Raises:
+            InDoubt: the connection ended before the answer came; it may have been published.
+        """
+        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
+        return self._connection.call(publish_requests.publish(topic, body, key, **options))
+
+    def publish_many(
+        self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
+        number: int | None = None, timeout_s: Duration | None = None,
+    ) -> Sequence[PublishResult]:  # fmt: skip
+        """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
+        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
+        request = publish_requests.publish_many(messages, **options)
+        return [] if request is None else self._connection.call(request)
+
+    def submit_publish(
+        self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
+        producer: str | None = None, number: int | None = None, timeout_s: Duration | None = None,
+    ) -> Future[PublishResult]:  # fmt: skip
+        """`publish` that does not wait: the future has the result once it is confirmed."""
+        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
+        return self._connection.submit(publish_requests.publish(topic, body, key, **options))
+
+    # Streams ------------------------------------------------------------------------------------------------------
+
+    def declare_stream(self, name: str, **settings: Unpack[StreamOptions]) -> RemoteStream:
+        """Return the stream of this name, making it if there is none; see `qflow.Broker.declare_stream`."""
+        return stream_of(self._connection, name, self._connection.call(stream_requests.declare_stream(name, settings)))
+
+    def alter_stream(self, stream: RemoteStream | str, /, **changes: Unpack[StreamChanges]) -> RemoteStream:
+        """Change settings of a stream while it is used; see `qflow.Broker.alter_stream`."""
+        name = stream_name(stream)
+        return stream_of(self._connection, name, self._connection.call(stream_requests.alter_stream(name, changes)))
+
+    def stream(self, name: RemoteStream | str) -> RemoteStream:
+        """Return a stream that exists; see `qflow.Broker.stream`."""
+        plain = stream_name(name)
+        return stream_of(self._connection, plain, self._connection.call(stream_requests.stream(plain)))
+
+    def streams(self) -> list[str]:
+        """Return the names of all streams, sorted."""
+        return self._connection.call(stream_requests.streams())
+
+    def delete_stream(self, name: RemoteStream | str) -> None:
+        """Delete a stream with its messages and subscriptions; see `qflow.Broker.delete_stream`."""
+        self._connection.call(stream_requests.delete_stream(stream_name(name)))
+
+    def subscribe(
+        self, stream: RemoteStream | str, filter: str = "#", **options: Unpack[SubscriptionOptions]
+    ) -> RemoteSubscription:
+        """Return messages of a stream that a filter matches; see `qflow.Broker.subscribe`.
+
+        It ends with the connection, which gives back what it held.
+        """
+        request = stream_requests.subscribe(stream_name(stream), filter, options)
+        return self._connection.call(request, partial(subscription_of, self._connection))
+
+    def delete_subscription(self, stream: RemoteStream | str, name: str) -> None:
+        """Delete a durable subscription, or a group; see `qflow.Broker.delete_subscription`."""
+        self._connection.call(stream_requests.delete_subscription(stream_name(stream), name))
+
+    def schedule(self, name: str, queue: RemoteQueue | str, body: Body, **options: Unpack[ScheduleOptions]) -> Schedule:
+        """Have a message put into a queue again and again; see `qflow.Broker.schedule`."""
+        return self._connection.call(schedule_requests.schedule(name, name_of(queue), body, options))
+
+    def schedules(self) -> list[Schedule]:
+        """Return what is put again and again, by name."""
+        return self._connection.call(schedule_requests.schedules())
+
+    def cancel_schedule(self, name: str) -> None:
+        """Put no more messages for a schedule, and forget it; see `qflow.Broker.cancel_schedule`."""
+        self._connection.call(schedule_requests.cancel(name))
+
+    def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
+        """Move dead letters back to where they came from, those of AMQP, too; see `qflow.Broker.redrive`."""
+        return self._connection.call(requests.redrive(name, to, limit))
+
+    # Transactions and events --------------------------------------------------------------------------------------
+
+    def transaction(self, timeout_s: Duration | None = None) -> RemoteTransaction:
+        """Return a transaction over any of the queues; see `RemoteTransaction`.
+
+        Its commit waits `timeout_s` seconds for room at limits; None = without end.
+        """
+        self._connection.check_open()
+        return transaction_of(self._connection, self.settings.max_transaction_bytes, parse_timeout(timeout_s))
+
+    def on_event(self, callback: Callable[[Event], object]) -> None:
+        """Have `callback(event)` called for each event of the owner from now on, by a thread of the connection.
+
+        It may use the connection. What it raises is logged by the logger `qflow`; see `qflow.Broker.on_event`.
+        """
+        self._events.add(callback)
+
+    # Looking, and copies ------------------------------------------------------------------------------------------
+
+    def stats(self) -> BrokerStats:
+        """Return a snapshot of the broker and each queue."""
+        return self._connection.call(requests.stats())
+
+    def figures(self, since: int = 0) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Return the number of this look, and the figures of queues that have changed since look number `since`.
+
+        As plain values, by name; none of a queue that is no more. For who looks each second.
+        """
+        return self._connection.call(requests.figures(since))
+
+    def check(self) -> list[str]:
+        """Have the owner compare everything; see `qflow.Broker.check`."""
+        return self._connection.call(requests.check())
+
+    def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
+        """Copy what is in the log to a new spool, on the owner's host; see `qflow.Broker.snapshot`."""
+        return self._connection.call(requests.snapshot(self._connection.target, path))
+
+    def compact(self) -> CompactionReport:
+        """Give disk back; see `qflow.Broker.compact`."""
+        return self._connection.call(requests.compact())
+
+    # Closing ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the connection: what was delivered and not settled goes back; calls that wait get `BrokerClosed`.
+
+        The spool stays open with its owner. Twice is fine.
+        """
+        self._connection.close()
+
+    def __enter__(self) -> RemoteBroker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RemoteBroker {self.path!r}{', closed' if self.closed else ''}>"
+
+
+def broker_of(connection: Connection, welcome: dict[str, Any]) -> RemoteBroker:
+    """Return the broker of a connection, once the owner has answered."""
+    made = RemoteBroker()
+    made._connection, made._welcome, made._events = connection, welcome, Events(connection)
+    connection.welcomed(welcome["limits"])
+    return made

@@ -1,0 +1,139 @@
+"""`qflow.connect`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from qflow.config import parse_timeout, spool_path
+from qflow.door import NAME, address
+from qflow.durations import Duration
+from qflow.errors import InvalidArgument, NotFound, QflowError, StorageError
+from qflow.memory.waiting import shelter_made
+from qflow.remote.client import requests
+from qflow.remote.client.broker import RemoteBroker, broker_of
+from qflow.remote.client.lone import make_line
+from qflow.remote.client.threads import Connection
+from qflow.serving.extras import load
+
+T = TypeVar("T")
+AGAIN_S = 0.01
+"""Where too many others are about to be let in."""
+
+
+def connect(
+    target: str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    timeout_s: Duration = 10.0,
+) -> RemoteBroker:
+    """Use a spool that another process owns: through the socket in its directory, or on another host, by a URL.
+
+    Args:
+        target: the directory of the spool, whose owner has it open with `door=True`, which is the default; or
+            `grpc+tls://HOST:PORT`, where `qflow serve --flight` runs. That needs the extra `net`.
+        token, ca: for a URL: what lets in, and the file of certificates (PEM) to trust in place of the system's.
+        cert, key: for one that asks for it: files of the certificate to show, and of its private key (PEM).
+        timeout_s: how long to wait for the owner's first answer.
+
+    Raises:
+        NotFound: there is no spool, or nobody owns it now, or its owner lets nobody in.
+        StorageError: the socket cannot be used, or the owner does not answer in time.
+        InvalidArgument: the target is no path, or this process is of another user than the owner's.
+    """
+    if is_url(target):
+        module = load("qflow.flight.client", needs="pyarrow", what="a URL")
+        remote: RemoteBroker = module.connect(target, token=token, trust=(ca, cert, key), timeout_s=timeout_s)
+        return remote
+    path, timeout = path_of(target, token, ca, cert, key), parse_timeout(timeout_s)
+    ends = None if timeout is None else time.monotonic() + timeout
+    connection = when_let_in(lambda: shelter_made(lambda: Connection(open_socket(path), path)), path, timeout)
+    try:
+        left = None if ends is None else max(0.0, ends - time.monotonic())
+        welcome: dict[str, Any] = connection.call(requests.hello(os.getpid()), timeout=left)
+        connection.open_lone(lambda: make_line(open_socket(path), path, welcome["uuid"], welcome["limits"]))
+        return broker_of(connection, welcome)
+    except TimeoutError:
+        connection.close()
+        raise silent(path, timeout) from None
+    except BaseException:
+        connection.close()
+        raise
+
+
+def when_let_in(make: Callable[[], T], path: str, timeout: float | None) -> T:
+    """Return what is made with `open_socket`; try again while too many others are about to be let in.
+
+    An interrupt ends the waiting.
+    """
+    ends = None if timeout is None else time.monotonic() + timeout
+    while True:
+        try:
+            return make()
+        except BlockingIOError as error:
+            if ends is not None and time.monotonic() >= ends:
+                raise silent(path, timeout) from error
+        time.sleep(AGAIN_S)
+
+
+def is_url(target: object) -> bool:
+    """Tell whether a target is that of another host."""
+    return isinstance(target, str) and target.startswith("grpc") and "://" in target
+
+
+def path_of(target: str | os.PathLike[str], *of_urls: object) -> str:
+    """Return the path of a spool to connect to. Raises InvalidArgument: it is none, or there is what URLs have."""
+    if not isinstance(target, str | os.PathLike) or "\0" in os.fspath(target) or not os.fspath(target):
+        raise InvalidArgument(f"the path of a spool must be a path without NUL, not {target!r}")
+    if any(one is not None for one in of_urls):
+        raise InvalidArgument(
+            "a token is for a URL, and so is a certificate: the owner of a spool looks at the user of a process"
+        )
+    return spool_path(target)
+
+
+def open_socket(path: str) -> socket.socket:
+    """Return a socket that is connected to the owner of a spool; it does not block.
+
+    Raises:
+        BlockingIOError: too many others are about to be let in. What `connect` raises.
+    """
+    if not os.path.isdir(path):
+        raise NotFound(f"there is no spool at {path}: name the directory of one that is open")
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        one.setblocking(False)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            one.connect(address(path, directory))
+        finally:
+            os.close(directory)
+    except BaseException as error:
+        one.close()
+        if isinstance(error, OSError) and not isinstance(error, BlockingIOError):
+            raise explain(error, path) from error
+        raise
+    return one
+
+
+def explain(error: OSError, path: str) -> QflowError:
+    """Return the error for a socket that could not be connected."""
+    if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
+        return NotFound(f"nobody owns the spool {path} now, or its owner lets nobody in: open it, with door=True")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return StorageError(f"{os.path.join(path, NAME)} is another user's: only the owner's user is let in")
+    return StorageError(f"cannot connect to the owner of {path}: {error.strerror or error}")
+
+
+def silent(path: str, timeout: float | None) -> StorageError:
+    """Return the error for an owner that does not answer."""
+    return StorageError(
+        f"the owner of {path} has not answered within {timeout} s: look whether it hangs, or is stopped"
+    )

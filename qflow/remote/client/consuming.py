@@ -1,0 +1,97 @@
+"""Consumers at the door, for threads: `qflow.Consumer` over a queue that another process owns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from qflow.delivery import Deliveries, Delivery
+from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QueueDeleted
+from qflow.queues.consumer import Listed
+from qflow.remote.client import requests
+from qflow.remote.client.deliveries import Settler, deliveries_of
+from qflow.remote.client.grants import Grant
+from qflow.remote.client.link import Request
+from qflow.remote.client.threads import Connection
+from qflow.takers import Noted, named
+
+_logger = logging.getLogger("qflow")
+
+
+class RemoteConsumed:
+    """What one consumer takes from, as `queues.consumer.Consumed` says."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection = connection
+        self.name = name
+        self._number = 0
+        """Of the request that waits."""
+        self._consumer = 0
+        """What the owner calls it."""
+        self._stopped: Callable[[], bool] = lambda: False
+
+    def collect(
+        self, most: int, timeout_s: float | None, taker: Noted, stopped: Callable[[], bool] | None = None
+    ) -> Deliveries:
+        """Acquire messages, waiting for the first; an empty batch when the consumer stops."""
+        self._stopped = stopped or self._stopped
+        then = partial(deliveries_of, self._connection, self.name)
+        try:
+            if not self._consumer:
+                self._consumer = self._connection.call(requests.consume(self.name, named(taker)[0]))
+            request = requests.get(self.name, most, timeout_s, self._consumer)
+            return self._connection.call(request, then, begun=self._begun)
+        except InvalidArgument:
+            if self._stopped():
+                return Deliveries(Settler(self._connection, self.name, Grant(0, False)), [])
+            raise
+        except NotFound as error:
+            raise QueueDeleted(f"queue {self.name!r} was deleted: declare it again") from error
+        finally:
+            self._number = 0
+
+    def _begun(self, number: int) -> Request | None:
+        """A request is about to wait. Under the lock of the connection."""
+        self._number = number
+        return requests.cancel(number) if self._stopped() else None
+
+    def wake(self) -> None:
+        """The consumer stops: what waits for messages waits no more."""
+        if not self._connection.closed:
+            self._connection.settle(lambda: requests.cancel(self._number) if self._number else None, wait=False)
+
+    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None:
+        """Return a delivery of a batch; None if it is settled."""
+        return None if batch.settled is None or index in batch.settled else batch[index]
+
+    def give_up_batch(self, batch: Deliveries) -> None:
+        """Give back what was not handed out, not counted."""
+        settler = batch.settler
+        assert isinstance(settler, Settler)
+        if batch.settled is None or not settler.grant.number:
+            return
+
+        def make() -> Request | None:
+            settler.grant.take(batch)
+            return requests.give_back(settler.grant.number)
+
+        try:
+            self._connection.settle(make, wait=False)
+        except BrokerClosed:
+            return  # it went back with all else
+
+    def list_consumer(self, consumer: Listed) -> None:
+        """The owner is told when it gets first."""
+
+    def forget_consumer(self, consumer: Listed) -> None:
+        """It has ended."""
+        with suppress(BrokerClosed):
+            if self._consumer:
+                self._connection.settle(lambda: requests.consume_end(self._consumer), wait=False)
+
+    def tell_failure(self, sequence: int | None, error: BaseException) -> None:
+        """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""
+        what = "to get a message, and tries again" if sequence is None else f"with message {sequence}"
+        _logger.error("the consumer of queue %r failed %s", self.name, what, exc_info=error)

@@ -1,0 +1,308 @@
+"""Requests numbered, replies matched, without any I/O: what threads and tasks share.
+
+A call that is given up goes on being known until its answer comes: deliveries that come with it are given back.
+Requests with columns are sent as the owner's limits allow, the others kept in their order: a put that waits for room in
+a queue holds up no get, and no ack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
+
+from qflow.errors import BrokerClosed, InDoubt, InvalidArgument, QflowError, TransactionTooLarge, again
+from qflow.remote.wire import frames
+from qflow.remote.wire.errors import decode_error
+from qflow.remote.wire.frames import Frame, FrameReader, Head, WireError, encode_frame, encode_head, shorten_timeout
+
+FIRST_FRAME_BYTES = 16 * 2**20
+"""The longest frame before the owner has told its own limit."""
+ANSWER_BYTES = 2**32 - 1
+CREDIT_BYTES = 32 * 2**20
+"""Of requests with columns, under way at once, where the owner tells nothing else."""
+
+
+Reason = Callable[[], QflowError | None]
+
+
+class Reply(NamedTuple):
+    """A result, and columns."""
+
+    result: Any
+    columns: list[list[Any]]
+
+
+def _result(reply: Reply) -> Any:
+    return reply.result
+
+
+class Request(NamedTuple):
+    """What a call asks for, and how its answer is read."""
+
+    head: Head | bytes
+    columns: Sequence[Sequence[Any]] = ()
+    doubt: str = ""
+    """What may have been done if no answer comes; empty where that does not matter."""
+    read: Callable[[Reply], Any] = _result
+
+    def encoded(self) -> Request:
+        """Return the same with its head as bytes. Raises InvalidArgument: JSON cannot say it."""
+        if isinstance(self.head, bytes):
+            return self
+        try:
+            return self._replace(head=encode_head(self.head))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgument(f"this call cannot be sent: {error}: give it plain values") from error
+
+    @property
+    def size(self) -> int:
+        """Bytes of what its columns hold."""
+        try:
+            return sum(sum(map(len, column)) for column in self.columns)
+        except TypeError:  # some are None
+            return sum(len(item) for column in self.columns for item in column if item is not None)
+
+
+class Waiting(Protocol):
+    """Somebody who waits for a reply."""
+
+    def answered(self, outcome: Reply | QflowError) -> None: ...
+
+
+class _Given(NamedTuple):
+    doubt: str
+    """Of its request, whose columns are not held any longer."""
+    waiting: Waiting | None
+    """None: it was given up."""
+
+
+class Link:
+    """See the module. Not thread-safe."""
+
+    def __init__(self, target: str, reason: Reason | None = None) -> None:
+        """`reason`: returns why a connection has ended that had begun, where something else than that knows."""
+        self.target = target
+        self._reason = reason
+        self.ended: QflowError | None = None
+        """Why no call can be made any more."""
+        self.limits: dict[str, int] = {}
+        self.notices: list[Callable[[Head], object]] = []
+        """Called with the heads of notices but the last."""
+        self._reader = FrameReader(FIRST_FRAME_BYTES)
+        self._start: bytearray | None = bytearray()
+        self._given: dict[int, _Given] = {}
+        self._kept: dict[int, tuple[list[bytes], float]] = {}
+        """By number: requests that are to be sent when answers come, in order, and since when."""
+        self._sizes: dict[int, int] = {}
+        """By number: of requests with columns that were sent, and are not answered."""
+        self._size = 0
+        """Of those of these that fit in the credit together."""
+        self._is_large_sent = False
+        """One of these is larger than the credit."""
+        self._last = 0
+        self._unheard = 0
+        """The request whose answer tells that all was heard that nobody waits for; -1: there is none yet."""
+        self._out: list[bytes] = [frames.preamble()]
+        self._closing = ""
+
+    def take(self) -> list[bytes]:
+        """Return what is to be sent now, and forget it."""
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._out)
+
+    @property
+    def under_way(self) -> int:
+        """Requests whose answers are to come."""
+        return len(self._given)
+
+    @property
+    def has_unheard(self) -> bool:
+        """What was sent, and nobody waits for, may not have been heard yet."""
+        return self._unheard != 0
+
+    def begin(self, request: Request, waiting: Waiting) -> int:
+        """Have a request sent; return its number.
+
+        Raises:
+            BrokerClosed: the connection has ended. InvalidArgument, MessageTooLarge: it cannot be sent.
+        """
+        self.check()
+        number = self._last % 0xFFFFFFFF + 1
+        while number in self._given:
+            number = number % 0xFFFFFFFF + 1
+        parts = self._encoded(number, request)
+        self._last = number
+        self._given[number] = _Given(request.doubt, waiting)
+        if self._unheard < 0:
+            self._unheard = number
+        if not request.columns:
+            self._out += parts
+        else:
+            waits = bool(self._kept)
+            self._kept[number] = parts, monotonic()
+            self._send_kept(None if waits else number)
+        return number
+
+    def _send_kept(self, just_begun: int | None = None) -> None:
+        """Send requests with columns, as many as the owner takes now; what they waited is a part of their time-outs."""
+        while self._kept:
+            number, (parts, since) = next(iter(self._kept.items()))
+            size = sum(map(len, parts))
+            if self.limits and not self._takes(size):
+                return
+            del self._kept[number]
+            if number != just_begun:
+                parts = shorten_timeout(parts, monotonic() - since)
+                size = sum(map(len, parts))
+            self._sizes[number] = size
+            if size > self._credit:
+                self._is_large_sent = True
+            else:
+                self._size += size
+            self._out += parts
+
+    @property
+    def _credit(self) -> int:
+        return self.limits.get("bytes", CREDIT_BYTES)
+
+    def _takes(self, size: int) -> bool:
+        if len(self._sizes) >= self.limits.get("requests", 1):
+            return not self._sizes
+        return not self._is_large_sent if size > self._credit else self._size + size <= self._credit
+
+    def _is_answered(self, number: int) -> None:
+        size = self._sizes.pop(number, 0)
+        if size > self._credit:
+            self._is_large_sent = False
+        else:
+            self._size -= size
+        if size:
+            self._send_kept()
+
+    def tell(self, request: Request) -> None:
+        """Have a request sent that nobody waits for. Raises as `begin`."""
+        self.check()
+        self._out += self._encoded(0, request)
+        self._unheard = -1
+
+    def _encoded(self, number: int, request: Request) -> list[bytes]:
+        parts = encode_frame(number, request.encoded().head, request.columns)
+        most = self.limits.get("frame_bytes", FIRST_FRAME_BYTES)
+        if sum(map(len, parts)) > most:
+            raise refuse_size(sum(map(len, parts)), most)
+        return parts
+
+    def check(self) -> None:
+        """Raises BrokerClosed: the connection has ended; before the owner has answered at all, what ended it."""
+        if self.ended is not None:
+            raise BrokerClosed(*self.ended.args) if self.limits else again(self.ended)
+
+    def give_up(self, number: int) -> None:
+        """Nobody waits for an answer any more: have the owner told, and given back what may come with it."""
+        given = self._given.get(number)
+        if given is None or self.ended is not None:
+            return
+        if self._kept.pop(number, None) is not None:
+            del self._given[number]
+            self._send_kept()
+        else:
+            self._given[number] = _Given(given.doubt, None)
+            self._out += encode_frame(0, {"op": "cancel", "request": number})
+            self._unheard = -1
+
+    def give_back(self, reply: Reply) -> None:
+        """Have given back what came with an answer, and nobody was handed: deliveries, or a subscription."""
+        told = reply.result
+        if not isinstance(told, dict) or self.ended is not None:
+            return
+        if told.get("grant"):
+            self._out += encode_frame(0, {"op": "give_back", "grant": told["grant"]})
+            self._unheard = -1
+        elif told.get("subscription") and "settings" in told:
+            self._out += encode_frame(0, {"op": "subscription_close", "subscription": told["subscription"]})
+            self._unheard = -1
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take what came; tell those who wait.
+
+        Raises:
+            WireError: the other side does not keep to the protocol.
+        """
+        if self._start is not None:
+            self._start += data
+            if len(self._start) < frames.PREAMBLE_BYTES:
+                return
+            data, self._start = bytes(self._start), None
+            version = frames.read_preamble(data)
+            if not frames.OLDEST <= version <= frames.VERSION:
+                raise WireError(
+                    f"the owner speaks version {version} of the protocol of its door, and this client "
+                    f"{frames.OLDEST} to {frames.VERSION}"
+                )
+            data = data[frames.PREAMBLE_BYTES :]
+        for frame in self._reader.feed(data):
+            self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        number, head, columns, _ = frame
+        if not number:
+            self._notice(head)
+            return
+        given = self._given.pop(number, None)
+        if given is None:
+            raise WireError(f"the owner answered request {number}, which is not under way")
+        self._is_answered(number)
+        if number == self._unheard:
+            self._unheard = 0
+        if "error" in head:
+            outcome: Reply | QflowError = decode_error(head)
+        else:
+            outcome = Reply(head.get("result"), columns)
+        if given.waiting is not None:
+            given.waiting.answered(outcome)
+        elif isinstance(outcome, Reply):
+            self.give_back(outcome)
+
+    def _notice(self, head: Head) -> None:
+        if "closing" in head:
+            self._closing = str(head["closing"])
+        elif "error" in head:
+            self.end(decode_error(head))
+        else:
+            for call in self.notices:
+                call(head)
+
+    def welcomed(self, limits: dict[str, int]) -> None:
+        """The owner has told its limits."""
+        self.limits = limits
+        self._reader.most_bytes = ANSWER_BYTES
+
+    def end(self, why: QflowError | None = None) -> None:
+        """No answer comes any more: tell all who wait; twice is fine."""
+        if self.ended is None:
+            if why is None and self.limits and self._reason is not None:
+                why = self._reason()
+            self.ended = why or BrokerClosed(self._closing or f"the connection to the owner of {self.target} has ended")
+        text = str(self.ended)
+        kept, self._kept = self._kept, {}
+        for number, given in self._take_all():
+            if given.waiting is None:
+                continue
+            if given.doubt and number not in kept:
+                given.waiting.answered(InDoubt(f"{given.doubt} may hold or not: {text}"))
+            else:
+                given.waiting.answered(why if why is not None and not self.limits else BrokerClosed(text))
+
+    def _take_all(self) -> Iterator[tuple[int, _Given]]:
+        given, self._given = self._given, {}
+        yield from given.items()
+
+
+def refuse_size(size: int, most: int) -> QflowError:
+    """Return the error for a request that is longer than the owner takes."""
+    return TransactionTooLarge(f"this call takes {size} bytes, and the owner takes {most} at once: make it smaller")

@@ -1,0 +1,243 @@
+"""Requests of queues and of the whole broker: each made once, for threads and for tasks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Set
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from qflow.config import (
+    QueueSettings,
+    check_name,
+    check_names,
+    parse_count,
+    parse_moment,
+    parse_span,
+    parse_timeout,
+    settings_from,
+)
+from qflow.delivery import Raised, Return
+from qflow.durations import Duration
+from qflow.errors import InvalidArgument
+from qflow.message import bodies_bytes, body_bytes, decode_headers, encode_headers
+from qflow.options import PutOptions
+from qflow.queues.dedupe import check_key
+from qflow.remote.client import replies
+from qflow.remote.client.link import Request
+from qflow.remote.wire.frames import encode_head
+from qflow.remote.wire.values import plain
+
+_PUT = PutOptions.__annotations__.keys()
+_TIMED = _PUT | {"timeout_s"}
+_ONCE = _TIMED | {"dedupe_key"}
+
+
+def hello(pid: int | None = None) -> Request:
+    """Begin; with the process that calls, where its number means something to the owner."""
+    head = {"op": "hello", "product": f"qflow {import_module('qflow').__version__}"}
+    return Request(head if pid is None else {**head, "pid": pid})
+
+
+# Queues ---------------------------------------------------------------------------------------------------------------
+
+
+def declare_queues(names: Iterable[str], settings: Mapping[str, Any]) -> tuple[list[str], Request]:
+    """Return checked names, and the request; its reply is the settings of each."""
+    settings_from(QueueSettings, dict(settings), "queue")
+    checked = check_names(names)
+    head = {"op": "declare_queues", "names": checked, "settings": plain(dict(settings))}
+    return checked, Request(head, doubt="what was declared", read=replies.all_queue_settings)
+
+
+def alter_queue(name: str, changes: Mapping[str, Any]) -> Request:
+    head = {"op": "alter_queue", "queue": name, "changes": plain(dict(changes))}
+    return Request(head, doubt="the change", read=replies.queue_settings)
+
+
+def queue(name: str) -> Request:
+    return Request({"op": "queue", "queue": check_name(name)}, read=replies.queue_settings)
+
+
+def queues() -> Request:
+    return Request({"op": "queues"})
+
+
+def delete_queue(name: str) -> Request:
+    return Request({"op": "delete_queue", "queue": check_name(name)}, doubt="the deletion")
+
+
+def bind(name: str, topic_filter: str) -> Request:
+    return Request({"op": "bind", "queue": name, "filter": topic_filter}, doubt="the binding")
+
+
+def unbind(name: str, topic_filter: str) -> Request:
+    return Request({"op": "unbind", "queue": name, "filter": topic_filter}, doubt="what was unbound")
+
+
+def purge(name: str) -> Request:
+    return Request({"op": "purge", "queue": name}, doubt="the purge")
+
+
+def redrive(name: str, to: str | None, limit: int | None) -> Request:
+    head = {"op": "redrive", "queue": name, "to": to, "limit": limit}
+    return Request(head, doubt="which dead letters moved", read=replies.redriven)
+
+
+def pause(name: str, pauses: bool) -> Request:
+    return Request({"op": "pause" if pauses else "resume", "queue": name}, doubt="whether it is paused")
+
+
+def length(name: str) -> Request:
+    return Request({"op": "length", "queue": name})
+
+
+def queue_stats(name: str) -> Request:
+    return Request({"op": "queue_stats", "queue": name}, read=replies.queue_stats)
+
+
+def on_slow_consumer(name: str, after_s: Duration | None, policy: Any) -> Request:
+    return Request({"op": "on_slow_consumer", "queue": name, "after_s": plain(after_s), "policy": plain(policy)})
+
+
+def put(name: str, body: Any, options: Mapping[str, Any]) -> Request:
+    """Its reply is the sequence, or None where the message was dropped."""
+    if not options:
+        head: Any = _head_of_put(name)
+    else:
+        head = {"op": "put", "queue": name, "single": True, **put_options(options, _ONCE)}
+    return Request(head, ((body_bytes(body),),), "the message", replies.first)
+
+
+@lru_cache(maxsize=100)
+def _head_of_put(name: str, single: bool = True) -> bytes:
+    return encode_head({"op": "put", "queue": name, "single": True} if single else {"op": "put", "queue": name})
+
+
+def put_many(name: str, bodies: Iterable[Any], options: Mapping[str, Any]) -> Request | None:
+    """Its reply is a range; None where there is nothing to put."""
+    records = bodies_bytes(bodies)
+    head = {"op": "put", "queue": name, **put_options(options, _TIMED)} if options else _head_of_put(name, False)
+    return Request(head, [records], "the messages", replies.placed) if records else None
+
+
+def put_options(options: Mapping[str, Any], known: Set[str] = _PUT) -> dict[str, Any]:
+    """Return the options of a put that were given, as JSON has them.
+
+    Args:
+        known: which there are.
+
+    Raises:
+        TypeError: there is no such option. InvalidArgument: one makes no sense.
+    """
+    if not options.keys() <= known:
+        unknown = min(options.keys() - known)
+        raise TypeError(f"a put has no option {unknown!r}; there are {', '.join(sorted(known))}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if "headers" in given:
+        given["headers"] = decode_headers(encode_headers(given["headers"]))
+    if "dedupe_key" in given:
+        check_key(given["dedupe_key"])
+    if "not_before" in given:
+        given["not_before"] = parse_moment(given["not_before"], "not_before")
+    for name in given.keys() & {"ttl_s", "delay_s"}:
+        given[name] = parse_span(given[name], name)
+    for name in ("priority", "durable"):
+        value = given.get(name)
+        if value is not None and not isinstance(value, bool | int | float):
+            raise InvalidArgument(f"{name} must be a number, got {value!r}")
+    if "timeout_s" in given:
+        timeout = parse_timeout(given.pop("timeout_s"))
+        given |= {} if timeout is None else {"timeout_s": timeout}
+    return given
+
+
+def get(name: str, most: int, timeout_s: Duration | None, consumer: str | int) -> Request:
+    """Its reply is a `replies.Granted`. `consumer` is who gets: a name, or the number that `consume` returned."""
+    head: dict[str, Any] = {"op": "get", "queue": name, "most": parse_count(most, "max_messages")}
+    head["consumer"] = consumer
+    timeout = parse_timeout(timeout_s)
+    if timeout is not None:
+        head["timeout_s"] = timeout
+    return Request(head, read=replies.granted)
+
+
+def consume(queue: str, name: str) -> Request:
+    """A consumer begins; its reply is a number."""
+    return Request({"op": "consume", "queue": queue, "name": name})
+
+
+def consume_end(number: int) -> Request:
+    """It has ended."""
+    return Request({"op": "consume_end", "consumer": number})
+
+
+# What is held ---------------------------------------------------------------------------------------------------------
+
+Places = list[list[int]] | None
+"""Ranges of positions in a grant; None = all that is left."""
+
+
+def ack(grant: int, places: Places, wait: bool) -> Request:
+    head: dict[str, Any] = {"op": "ack", "grant": grant, "places": places}
+    if not wait:
+        return Request(head)
+    return Request({**head, "wait": True}, doubt="what was settled")
+
+
+def nack(grant: int, places: Places, how: Return) -> Request:
+    head = {"op": "nack", "grant": grant, "places": places, **how._asdict()}
+    return Request({**head, "raised": True} if isinstance(how.reason, Raised) else head)
+
+
+def extend(grant: int, places: Places, seconds: Duration) -> Request:
+    return Request({"op": "extend", "grant": grant, "places": places, "seconds": seconds})
+
+
+def give_back(grant: int, first: int = 0) -> Request:
+    """What is left of a grant, from a place on, was never seen."""
+    return Request({"op": "give_back", "grant": grant, "from": first})
+
+
+def cancel(number: int) -> Request:
+    """Have a request answered that waits; nobody waits for an answer of this."""
+    return Request({"op": "cancel", "request": number})
+
+
+# The whole broker -----------------------------------------------------------------------------------------------------
+
+
+def recovery() -> Request:
+    return Request({"op": "recovery"}, read=replies.recovery)
+
+
+def stats() -> Request:
+    return Request({"op": "stats"}, read=replies.broker_stats)
+
+
+def figures(since: int) -> Request:
+    """Its reply is the number of the look, and what changed since that one."""
+    return Request({"op": "figures", "since": since}, read=replies.figures)
+
+
+def check() -> Request:
+    return Request({"op": "check"})
+
+
+def snapshot(target: str, path: str | os.PathLike[str]) -> Request:
+    """Raises InvalidArgument: a path on another host has to be a whole one."""
+    path = os.fspath(path)
+    if "://" not in target:
+        path = os.path.abspath(path)
+    elif not os.path.isabs(path):
+        raise InvalidArgument(f"a snapshot is made on the host of {target}: give the whole path there, not {path!r}")
+    return Request({"op": "snapshot", "path": path}, doubt="the snapshot", read=replies.snapshot)
+
+
+def compact() -> Request:
+    return Request({"op": "compact"}, doubt="the compaction", read=replies.compaction)
+
+
+def events() -> Request:
+    return Request({"op": "events"})

@@ -1,0 +1,203 @@
+"""What a subscriber at the door holds, as this side knows it: for threads and for tasks.
+
+The owner knows what is held; this mirrors what follows from the calls of this side, so that nothing is sent that could
+only fail: what a seek takes back, what a get settles without a name, what a loop has not returned.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+from qflow.errors import AlreadySettled, InvalidArgument
+from qflow.remote.client import stream_requests
+from qflow.remote.client.link import Request
+from qflow.remote.client.requests import Places
+from qflow.remote.client.stream_replies import Granted, Opened
+from qflow.remote.wire.values import ranges
+from qflow.streams.deliveries import Share, StreamDeliveries, StreamDelivery
+
+
+class RemoteStreamDeliveries(StreamDeliveries):
+    """A batch of messages of a stream that came through a door; see `StreamDeliveries`."""
+
+    __slots__ = ("__weakref__", "grant")
+    grant: int
+    """The owner's number of it."""
+
+
+class Holding:
+    """See the module; of one subscription. Its methods are called under one lock of the connection."""
+
+    def __init__(self, opened: Opened) -> None:
+        self.stream = opened.stream
+        self.number = opened.number
+        self.leased = opened.leased
+        self.loops = itertools.count(1)
+        self.closed = False
+        self._is_named = opened.name is not None
+        self._parts = [object() for _ in range(opened.settings.partitions)]
+        self._held: weakref.WeakSet[RemoteStreamDeliveries] = weakref.WeakSet()
+
+    def add(self, granted: Granted, settler: Any, taker: int, *, ahead: bool = False) -> RemoteStreamDeliveries:
+        """Return what came as a batch that `settler` settles."""
+        shares = [Share(self._parts[partition], piece, marks) for partition, piece, marks in granted.shares]
+        batch = RemoteStreamDeliveries(settler, shares, self, 0, taker)
+        batch.grant = granted.number
+        if ahead:
+            batch.shown = 0
+        if shares:
+            self._held.add(batch)
+        return batch
+
+    def check_open(self) -> None:
+        """Raises InvalidArgument: it is closed."""
+        if self.closed:
+            raise InvalidArgument("the subscription is closed: subscribe again")
+
+    def get_begins(self, taker: int) -> None:
+        """A thread or task asks for more: what a loop of its has not returned goes back, or all is settled."""
+        self.check_open()
+        self.drop_unshown(taker)
+        for batch in self._of(taker) if not self._is_named else ():
+            batch.settled = None
+
+    def loop_begins(self, taker: int) -> Request | None:
+        """A thread begins a loop: what an earlier one of its has left goes back."""
+        if self.closed:
+            return None
+        self.drop_unshown(taker)
+        for batch in self._of(taker):
+            if batch.shown is not None and self._is_named:
+                batch.settled = None
+        return stream_requests.loop_begins(self.number, taker)
+
+    def held(self) -> list[RemoteStreamDeliveries]:
+        """Return what is held now."""
+        return list(self._held)
+
+    def seek(self, partition: int | None, before: list[RemoteStreamDeliveries]) -> None:
+        """All that was held before is taken back, or what is of one partition."""
+        for part in self._parts if partition is None else self._parts[partition : partition + 1]:
+            for batch in before:
+                batch.take_part(part)
+                if not batch.unsettled:
+                    batch.settled = None
+
+    def close(self) -> None:
+        """All that is held goes back."""
+        self.closed = True
+        for batch in list(self._held):
+            batch.settled = None
+
+    def drop_unshown(self, taker: object) -> None:
+        """What loops of a thread or task have not returned goes back."""
+        for batch in self._of(taker):
+            if batch.shown is not None:
+                batch.note_settled(range(batch.shown, batch.total))
+                if not batch.unsettled:
+                    batch.settled = None
+
+    def _of(self, taker: object) -> list[RemoteStreamDeliveries]:
+        return [batch for batch in self._held if batch.taker == taker and batch.settled is not None]
+
+
+class StreamGrant:
+    """A grant of the owner to a subscription; see `grants.Grant`. No places = there is nothing to be done."""
+
+    def __init__(self, number: int, holding: Holding) -> None:
+        self.number = number
+        self.leased = holding.leased
+        self._holding = holding
+
+    def take(self, batch: Any) -> Places:
+        """Mark what is left of a batch as settled; return it. Raises AlreadySettled: nothing is."""
+        places = self.left(batch)
+        if places != []:
+            batch.settled = None
+        return places
+
+    def take_part(self, batch: Any, place: int) -> Places:
+        """Mark one message of a batch as settled. Raises AlreadySettled: it is."""
+        if place in batch.taken:
+            return []
+        batch.check_unsettled(place)
+        batch.note_settled([place])
+        if not batch.unsettled:
+            batch.settled = None
+        return [[place, place + 1]]
+
+    def left(self, batch: Any) -> Places:
+        """Return what is left of a batch. Raises AlreadySettled: nothing is."""
+        if not batch.total or batch.taken:
+            return []
+        if batch.settled is None:
+            raise AlreadySettled(f"this batch of stream {batch.name!r} was settled, or went back, before")
+        if batch.shown is None and not batch.settled:
+            return None
+        return ranges([place for place in range(batch.total) if place not in batch.settled])
+
+    def in_doubt(self) -> StreamGrant:
+        """Return the same, of which somebody else may have settled some."""
+        self.leased = True
+        return self
+
+    def returned(self, batch: Any) -> None:
+        """Some of a batch goes back: what a loop has not returned goes back, too, so that it comes behind that."""
+        self._holding.drop_unshown(batch.taker)
+
+
+class Loop:
+    """A loop over a subscription: what it returns next, and what the owner is told of that."""
+
+    def __init__(self, holding: Holding, taker: int) -> None:
+        self._holding = holding
+        self.taker = taker
+        self.number = next(holding.loops)
+        self.delivery: StreamDelivery | None = None
+        """What is to be returned now, and forgotten by whoever does that; None: another batch is to be asked for."""
+        self.batch: RemoteStreamDeliveries | None = None
+        """What it goes through, given by whoever asked for it."""
+        self._index = -1
+        """In the batch, of the message that was returned last; -1 = none."""
+
+    def step(self) -> Request | None:
+        """Go on to the next message of the batch; return what is to be told before it is returned."""
+        batch, unseen, self.delivery = self.batch, self.delivery, None
+        if batch is None:
+            return None
+        previous = self._index
+        settled = batch.settled
+        if unseen is not None and settled is not None and previous not in settled:
+            self.delivery = unseen  # whoever asked for it was interrupted
+            return None
+        done = previous if settled is not None and previous >= 0 and previous not in settled else None
+        if done is not None:
+            batch.note_settled([done])
+        index = previous + 1
+        while index < batch.total and batch.settled is not None and index in batch.settled:
+            index += 1
+        if settled is None or index >= batch.total:
+            if settled is not None and not batch.unsettled:
+                batch.settled = None
+            self.batch, self._index = None, -1
+            return None if done is None else stream_requests.shown(batch.grant, batch.shown or 0, done)
+        self._index, batch.shown, self.delivery = index, index + 1, batch[index]
+        return stream_requests.shown(batch.grant, index + 1, done)
+
+    def get_begins(self) -> None:
+        """It asks for another batch."""
+        self._holding.get_begins(self.taker)
+
+    def request(self) -> Request:
+        """Return the request for another batch."""
+        return stream_requests.get_ahead(self._holding.number, self.taker, self.number)
+
+    def end(self) -> Request | None:
+        """The loop is left: what it did not return goes back, and so does the message it returned last."""
+        batch, self.batch = self.batch, None
+        if batch is None or batch.settled is None:
+            return None
+        batch.settled = None
+        return stream_requests.loop_ends(batch.grant)

@@ -1,0 +1,285 @@
+"""The broker of a spool that another process owns, for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Unpack
+from uuid import UUID
+
+from qflow.aio.opening import Opening
+from qflow.config import BrokerSettings, QueueSettings, StreamSettings, parse_timeout
+from qflow.durations import Duration
+from qflow.errors import InvalidArgument
+from qflow.events import Event
+from qflow.message import Headers
+from qflow.options import (
+    Body,
+    Key,
+    Publication,
+    QueueChanges,
+    QueueOptions,
+    ScheduleOptions,
+    StreamChanges,
+    StreamOptions,
+    SubscriptionOptions,
+)
+from qflow.periodic import Schedule
+from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
+from qflow.remote.client.events import event_of
+from qflow.remote.client.link import Reply
+from qflow.remote.client.task_queue import AsyncRemoteQueue, name_of, queue_of
+from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription, stream_of, subscription_of
+from qflow.remote.client.task_streams import name_of as stream_name
+from qflow.remote.client.task_transaction import AsyncRemoteTransaction, transaction_of
+from qflow.remote.client.tasks import TaskConnection
+from qflow.routing import PublishResult
+from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
+
+_logger = logging.getLogger("qflow")
+
+
+class AsyncRemoteBroker:
+    """A spool that another process owns, for tasks of one event loop. Made by `qflow.aio.connect`.
+
+    Arguments, results and errors are those of `qflow.aio.AsyncBroker`; see there. What is known there at once is asked
+    here: `queues` and `streams` are awaited, and `queue` and `stream` may be, to learn whether there is one.
+    """
+
+    _connection: TaskConnection
+    _welcome: dict[str, Any]
+    _callbacks: list[Callable[[Event], object]]
+
+    @property
+    def path(self) -> str:
+        """The directory of the spool, as its owner has it."""
+        return str(self._welcome["path"])
+
+    @property
+    def uuid(self) -> UUID:
+        """Of the spool."""
+        return UUID(self._welcome["uuid"])
+
+    @property
+    def settings(self) -> BrokerSettings:
+        """How its owner opened it."""
+        return replies.broker_settings(self._welcome["settings"])
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What its owner found when it opened the spool, as of the connecting."""
+        return replies.recovery(Reply(self._welcome["recovery"], []))
+
+    @property
+    def closed(self) -> bool:
+        """The connection has ended."""
+        return self._connection.closed
+
+    # Queues ------------------------------------------------------------------------------------------------------
+
+    async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncRemoteQueue:
+        """Return the queue of this name, making it if there is none; see `qflow.Broker.declare_queue`."""
+        return (await self.declare_queues([name], **settings))[0]
+
+    async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncRemoteQueue]:
+        """Return the queues of these names, made where there are none; see `qflow.Broker.declare_queues`."""
+        checked, request = requests.declare_queues(names, settings)
+        found: list[QueueSettings] = await self._connection.call(request)
+        return [queue_of(self._connection, name, its) for name, its in zip(checked, found, strict=True)]
+
+    def queue(self, name: str) -> AsyncRemoteQueue:
+        """Return the queue of this name; awaited, it raises `NotFound` if there is none, else its first call does."""
+        return queue_of(self._connection, name)
+
+    async def queues(self) -> list[str]:
+        """Return the names of all queues, sorted."""
+        return await self._connection.call(requests.queues())
+
+    async def alter_queue(self, name: AsyncRemoteQueue | str, **changes: Unpack[QueueChanges]) -> AsyncRemoteQueue:
+        """Change settings of a queue while it is used; see `qflow.Broker.alter_queue`."""
+        plain = name_of(name)
+        return queue_of(self._connection, plain, await self._connection.call(requests.alter_queue(plain, changes)))
+
+    async def delete_queue(self, name: str) -> None:
+        """Delete a queue with all its messages; see `qflow.Broker.delete_queue`."""
+        await self._connection.call(requests.delete_queue(name))
+
+    async def schedule(
+        self, name: str, queue: AsyncRemoteQueue | str, body: Body, **options: Unpack[ScheduleOptions]
+    ) -> Schedule:
+        """Have a message put into a queue again and again; see `qflow.Broker.schedule`."""
+        return await self._connection.call(schedule_requests.schedule(name, name_of(queue), body, options))
+
+    async def schedules(self) -> list[Schedule]:
+        """Return what is put again and again, by name."""
+        return await self._connection.call(schedule_requests.schedules())
+
+    async def cancel_schedule(self, name: str) -> None:
+        """Put no more messages for a schedule, and forget it; see `qflow.Broker.cancel_schedule`."""
+        await self._connection.call(schedule_requests.cancel(name))
+
+    async def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
+        """Move dead letters back to where they came from; see `qflow.Broker.redrive`."""
+        return await self._connection.call(requests.redrive(name, to, limit))
+
+    # Topics ------------------------------------------------------------------------------------------------------
+
+    async def bind(self, queue: AsyncRemoteQueue | str, topic_filter: str) -> None:
+        """Send what is published to matching topics to a queue, too; see `qflow.Broker.bind`."""
+        await self._connection.call(requests.bind(name_of(queue), topic_filter))
+
+    async def unbind(self, queue: AsyncRemoteQueue | str, topic_filter: str) -> None:
+        """Undo `bind`; see `qflow.Broker.unbind`."""
+        await self._connection.call(requests.unbind(name_of(queue), topic_filter))
+
+    async def publish(
+        self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
+        producer: str | None = None, number: int | None = None,
+    ) -> PublishResult:  # fmt: skip
+        """Put a message into every stream that takes its topic and every queue bound to it; see `qflow.Broker.publish`.
+
+        Raises:
+            InDoubt: the connection ended before the answer came; it may have been published.
+        """
+        return await self._connection.call(
+            publish_requests.publish(topic, body, key, headers=headers, producer=producer, number=number)
+        )
+
+    async def publish_many(
+        self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
+        number: int | None = None,
+    ) -> Sequence[PublishResult]:  # fmt: skip
+        """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
+        request = publish_requests.publish_many(messages, headers=headers, producer=producer, number=number)
+        return [] if request is None else await self._connection.call(request)
+
+    def submit_publish(
+        self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
+        producer: str | None = None, number: int | None = None,
+    ) -> asyncio.Future[PublishResult]:  # fmt: skip
+        """`publish` that does not wait: the future has the result once it is confirmed."""
+        return self._connection.submit(
+            publish_requests.publish(topic, body, key, headers=headers, producer=producer, number=number)
+        )
+
+    # Streams -----------------------------------------------------------------------------------------------------
+
+    async def declare_stream(self, name: str, **settings: Unpack[StreamOptions]) -> AsyncRemoteStream:
+        """Return the stream of this name, making it if there is none; see `qflow.Broker.declare_stream`."""
+        known: StreamSettings = await self._connection.call(stream_requests.declare_stream(name, settings))
+        return stream_of(self._connection, name, known)
+
+    def stream(self, name: AsyncRemoteStream | str) -> AsyncRemoteStream:
+        """Return the stream of this name; awaited, it raises `NotFound` if there is none, else its first call does."""
+        return stream_of(self._connection, stream_name(name))
+
+    async def streams(self) -> list[str]:
+        """Return the names of all streams, sorted."""
+        return await self._connection.call(stream_requests.streams())
+
+    async def alter_stream(
+        self, stream: AsyncRemoteStream | str, /, **changes: Unpack[StreamChanges]
+    ) -> AsyncRemoteStream:
+        """Change settings of a stream while it is used; see `qflow.Broker.alter_stream`."""
+        name = stream_name(stream)
+        return stream_of(
+            self._connection, name, await self._connection.call(stream_requests.alter_stream(name, changes))
+        )
+
+    async def delete_stream(self, name: AsyncRemoteStream | str) -> None:
+        """Delete a stream with its messages and subscriptions; see `qflow.Broker.delete_stream`."""
+        await self._connection.call(stream_requests.delete_stream(stream_name(name)))
+
+    def subscribe(
+        self, stream: AsyncRemoteStream | str, filter: str = "#", **options: Unpack[SubscriptionOptions]
+    ) -> Opening[AsyncRemoteSubscription]:
+        """Return messages of a stream that a filter matches, by `await` or `async with`; see `qflow.Broker.subscribe`.
+
+        It ends with the connection, which gives back what it held.
+        """
+        request = stream_requests.subscribe(stream_name(stream), filter, options)
+        return Opening(partial(self._connection.call, request, partial(subscription_of, self._connection)))
+
+    async def delete_subscription(self, stream: AsyncRemoteStream | str, name: str) -> None:
+        """Delete a durable subscription, or a group; see `qflow.Broker.delete_subscription`."""
+        await self._connection.call(stream_requests.delete_subscription(stream_name(stream), name))
+
+    # Transactions and events -------------------------------------------------------------------------------------
+
+    def transaction(self, timeout_s: Duration | None = None) -> AsyncRemoteTransaction:
+        """Return a transaction over any of the queues, for `async with`; see `AsyncRemoteTransaction`."""
+        self._connection.check_open()
+        return transaction_of(self._connection, self.settings.max_transaction_bytes, parse_timeout(timeout_s))
+
+    def on_event(self, callback: Callable[[Event], object]) -> None:
+        """Have `callback(event)` called in the loop for each event of the owner from now on.
+
+        What it raises is logged by the logger `qflow`; see `qflow.Broker.on_event`.
+        """
+        if not callable(callback):
+            raise InvalidArgument(f"an event callback must be callable, not {type(callback).__name__}")
+        self._callbacks.append(callback)
+        if len(self._callbacks) == 1:
+            self._connection.listen(self._tell)
+            self._connection.tell(requests.events())
+
+    def _tell(self, head: dict[str, Any]) -> None:
+        event = event_of(head)
+        if event is not None:
+            loop = asyncio.get_running_loop()
+            for callback in self._callbacks:
+                loop.call_soon(callback, event)
+
+    # Looking, and copies -----------------------------------------------------------------------------------------
+
+    async def stats(self) -> BrokerStats:
+        """Return a snapshot of the broker and each queue."""
+        return await self._connection.call(requests.stats())
+
+    async def figures(self, since: int = 0) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Return the number of this look, and what has changed since another one; see `RemoteBroker.figures`."""
+        return await self._connection.call(requests.figures(since))
+
+    async def check(self) -> list[str]:
+        """Have the owner compare everything; see `qflow.Broker.check`."""
+        return await self._connection.call(requests.check())
+
+    async def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
+        """Copy what is in the log to a new spool, on the owner's host; see `qflow.Broker.snapshot`."""
+        return await self._connection.call(requests.snapshot(self._connection.target, path))
+
+    async def compact(self) -> CompactionReport:
+        """Give disk back; see `qflow.Broker.compact`."""
+        return await self._connection.call(requests.compact())
+
+    # Closing -----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the connection: what was delivered and not settled goes back; calls that wait get `BrokerClosed`.
+
+        The spool stays open with its owner. Twice is fine.
+        """
+        await self._connection.close()
+
+    async def __aenter__(self) -> AsyncRemoteBroker:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncRemoteBroker {self.path!r}{', closed' if self.closed else ''}>"
+
+
+def broker_of(connection: TaskConnection, welcome: dict[str, Any]) -> AsyncRemoteBroker:
+    """Return the broker of a connection, once the owner has answered."""
+    made = AsyncRemoteBroker()
+    made._connection, made._welcome, made._callbacks = connection, welcome, []
+    connection.welcomed(welcome["limits"])
+    return made

@@ -1,0 +1,83 @@
+"""Consumers at the door, for tasks: `qflow.aio.AsyncConsumer` over a queue that another process owns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from qflow.delivery import Deliveries, Delivery
+from qflow.errors import NotFound, QueueDeleted
+from qflow.queues.consumer import Listed
+from qflow.remote.client import requests
+from qflow.remote.client.task_settling import Settles, TaskSettler
+from qflow.remote.client.tasks import TaskConnection
+from qflow.takers import Taker
+
+_logger = logging.getLogger("qflow")
+
+
+class TaskConsumed(Settles):
+    """What consumers and loops take from, as `aio.consumer.AsyncConsumed` and `AsyncListed` say."""
+
+    def __init__(
+        self,
+        connection: TaskConnection,
+        name: str,
+        collect: Callable[[int, float | None, str | int], Awaitable[Deliveries]] | None = None,
+    ) -> None:
+        super().__init__(connection)
+        self.name = name
+        self._collect = collect
+        self._consumer = 0
+        """What the owner calls it."""
+
+    async def collect(self, most: int, timeout_s: float | None, taker: Taker) -> Deliveries:
+        """Acquire messages, waiting for the first."""
+        assert self._collect is not None
+        try:
+            if not self._consumer:
+                self._consumer = await self._connection.call(requests.consume(self.name, taker.name))
+            return await self._collect(most, timeout_s, self._consumer)
+        except NotFound as error:
+            raise QueueDeleted(f"queue {self.name!r} was deleted: declare it again") from error
+
+    @property
+    def consumed(self) -> TaskConsumed:
+        """It knows its consumers itself."""
+        return self
+
+    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None:
+        """Return a delivery of a batch; None if it is settled."""
+        return None if batch.settled is None or index in batch.settled else batch[index]
+
+    def give_up_batch(self, batch: Deliveries) -> None:
+        """Give back what was not handed out, not counted: all that is not settled."""
+        self.give_back_from(batch, 0)
+
+    def give_back_from(self, batch: Deliveries, index: int) -> None:
+        """Give back what is left of a batch from a place on, not counted."""
+        settler = batch.settler
+        assert isinstance(settler, TaskSettler)
+        if batch.settled is None or not batch.total or self._connection.closed:
+            return
+        places = [place for place in range(index, batch.total) if place not in batch.settled]
+        if places:
+            batch.settled.update(places)
+            self._connection.tell(requests.give_back(settler.grant.number, index))
+
+    def list_consumer(self, consumer: Listed) -> None:
+        """The owner is told when it gets first."""
+
+    def forget_consumer(self, consumer: Listed) -> None:
+        """It has ended."""
+        if self._consumer and not self._connection.closed:
+            self._connection.tell(requests.consume_end(self._consumer))
+
+    def holding(self, held: Iterable[object]) -> list[Listed]:
+        """The owner asks for none."""
+        return []
+
+    def tell_failure(self, sequence: int | None, error: BaseException) -> None:
+        """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""
+        what = "to get a message, and tries again" if sequence is None else f"with message {sequence}"
+        _logger.error("the consumer of queue %r failed %s", self.name, what, exc_info=error)

@@ -1,0 +1,233 @@
+"""A queue of a spool that another process owns, for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from typing import Any, Unpack
+
+from qflow import config
+from qflow.aio.consumer import AsyncConsumer, consumer_of
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.loops import Home
+from qflow.aio.takers import task_name
+from qflow.backoff import Backoff, retried_task
+from qflow.config import QueueSettings, SlowConsumer
+from qflow.delivery import Deliveries, Entry
+from qflow.durations import Duration
+from qflow.errors import InvalidArgument, QueueEmpty
+from qflow.options import Body, PutOnceOptions
+from qflow.remote.client import browsing, requests
+from qflow.remote.client.grants import grant_of
+from qflow.remote.client.queue import TimedOnceOptions, TimedOptions
+from qflow.remote.client.replies import Granted
+from qflow.remote.client.task_consuming import TaskConsumed
+from qflow.remote.client.task_settling import Settles, TaskSettler
+from qflow.remote.client.tasks import TaskConnection
+from qflow.stats import QueueStats
+from qflow.takers import cut_name, named, parse_name
+
+PREFETCH = 100
+
+
+class AsyncRemoteQueue:
+    """A named queue of a spool that another process owns, for tasks of one event loop. Made by `AsyncRemoteBroker`.
+
+    Arguments, results and errors are those of `qflow.aio.AsyncQueue`; see there. Awaited, it asks the owner whether it
+    is there, and returns itself. Instead of `len` there is `length`.
+    """
+
+    _connection: TaskConnection
+    _settles: Settles
+    _name: str
+    _settings: QueueSettings | None
+
+    @property
+    def name(self) -> str:
+        """The name it was declared under."""
+        return self._name
+
+    @property
+    def settings(self) -> QueueSettings:
+        """How it was declared, or altered, as far as the owner has told.
+
+        Raises:
+            InvalidArgument: it was not asked: await the queue.
+        """
+        if self._settings is None:
+            raise InvalidArgument(f"the owner was not asked for queue {self._name!r}: await broker.queue(...)")
+        return self._settings
+
+    def __await__(self) -> Generator[Any, None, AsyncRemoteQueue]:
+        return self._known().__await__()
+
+    async def _known(self) -> AsyncRemoteQueue:
+        self._settings = await self._connection.call(requests.queue(self._name))
+        return self
+
+    # Put -------------------------------------------------------------------------------------------------------------
+
+    async def put(self, body: Body, **options: Unpack[TimedOnceOptions]) -> int | None:
+        """Append a message; on a durable queue, return once it is synced; see `qflow.aio.AsyncQueue.put`.
+
+        Raises:
+            InDoubt: the connection ended before the answer came; the message may be in the queue.
+        """
+        return await self._connection.call(requests.put(self._name, body, options))
+
+    async def put_nowait(self, body: Body, **options: Unpack[PutOnceOptions]) -> int | None:
+        """`put` that waits for no room; on a durable queue it still waits for the sync."""
+        return await self._connection.call(requests.put(self._name, body, dict(**options, timeout_s=0.0)))
+
+    async def put_many(self, bodies: Iterable[Body], **options: Unpack[TimedOptions]) -> range:
+        """Append messages together, all or none of them, in one commit; see `qflow.aio.AsyncQueue.put_many`."""
+        request = requests.put_many(self._name, bodies, options)
+        return range(0) if request is None else await self._connection.call(request)
+
+    def submit(self, body: Body, **options: Unpack[TimedOptions]) -> asyncio.Future[int | None]:
+        """`put` that does not wait: the future has what `put` returns, once it is confirmed."""
+        return self._connection.submit(requests.put(self._name, body, options))
+
+    # Get -------------------------------------------------------------------------------------------------------------
+
+    async def get(self, timeout_s: Duration | None = None, *, consumer: str | None = None) -> AsyncDelivery:
+        """Acquire the first available message, waiting for one; see `qflow.aio.AsyncQueue.get`."""
+        batch = await self._collect(1, timeout_s, _who(consumer))
+        if not batch:
+            raise QueueEmpty(f"no message in queue {self._name!r} within {timeout_s} s")
+        return AsyncDelivery(batch[0], self._settles)
+
+    async def get_nowait(self, *, consumer: str | None = None) -> AsyncDelivery:
+        """`get` that does not wait for a message."""
+        return await self.get(0, consumer=consumer)
+
+    async def get_many(
+        self, max_messages: int, timeout_s: Duration | None = None, *, consumer: str | None = None
+    ) -> AsyncDeliveries:
+        """Acquire what is available, at most 1,000 messages, or about 8 MiB: waits for the first, never to fill."""
+        return AsyncDeliveries(await self._collect(max_messages, timeout_s, _who(consumer)), self._settles)
+
+    async def _collect(self, most: int, timeout_s: Duration | None, who: str | int) -> Deliveries:
+        """`get_many` that returns the batch as threads have it; it is settled by what `AsyncDeliveries` calls."""
+        return await self._connection.call(requests.get(self._name, most, timeout_s, who), self._batch)
+
+    def _batch(self, granted: Granted) -> Deliveries:
+        return Deliveries(TaskSettler(self._connection, self._name, grant_of(granted)), granted.segments)
+
+    def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
+        return self.iterate()
+
+    async def iterate(self, prefetch: int = PREFETCH) -> AsyncGenerator[AsyncDelivery, None]:
+        """Yield deliveries without end; see `qflow.aio.AsyncQueue.iterate`."""
+        config.parse_count(prefetch, "prefetch")
+        consumed = TaskConsumed(self._connection, self._name)
+        while True:
+            batch = await self._collect(prefetch, None, _who(None))
+            index = -1
+            try:
+                for index in range(len(batch)):
+                    delivery = consumed.leave_batch(batch, index)
+                    if delivery is not None:
+                        yield AsyncDelivery(delivery, self._settles)
+            finally:
+                consumed.give_back_from(batch, index + 1)
+
+    def consume(
+        self,
+        callback: Callable[[AsyncDelivery], Awaitable[object]],
+        *,
+        prefetch: int = PREFETCH,
+        concurrency: int = 1,
+        name: str | None = None,
+        retry: Backoff | None = None,
+    ) -> AsyncConsumer:
+        """Have tasks await `callback(delivery)` for each message; see `qflow.aio.AsyncQueue.consume`.
+
+        What a callback raises is logged here, by the logger `qflow`; the owner tells no event of it.
+        """
+        if not callable(callback):
+            raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
+        config.parse_count(prefetch, "prefetch")
+        config.parse_count(concurrency, "concurrency")
+        self._connection.check_open()
+        consumed = TaskConsumed(self._connection, self._name, self._collect)
+        home = Home(asyncio.get_running_loop(), None)
+        return consumer_of(consumed, home, retried_task(callback, retry), prefetch, concurrency, name)
+
+    # Settle ----------------------------------------------------------------------------------------------------------
+
+    async def ack_many(self, deliveries: AsyncDeliveries | Iterable[AsyncDelivery], wait: bool = False) -> None:
+        """Settle many deliveries together; see `qflow.aio.AsyncQueue.ack_many`."""
+        if isinstance(deliveries, AsyncDeliveries):
+            await deliveries.ack(wait)
+        else:
+            await self._settles.settle_all(deliveries, wait)
+
+    # Whole queue -----------------------------------------------------------------------------------------------------
+
+    async def purge(self) -> int:
+        """Settle every message; return how many. See `qflow.Queue.purge`."""
+        return await self._connection.call(requests.purge(self._name))
+
+    async def length(self) -> int:
+        """Return how many messages are not settled: waiting and acquired."""
+        return await self._connection.call(requests.length(self._name))
+
+    async def browse(self) -> AsyncIterator[Entry]:
+        """Yield every waiting entry in order; see `qflow.Queue.browse`. (They cannot be moved from tasks.)"""
+        page: dict[str, Any] = await self._connection.call(browsing.browse(self._name))
+        try:
+            while True:
+                for entry in browsing.entries_of(page, _Unmoved()):
+                    yield entry
+                if page["browse"] is None:
+                    return
+                page = await self._connection.call(browsing.browse_next(page["browse"]))
+        finally:
+            if page["browse"] is not None and not self._connection.closed:
+                self._connection.tell(browsing.browse_close(page["browse"]))
+
+    async def stats(self) -> QueueStats:
+        """Return a snapshot; see `qflow.Queue.stats`."""
+        return await self._connection.call(requests.queue_stats(self._name))
+
+    async def pause(self) -> None:
+        """Deliver nothing until `resume`, to anybody; see `qflow.Queue.pause`."""
+        await self._connection.call(requests.pause(self._name, True))
+
+    async def resume(self) -> None:
+        """Deliver again."""
+        await self._connection.call(requests.pause(self._name, False))
+
+    async def on_slow_consumer(self, after_s: Duration | None, policy: SlowConsumer = SlowConsumer.NOTIFY) -> None:
+        """Watch for messages that are held for long; see `qflow.Queue.on_slow_consumer`."""
+        await self._connection.call(requests.on_slow_consumer(self._name, after_s, policy))
+
+    def __repr__(self) -> str:
+        return f"<AsyncRemoteQueue {self._name!r}>"
+
+
+def _who(consumer: str | None) -> str:
+    """Return who gets: the name that was given, else that of the task."""
+    return cut_name(named(task_name())[0]) if consumer is None else parse_name(consumer)
+
+
+class _Unmoved:
+    """The keeper of entries that tasks look at."""
+
+    def spill_entry(self, sequence: int) -> str:
+        raise InvalidArgument("an entry is moved by the owner, or by a thread: `qflow.connect`")
+
+    restore_entry = spill_entry
+
+
+def queue_of(connection: TaskConnection, name: str, settings: QueueSettings | None = None) -> AsyncRemoteQueue:
+    """Return a queue of a connection."""
+    made = AsyncRemoteQueue()
+    made._connection, made._settles, made._name, made._settings = connection, Settles(connection), name, settings
+    return made
+
+
+def name_of(queue: Any) -> str:
+    """Return the name of a queue, or a name."""
+    return queue.name if isinstance(queue, AsyncRemoteQueue) else queue

@@ -1,0 +1,105 @@
+"""Settles what tasks hold of a connection, as `aio.delivery.Settling` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from qflow.aio.delivery import AsyncDelivery
+from qflow.delivery import Deliveries, Delivery, Return
+from qflow.errors import AlreadySettled, InvalidArgument
+from qflow.remote.client import requests
+from qflow.remote.client.grants import AnyGrant
+from qflow.remote.client.link import Request
+from qflow.remote.client.tasks import TaskConnection
+
+
+class TaskSettler:
+    """What a batch of tasks calls its settler: it knows the grant. `Settles` settles."""
+
+    def __init__(self, connection: TaskConnection, name: str, grant: AnyGrant) -> None:
+        self.connection = connection
+        self.name = name
+        self.grant = grant
+
+    def settle_batch(self, batch: Deliveries, wait: bool) -> None:
+        raise InvalidArgument("a delivery of tasks is settled by `await delivery.ack()`")
+
+    def return_batch(self, batch: Deliveries, how: Return) -> None:
+        raise InvalidArgument("a delivery of tasks is given back by `await delivery.nack()`")
+
+    def extend_batch(self, batch: Deliveries, seconds: float) -> None:
+        raise InvalidArgument("a delivery of tasks is held longer by `await delivery.extend()`")
+
+    def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
+        self.settle_batch(batch, wait)
+
+    def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
+        self.return_batch(batch, how)
+
+    def settle_one(self, delivery: Delivery, wait: bool) -> None: ...
+    def return_one(self, delivery: Delivery, how: Return) -> None: ...
+    def extend_one(self, delivery: Delivery, seconds: float) -> None: ...
+
+
+class Settles:
+    """See the module; of one connection."""
+
+    def __init__(self, connection: TaskConnection) -> None:
+        self._connection = connection
+
+    async def settle(self, held: Delivery | Deliveries, wait: bool) -> None:
+        """Ack; it is on its way when this returns, and nobody waits for it but with `wait`, or where leases end."""
+        grant, batch, index = _held(held)
+
+        def make() -> Request | None:
+            places = grant.take(batch) if index is None else grant.take_part(batch, index)
+            return None if places == [] else requests.ack(grant.number, places, wait)
+
+        await self._connection.settle(make, wait or grant.leased)
+
+    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
+        """Nack."""
+        grant, batch, index = _held(held)
+
+        def make() -> Request | None:
+            places = grant.take(batch) if index is None else grant.take_part(batch, index)
+            if how.requeue:
+                grant.returned(batch)
+            return None if places == [] else requests.nack(grant.number, places, how)
+
+        await self._connection.settle(make, True)
+
+    async def extend(self, held: Delivery | Deliveries, seconds: float) -> None:
+        """Hold it longer."""
+        grant, batch, _ = _held(held)
+
+        def make() -> Request | None:
+            places = grant.left(batch)
+            return None if places == [] else requests.extend(grant.number, places, seconds)
+
+        await self._connection.settle(make, True)
+
+    async def settle_all(self, deliveries: Iterable[AsyncDelivery], wait: bool) -> None:
+        """Ack deliveries; one that was settled before is told of when all the others are."""
+        listed = list(deliveries)
+        for one in listed:
+            if not isinstance(one, AsyncDelivery):
+                raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(one).__name__}")
+        problem: AlreadySettled | None = None
+        for place, one in enumerate(listed):
+            try:
+                await self.settle(one.delivery, wait and place == len(listed) - 1)
+            except AlreadySettled as error:
+                problem = error
+        if problem is not None:
+            raise problem
+
+
+def _held(held: Delivery | Deliveries) -> tuple[Any, Any, int | None]:
+    """Return the grant, the batch, and the place in it, None for all that is left."""
+    if isinstance(held, Deliveries):
+        batch: Any = held
+        return batch.settler.grant, batch, None
+    batch = held.settler
+    return batch.settler.grant, batch, batch.position(held.sequence)

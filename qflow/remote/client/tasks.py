@@ -1,0 +1,188 @@
+"""A connection for tasks: of the event loop it was made in, and without a thread.
+
+A task that is cancelled gives its request up: deliveries that come with the answer go back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
+from qflow.remote.client.link import Link, Reason, Reply, Request
+from qflow.remote.wire.frames import WireError
+
+T = TypeVar("T")
+
+
+class _Waiting:
+    """A task, or a future, that waits for a reply."""
+
+    __slots__ = ("future", "number")
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self.future = future
+        self.number = 0
+
+    def answered(self, outcome: Reply | QflowError) -> None:
+        if self.future.cancelled():
+            return
+        if isinstance(outcome, Reply):
+            self.future.set_result(outcome)
+        else:
+            self.future.set_exception(outcome)
+
+
+class TaskConnection(asyncio.Protocol):
+    """See the module."""
+
+    def __init__(self, target: str, reason: Reason | None = None) -> None:
+        self.target = target
+        self._process = os.getpid()
+        self._link = Link(target, reason)
+        self._transport: Any = None
+        self._is_ending = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._lost = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        """No call can be made."""
+        return self._is_ending or self._link.ended is not None
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    async def call(self, request: Request, then: Callable[[Any], T] | None = None) -> T:
+        """Make a request; return what its answer is read as, or what `then` makes of that.
+
+        Raises:
+            What the owner raised. BrokerClosed, InDoubt: the connection has ended.
+        """
+        if not self._writable.is_set():
+            await self._writable.wait()
+        waiting = self._begin(request)
+        try:
+            reply: Reply = await waiting.future
+        except asyncio.CancelledError:
+            self._give_up(waiting)
+            raise
+        result = request.read(reply)
+        return result if then is None else then(result)
+
+    def submit(self, request: Request) -> asyncio.Future[Any]:
+        """Make a request; the future has what its answer is read as. Cancelled, it is given up."""
+        waiting = self._begin(request)
+        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def answered(future: asyncio.Future[Any]) -> None:
+            if result.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                result.set_result(request.read(future.result()))
+            else:
+                result.set_exception(error)
+
+        waiting.future.add_done_callback(answered)
+        result.add_done_callback(lambda future: self._give_up(waiting) if future.cancelled() else None)
+        return result
+
+    async def settle(self, make: Callable[[], Request | None], wait: bool) -> None:
+        """Make a request of what is marked as settled then; wait for its answer, or do not."""
+        self.check_open()
+        request = make()
+        if request is None:
+            return
+        if wait:
+            await self.call(request)
+        else:
+            self.tell(request)
+
+    def tell(self, request: Request) -> None:
+        """Make a request that nobody waits for."""
+        self.check_open()
+        self._link.tell(request)
+        self._flush()
+
+    def check_open(self) -> None:
+        """Raises BrokerClosed: it has ended. ForkedProcess: it is another process's."""
+        if os.getpid() != self._process:
+            raise ForkedProcess(
+                f"this connection to {self.target} belongs to process {self._process}: connect after the fork"
+            )
+        if self._is_ending:
+            raise BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again")
+        self._link.check()
+
+    def _begin(self, request: Request) -> _Waiting:
+        self.check_open()
+        waiting = _Waiting(asyncio.get_running_loop().create_future())
+        waiting.number = self._link.begin(request, waiting)
+        self._flush()
+        return waiting
+
+    def _give_up(self, waiting: _Waiting) -> None:
+        future = waiting.future
+        if future.cancelled() or not future.done():
+            self._link.give_up(waiting.number)
+        elif future.exception() is None:
+            self._link.give_back(future.result())
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._link.has_output and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(self._link.take())
+
+    # Of the transport ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._link.feed(data)
+        except WireError as error:
+            self._end(StorageError(f"{self.target}: {error}; the connection was ended"))
+            self._transport.abort()
+        else:
+            self._flush()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._is_ending:
+            self._end(BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again"))
+        else:
+            self._end(None)
+        self._lost.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def _end(self, why: QflowError | None) -> None:
+        self._link.end(why)
+        self._writable.set()
+
+    def welcomed(self, limits: dict[str, int]) -> None:
+        """The owner has told its limits."""
+        self._link.welcomed(limits)
+
+    def listen(self, call: Callable[[dict[str, Any]], object]) -> None:
+        """Have the heads of notices given to a function."""
+        self._link.notices.append(call)
+
+    async def close(self) -> None:
+        """End the connection; calls that wait get BrokerClosed. Twice is fine."""
+        if os.getpid() != self._process:
+            return
+        self._is_ending = True
+        if self._transport is not None:
+            self._transport.close()
+            await self._lost.wait()

@@ -1,0 +1,413 @@
+"""A connection for threads: any number of calls at once, and one thread that reads the answers.
+
+A caller hands its request to the socket as far as that takes it, and waits with nothing held; the reader sends the
+rest. The main thread does all of this out of reach of its signal handlers (see `memory.waiting`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
+from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
+from qflow.remote.client.link import Link, Reason, Reply, Request
+from qflow.remote.client.lone import MOST_BYTES, Line, LonePuts
+from qflow.remote.client.promises import Call, Futures, Promise, Room
+from qflow.remote.wire.frames import WireError
+
+T = TypeVar("T")
+READ_BYTES = 2**18
+"""Read at once, into a buffer that is kept: to allocate as much for each answer would cost more than to read it."""
+_logger = logging.getLogger("qflow")
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _close_pipe(told: int, tell: int) -> None:
+    os.close(told)
+    os.close(tell)
+
+
+class Connection:
+    """See the module. Thread-safe."""
+
+    def __init__(self, one: socket.socket, target: str, reason: Reason | None = None) -> None:
+        """Take over a connected socket; start the reader. `reason`: see `Link`."""
+        self.target = target
+        self.lock: Any = threading.Lock()
+        """Held for a moment: of the link, and of what callers hold of it."""
+        self._process = os.getpid()
+        self._link = Link(target, reason)
+        self._socket = one
+        one.setblocking(False)
+        self._told, self._tell = os.pipe()
+        os.set_blocking(self._tell, False)
+        self._close_pipe = weakref.finalize(self, _close_pipe, self._told, self._tell)
+        """Not at the end: the main thread may write to it then, and the number would be another file's."""
+        self._close_pipe.atexit = False  # the reader still runs
+        self._out: deque[memoryview] = deque()
+        self._is_ending = False
+        self._asked: deque[tuple[Request, Call]] = deque()
+        """Of the main thread, for the reader to begin."""
+        self._futures = Futures()
+        self._room = Room(self.lock)
+        self._lone: LonePuts | None = None
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._reader = threading.Thread(target=self._read, name="qflow-remote", daemon=True)
+        _connections.add(self)
+        self._reader.start()
+
+    @property
+    def closed(self) -> bool:
+        """No call can be made."""
+        return self._is_ending or self._link.ended is not None
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        request: Request,
+        then: Callable[[Any], T] | None = None,
+        timeout: float | None = None,
+        begun: Callable[[int], Request | None] | None = None,
+    ) -> T:
+        """Make a request; return what its answer is read as, or what `then` makes of that.
+
+        Interrupted, it is given up: deliveries that come with the answer go back.
+
+        Args:
+            begun: called under the lock with the number of the request; what it returns is sent behind that.
+
+        Raises:
+            What the owner raised. BrokerClosed, InDoubt: the connection has ended. TimeoutError: it took too long.
+        """
+        call = Call(begun)
+        try:
+            self._hand_over(request.encoded(), call)
+            if not call.gate.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError
+            outcome = call.outcome
+            if isinstance(outcome, Reply):
+                result = request.read(outcome)
+                return result if then is None else then(result)
+        except BaseException:
+            try:
+                shelter(partial(self._give_up, call))
+            finally:  # another interrupt may have come before that began
+                shelter(partial(self._give_up, call))
+            raise
+        assert outcome is not None
+        raise outcome
+
+    def put(self, request: Request) -> Any:
+        """`call` for puts: on a connection of their own where they overtake nothing there; see `lone`."""
+        lone = self._lone
+        if lone is None or self.closed or self._room.messages or self._link.has_unheard:
+            return self.call(request)
+        if type(request.head) is not bytes or request.size > MOST_BYTES:
+            return self.call(request)
+        outcome = lone.ask(request)
+        if outcome is None:
+            return self.call(request)
+        if isinstance(outcome, Reply):
+            return request.read(outcome)
+        raise outcome
+
+    def open_lone(self, make: Callable[[], Line | None]) -> None:
+        """Have lone puts made on a connection of their own, made when there are many."""
+        self._lone = LonePuts(make, self._do_later)
+
+    def _do_later(self, job: Callable[[], object]) -> None:
+        self.locked(self._futures.start)
+        self._futures.do(job)
+
+    def submit(self, request: Request) -> Future[Any]:
+        """Make a request; the future has what its answer is read as. Waits while too much is submitted.
+
+        Raises:
+            BrokerClosed: the connection has ended.
+        """
+        request = request.encoded()
+        promise = Promise(request, self._room, self._futures)
+        attend(partial(self._submit, request, promise), partial(self._give_up_submit, promise))
+        return promise.future
+
+    def _submit(self, request: Request, promise: Promise, wake: Callable[[], object]) -> float | None:
+        with self.lock:
+            self.check_open()
+            self._futures.start()
+            if not self._room.enter(promise, wake):
+                return FOREVER
+            try:
+                self._link.begin(request, promise)
+            except BaseException:
+                self._room.leave(promise)
+                raise
+            self._send()
+        return None
+
+    def _give_up_submit(self, promise: Promise) -> None:
+        with self.lock:
+            self._room.give_up(promise)
+
+    @property
+    def submitted(self) -> tuple[int, int]:
+        """Messages, and bytes of bodies, that were submitted and not answered."""
+        return self._room.messages, self._room.bytes
+
+    def _hand_over(self, request: Request, call: Call) -> None:
+        """Have a request sent: by this thread, or if it runs signal handlers, by the reader."""
+        if is_main():
+            self._asked.append((request, call))  # an interrupt comes before this or after
+            self._rouse()
+        else:
+            in_place(partial(self._begin, request, call))
+
+    def _rouse(self) -> None:
+        """Have the reader look what there is to be done."""
+        with contextlib.suppress(OSError):  # it was told before, or this is a forked process
+            os.write(self._tell, b"o")
+        if self.closed or os.getpid() != self._process:
+            shelter(self._begin_asked)  # nobody else may
+
+    def _begin(self, request: Request, call: Call) -> None:
+        with self.lock:
+            self._begin_locked(request, call)
+            self._send()
+
+    def _begin_locked(self, request: Request, call: Call) -> None:
+        self._check()
+        call.number = number = self._link.begin(request, call)
+        more = None if call.begun is None else call.begun(number)
+        if more is not None:
+            self._link.tell(more)
+
+    def _begin_asked(self) -> None:
+        """Begin what the main thread has asked for."""
+        with self.lock:
+            while self._asked:
+                request, call = self._asked.popleft()
+                if call.given_up:
+                    continue
+                try:
+                    self._begin_locked(request, call)
+                except Exception as error:
+                    call.answered(error)
+            self._send()
+
+    def settle(self, make: Callable[[], Request | None], wait: bool) -> None:
+        """Make a request under the lock, of what is marked as settled there; wait for its answer, or do not.
+
+        Nothing is sent where there is nothing to ask for.
+
+        Raises:
+            AlreadySettled: of `make`, or of the owner.
+        """
+        call = Call()
+
+        def begin() -> None:
+            with self.lock:
+                self._check()
+                self._link.check()
+                request = make()
+                if request is None:
+                    call.outcome = Reply(None, [])
+                    call.gate.release()
+                elif wait:
+                    call.number = self._link.begin(request, call)
+                else:
+                    self._link.tell(request)
+                self._send()
+
+        shelter(begin)
+        if wait:
+            call.gate.acquire()
+            if not isinstance(call.outcome, Reply):
+                assert call.outcome is not None
+                raise call.outcome
+
+    def check_open(self) -> None:
+        """Raises BrokerClosed: it has ended. ForkedProcess: it is another process's."""
+        self._check()
+        self._link.check()
+
+    def locked(self, function: Callable[[], T]) -> T:
+        """Return what a function returns that looks at, or changes, what callers hold."""
+
+        def work() -> T:
+            with self.lock:
+                return function()
+
+        return shelter(work)
+
+    def _give_up(self, call: Call) -> None:
+        """Give up a call that was interrupted; nothing if it never began, or failed. Twice is fine."""
+        with self.lock:
+            call.given_up = True
+            if self._link.ended is not None or not call.number:
+                return
+            number, call.number = call.number, 0
+            if call.outcome is None:
+                self._link.give_up(number)
+            elif isinstance(call.outcome, Reply):
+                self._link.give_back(call.outcome)
+            self._send()
+
+    def _check(self) -> None:
+        if os.getpid() != self._process:
+            raise ForkedProcess(
+                f"this connection to {self.target} belongs to process {self._process}: connect after the fork"
+            )
+        if self._is_ending:
+            raise BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again")
+
+    # Sending, under the lock -----------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Send what the socket takes now; the reader sends the rest."""
+        if self._link.has_output:
+            parts = self._link.take()
+            joined = b"".join(parts) if len(parts) > 1 else parts[0]
+            self._out.append(memoryview(joined))
+            if len(self._out) > 1:
+                return  # the reader is at it
+        self._flush()
+        if self._out:
+            with contextlib.suppress(BlockingIOError):  # it was told before
+                os.write(self._tell, b"o")
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                sent = self._socket.send(self._out[0], socket.MSG_DONTWAIT)
+                self._out[0] = self._out[0][sent:]
+                if not self._out[0]:
+                    self._out.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._out.clear()  # the reader hears of it, too
+
+    # Reading ---------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Read until the end, and tell everybody then, whatever it was. In the thread."""
+        why: QflowError | None = None
+        try:
+            self._read_all()
+        except WireError as error:
+            why = StorageError(f"{self.target}: {error}; the connection was ended")
+        except OSError as error:
+            why = BrokerClosed(f"the connection to the owner of {self.target} has ended: {error.strerror}")
+        except BaseException as error:
+            _logger.exception("the reader of the connection to %s failed", self.target)
+            why = StorageError(f"{self.target}: reading failed: {error!r}; the connection was ended: connect again")
+        in_place(partial(self._end, why))
+
+    def _read_all(self) -> None:
+        poll = select.poll()
+        poll.register(self._told, select.POLLIN)
+        file, wanted = self._socket.fileno(), 0
+        while True:
+            if wanted != (wants := select.POLLIN | select.POLLOUT if self._out else select.POLLIN):
+                wanted = wants
+                poll.register(file, wanted)
+            events = dict(poll.poll())
+            if self._told in events:
+                os.read(self._told, 4096)
+                if self._is_ending:
+                    return
+                if self._asked:
+                    in_place(self._begin_asked)
+            if events.get(file, 0) & select.POLLOUT:
+                in_place(self._flush_locked)
+            if events.get(file, 0) & ~select.POLLOUT and not self._receive():
+                return
+
+    def _flush_locked(self) -> None:
+        with self.lock:
+            self._flush()
+
+    def _receive(self) -> bool:
+        try:
+            count = self._socket.recv_into(self._buffer)
+        except BlockingIOError:
+            return True
+        in_place(partial(self._take, self._buffer[:count]))
+        return count > 0
+
+    def _take(self, data: memoryview) -> None:
+        with self.lock:
+            self._link.feed(data)
+            if self._link.has_output:
+                self._send()
+
+    def _end(self, why: QflowError | None) -> None:
+        with self.lock:
+            if self._is_ending and why is None:
+                why = BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again")
+            self._link.end(why)
+            if self._lone is not None:
+                self._lone.close()
+            self._futures.end()
+            self._socket.close()
+        self._begin_asked()
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def welcomed(self, limits: dict[str, int]) -> None:
+        """The owner has told its limits."""
+        self.locked(partial(self._link.welcomed, limits))
+
+    def listen(self, call: Callable[[dict[str, Any]], object]) -> None:
+        """Have the heads of notices given to a function, by the reader."""
+
+        def begin() -> None:
+            self._futures.start()
+            self._link.notices.append(lambda head: self._futures.do(partial(call, head)))
+
+        self.locked(begin)
+
+    def close(self) -> None:
+        """End the connection; calls that wait get BrokerClosed. Twice is fine."""
+        if os.getpid() == self._process:
+            shelter(self._tell_end)
+            if threading.current_thread() is not self._reader:
+                self._reader.join()
+
+    def _tell_end(self) -> None:
+        with self.lock:
+            if not self._is_ending and self._link.ended is None:
+                self._is_ending = True
+                if self._lone is not None:
+                    self._lone.close()
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._tell, b"e")
+
+    def leave(self) -> None:
+        """In a forked child: close the copies of everything."""
+        self.lock = threading.Lock()
+        self._socket.close()
+        if self._lone is not None:
+            self._lone.leave()
+        self._close_pipe()
+        self._told = self._tell = -1
+
+
+def _after_fork() -> None:
+    for one in list(_connections):
+        one.leave()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

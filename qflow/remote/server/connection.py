@@ -1,0 +1,429 @@
+"""One caller's connection: frames in, a task for each request, frames out; and when to stop reading.
+
+Requests without columns are always read, for a put may wait for the ack that makes room, and a get for the put; with
+columns, those within the credit of the connection, which clients keep to. Nothing is read while the caller goes beyond
+that or does not read its answers, or while a large frame waits for room in the budget of all connections. So a caller
+that hangs holds up itself alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from qflow.aio.broker import AsyncBroker
+from qflow.errors import FormatTooNew, InvalidArgument
+from qflow.remote.server.budget import LARGE, Budget
+from qflow.remote.server.lone import MOST_LONE, Lone, LoneThread
+from qflow.remote.server.operations import OPERATIONS
+from qflow.remote.server.operations.admin import MOST_REQUESTS, frame_bytes
+from qflow.remote.server.session import Session
+from qflow.remote.wire import frames
+from qflow.remote.wire.errors import encode_error
+from qflow.remote.wire.frames import Frame, FrameReader, WireError, encode_frame
+
+MOST_WAITING = 10_000
+"""Requests without columns that are under way of one connection: more are refused."""
+SLACK_BYTES = 4 * 2**20
+"""What is under way beyond the credit of a connection, for requests without columns."""
+UNREAD_BYTES = 4 * 2**20
+"""Of answers that the caller has not read: beyond that nothing is read, and no message acquired."""
+STALLED_S = 10.0
+"""A large frame that somebody else waits for must go on coming within that."""
+HELD_S = 1.0
+"""A large frame that is not answered within that waits for room in a queue: it takes nothing from the budget then."""
+
+_logger = logging.getLogger("qflow")
+
+
+class _Cost(NamedTuple):
+    """What a request takes until it is answered."""
+
+    size: int
+    has_columns: bool
+    taken: int
+    """From the budget; see there."""
+
+
+class _Put:
+    """A put that takes no task; told its outcome as a future would be."""
+
+    __slots__ = ("connection", "cost", "count", "number")
+
+    def __init__(self, connection: Connection, number: int, count: int, cost: _Cost) -> None:
+        self.connection = connection
+        self.number = number
+        self.count = count
+        self.cost = cost
+
+    def done(self) -> bool:
+        return self.number not in self.connection.puts
+
+    def set_result(self, first: int | None) -> None:
+        if first is None:
+            self.connection.put_done(self, {"result": {"first": None, "count": 0}})
+        else:
+            self.connection.put_done(self, b'{"result":{"first":%d,"count":%d}}' % (first, self.count))
+
+    def set_exception(self, error: BaseException) -> None:
+        self.connection.put_done(self, encode_error(error))
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module; `Flow` of its session, too."""
+
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        budget: Budget,
+        thread: LoneThread,
+        refusal: str | None,
+        gone: Callable[[Connection], object],
+    ) -> None:
+        self._broker = broker
+        self._budget = budget
+        self._thread = thread
+        self._refusal = refusal
+        self._gone = gone
+        self._transport: Any = None
+        self._socket: socket.socket | None = None
+        self._lone: Lone | None = None
+        self._session = Session(broker, OPERATIONS, flow=self, notify=self._notify)
+        self._reader = FrameReader(frame_bytes(broker.broker.settings))
+        self._start: bytearray | None = bytearray()
+        """What came of the preamble; None once it is complete."""
+        self._tasks: dict[int, asyncio.Future[Any]] = {}
+        self.puts: dict[int, _Put] = {}
+        self._quiet = asyncio.Event()
+        """Set when the last put is done, at the end, and no thread is at work."""
+        self._is_full = False
+        self._unnumbered: set[asyncio.Task[None]] = set()
+        self._under_way_bytes = 0
+        """But for requests that are larger than the credit, of which there may be one."""
+        self._large = 0
+        self._with_columns = 0
+        """Requests that are under way."""
+        self._credit = 0
+        self._loop = asyncio.get_running_loop()
+        self._out: list[bytes] = []
+        self._waits = False
+        self._stalled: asyncio.TimerHandle | None = None
+        self._unread = 0
+        """Bytes of answers that the transport does not have yet."""
+        self._is_paused = False
+        self._room = asyncio.Event()
+        self._room.set()
+        self._ending = False
+        self._connecting: asyncio.Future[Any] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+
+    def begin(self, one: socket.socket) -> None:
+        """Take over a socket."""
+        loop = asyncio.get_running_loop()
+        self._socket = one
+        self._connecting = loop.create_task(loop.connect_accepted_socket(lambda: self, one))
+
+    # Of the transport ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._credit = self._session.credit_bytes = self._budget.grant(self)
+        self._transport.set_write_buffer_limits(high=UNREAD_BYTES)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ending = True
+        self._stop_watching()
+        self._budget.leave(self)
+        self._room.set()
+        for task in [*self._tasks.values(), *self._unnumbered]:
+            task.cancel()
+        self._closing = asyncio.get_running_loop().create_task(self._close_session())
+
+    async def _close_session(self) -> None:
+        tasks = [*self._tasks.values(), *self._unnumbered]
+        if tasks:
+            await asyncio.wait(tasks)
+        try:
+            await self._session.close()
+        finally:
+            self._lost.set()
+            self._gone(self)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+        self._room.clear()
+        self._look()
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._room.set()
+        self._look()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._budget.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._budget.buffer[:nbytes]
+        if self._ending:
+            return
+        try:
+            if self._start is not None:
+                data = memoryview(self._greeted(data))
+            if self._start is None and data:
+                for frame in self._reader.feed(data):
+                    self._begin(frame)
+                self._count()
+        except WireError as error:
+            self._refuse(InvalidArgument(str(error)))
+
+    # Of the session --------------------------------------------------------------------------------------------------
+
+    def is_open(self) -> bool:
+        return self._room.is_set()
+
+    async def opened(self) -> None:
+        await self._room.wait()
+
+    def _notify(self, head: dict[str, Any]) -> None:
+        if not self._ending and self._room.is_set():
+            self._write(0, (head, []))
+
+    # Requests --------------------------------------------------------------------------------------------------------
+
+    def _greeted(self, data: memoryview) -> bytes:
+        """Take what the connection begins with, and answer it; return what follows."""
+        assert self._start is not None
+        self._start += data
+        if len(self._start) < frames.PREAMBLE_BYTES:
+            return b""
+        version, rest = frames.read_preamble(bytes(self._start)), bytes(self._start[frames.PREAMBLE_BYTES :])
+        self._transport.write(frames.preamble(min(version, frames.VERSION)))
+        if self._refusal is not None:
+            self._refuse(InvalidArgument(self._refusal))
+            return b""
+        if version < frames.OLDEST:
+            self._refuse(
+                FormatTooNew(
+                    f"this owner speaks versions {frames.OLDEST} to {frames.VERSION} of the protocol of its door, and "
+                    f"this client speaks {version}: upgrade qflow there"
+                )
+            )
+            return b""
+        self._start = None
+        return rest
+
+    def _begin(self, frame: Frame) -> None:
+        if self._ending:
+            return
+        if self._lone is not None:  # what came before the answer to that is lost
+            self.abort()
+            return
+        number, head, columns, size = frame
+        if head.get("op") == "cancel":
+            self._cancel(head.get("request"))
+            return
+        if head.get("op") == "lone" and number:
+            self._write(number, ({"result": self._begin_lone()}, []))
+            self._flush()
+            return
+        if number in self._tasks or number in self.puts:
+            raise WireError(f"request {number} is under way already: each has a number of its own")
+        taken = self._budget.complete(self)
+        self._stop_watching()
+        cost = _Cost(size, bool(columns), taken)
+        if number and not columns and len(self._tasks) >= MOST_WAITING:
+            self._budget.release(taken)
+            text = f"{MOST_WAITING} requests of this connection are under way: let some end, or connect once more"
+            self._write(number, (encode_error(InvalidArgument(text)), []))
+            return
+        self._under_way_bytes += size if size <= self._credit else 0
+        self._with_columns += cost.has_columns
+        self._large += size > self._credit
+        if taken:
+            self._loop.call_later(HELD_S, self._budget.release, taken)
+        if number and columns:
+            put = _Put(self, number, len(columns[0]), cost)
+            if self._session.put_at_once(head, columns, put):
+                self.puts[number] = put
+                self._look()
+                return
+        task = asyncio.get_running_loop().create_task(self._answer(number, head, columns))
+        if number:
+            self._tasks[number] = task
+        else:
+            self._unnumbered.add(task)
+        task.add_done_callback(lambda task: self._answered(number, task, cost))
+        self._look()
+
+    def _begin_lone(self) -> bool:
+        """Have the thread serve this connection from now on; False: it cannot."""
+        if self._tasks or self.puts or self._out or self._is_full or self._is_paused or self._socket is None:
+            return False
+        if len(self._thread) >= MOST_LONE:
+            return False
+        self._transport.pause_reading()
+        self._lone = Lone(self._broker.broker, self._thread, self._socket, self._lone_ends)
+        try:
+            self._thread.add(self._lone)
+        except (RuntimeError, OSError):  # there are as many threads, or files, as there may be
+            self._lone = None
+            self._transport.resume_reading()
+            return False
+        self._budget.give_back(self)
+        return True
+
+    def _lone_ends(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._lone_over)
+
+    def _lone_over(self) -> None:
+        """The thread is done with it, for the caller has ended, or the broker is closed."""
+        self._lone = None
+        if self._ending:
+            self._quiet.set()
+        else:
+            self.abort()
+
+    async def _answer(self, number: int, head: dict[str, Any], columns: Any) -> None:
+        reply = await self._session.call(head, columns)
+        if self._ending and self._lost.is_set():
+            return
+        if number:
+            self._write(number, reply)
+        elif "error" in reply[0]:
+            text = f"nobody waits for operation {head.get('op')!r}, and it failed: {reply[0]['text']}"
+            self._refuse(None, {**reply[0], "text": text})
+
+    def put_done(self, put: _Put, answer: bytes | dict[str, Any]) -> None:
+        """A put without a task is done: answer it."""
+        self._release(put.cost)
+        del self.puts[put.number]
+        if self._ending and not self.puts:
+            self._quiet.set()
+        self._write(put.number, (answer, []))
+        if self._is_full:
+            self._look()
+
+    def _answered(self, number: int, task: asyncio.Task[None], cost: _Cost) -> None:
+        self._release(cost)
+        if number:
+            self._tasks.pop(number, None)
+            if task.cancelled():
+                self._write(number, (encode_error(InvalidArgument("the request was cancelled")), []))
+        else:
+            self._unnumbered.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("%s: an answer failed", self._broker.path, exc_info=task.exception())
+            self.abort()
+        self._look()
+
+    def _release(self, cost: _Cost) -> None:
+        self._under_way_bytes -= cost.size if cost.size <= self._credit else 0
+        self._with_columns -= cost.has_columns
+        self._large -= cost.size > self._credit
+        self._budget.release(cost.taken)
+
+    def _cancel(self, number: object) -> None:
+        task = self._tasks.get(number) if isinstance(number, int) else None
+        if task is not None:
+            task.cancel()
+
+    def _write(self, number: int, reply: tuple[dict[str, Any] | bytes, list[Any]]) -> None:
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        parts = encode_frame(number, reply[0], reply[1])
+        self._out += parts
+        self._unread += sum(map(len, parts))
+        if self._unread > UNREAD_BYTES:
+            self._room.clear()  # before the transport has seen any of it
+
+    def _flush(self) -> None:
+        """Send what was answered in this turn of the loop."""
+        out, self._out, self._unread = self._out, [], 0
+        if out and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(out)
+            if not self._is_paused and not self._room.is_set():
+                self._room.set()
+                self._look()
+
+    # When to read ----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Read, or not, as things stand."""
+        if self._ending or self._lone is not None or self._transport is None or self._transport.is_closing():
+            return
+        full = self._with_columns > MOST_REQUESTS or len(self._unnumbered) >= MOST_REQUESTS
+        full = full or self._large > 1 or self._under_way_bytes > self._credit + SLACK_BYTES
+        full = full or self._waits or not self._room.is_set()
+        if full != self._is_full:
+            self._is_full = full
+            if full:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _count(self) -> None:
+        """Note how much of a large frame has come, and whether more of it may."""
+        if self._reader.held > LARGE and not self._ending:
+            self._waits = not self._budget.come(self, self._reader.held, self._may_come)
+            self._look()
+            self._stop_watching()
+            self._stalled = self._loop.call_later(STALLED_S, self._check_stalled)
+
+    def _may_come(self) -> None:
+        self._waits = False
+        self._look()
+
+    def _check_stalled(self) -> None:
+        """Nothing has come for a while of a large frame."""
+        if self._budget.wanted and not self._waits:
+            self._refuse(InvalidArgument(f"nothing came of a frame for {STALLED_S:.0f} s that others wait for"))
+        else:
+            self._stalled = self._loop.call_later(STALLED_S, self._check_stalled)
+
+    def _stop_watching(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    # The end ---------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: Exception | None, head: dict[str, Any] | None = None) -> None:
+        """Tell the caller in a sentence why, and end the connection."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._ending = True
+        self._write(0, (head or encode_error(error or InvalidArgument("")), []))
+        self._flush()
+        self._transport.close()
+
+    async def end(self) -> None:
+        """The broker is closed: have what is under way answered, and end the connection."""
+        self._ending = True
+        if self._lone is not None:
+            self._lone.stop()
+        if self.puts or self._lone is not None:
+            await self._quiet.wait()
+        tasks = [*self._tasks.values(), *self._unnumbered]
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._transport is not None:
+            self._ending = True
+            text = f"the broker of {self._broker.path} is closed: open the spool again"
+            self._write(0, ({"closing": text}, []))
+            self._flush()
+            self._transport.close()
+            await self._lost.wait()
+
+    def abort(self) -> None:
+        """End the connection as it is."""
+        self._ending = True
+        if self._lone is not None:
+            self._lone.stop()
+        if self._transport is not None:
+            self._transport.abort()

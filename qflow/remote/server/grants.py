@@ -1,0 +1,91 @@
+"""What a connection holds: batches of deliveries, by number, until the last of each is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from qflow.aio.delivery import AsyncDeliveries
+from qflow.errors import AlreadySettled
+
+SWEPT_AT = 1000
+"""So many grants, and they are looked through for those whose leases have ended."""
+
+
+class Grant:
+    """A batch of deliveries, and who gives it back uncounted."""
+
+    __slots__ = ("_give_up", "_give_up_from", "_settled", "batch")
+
+    def __init__(
+        self,
+        batch: AsyncDeliveries,
+        give_up: Callable[[Any], object],
+        settled: Callable[[], Awaitable[None]],
+        give_up_from: Callable[[Any, int], object] | None = None,
+    ) -> None:
+        self.batch: Any = batch
+        self._give_up = give_up
+        self._settled = settled
+        self._give_up_from = give_up_from
+
+    def give_up(self, first: int = 0) -> None:
+        """Give back what is left, from a place on, not counted."""
+        if first and self._give_up_from is not None:
+            self._give_up_from(self.batch, first)
+        else:
+            self._give_up(self.batch)
+
+    async def settled(self) -> None:
+        """Return when all that was settled so far is synced."""
+        await self._settled()
+
+    @property
+    def left(self) -> int:
+        """Deliveries that are not settled."""
+        count: int = self.batch.deliveries.left_size()[0]
+        return count
+
+
+class Grants:
+    """See the module. In the loop of the connection."""
+
+    def __init__(self) -> None:
+        self._grants: dict[int, Grant] = {}
+        self._last = 0
+        self._swept_at = SWEPT_AT
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def add(self, grant: Grant) -> int:
+        """Return the number of a new grant."""
+        if len(self._grants) >= self._swept_at:
+            self._grants = {number: one for number, one in self._grants.items() if one.left}
+            self._swept_at = max(SWEPT_AT, 2 * len(self._grants))
+        self._last += 1
+        self._grants[self._last] = grant
+        return self._last
+
+    def get(self, number: int) -> Grant:
+        """Return a grant. Raises AlreadySettled: nothing of it is left, or there was none."""
+        found = self._grants.get(number)
+        if found is None:
+            raise AlreadySettled("these deliveries were settled before, or went back")
+        return found
+
+    def find(self, number: int) -> Grant | None:
+        """Return a grant of which something may be left."""
+        return self._grants.get(number)
+
+    def drop(self, number: int, *, always: bool = False) -> None:
+        """Forget a grant, if nothing of it is left."""
+        grant = self._grants.get(number)
+        if grant is not None and (always or not grant.left):
+            del self._grants[number]
+
+    def take_all(self) -> list[Grant]:
+        """Return all grants, the newest first, and forget them."""
+        grants = list(self._grants.values())[::-1]
+        self._grants.clear()
+        return grants

@@ -1,0 +1,104 @@
+"""Operations on a whole broker: `hello`, figures, copies, events."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+
+import qflow
+from qflow.aio.broker import AsyncBroker
+from qflow.events import Event
+from qflow.remote.server import arguments
+from qflow.remote.server.arguments import Columns
+from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.wire.values import plain
+
+MOST_REQUESTS = 1000
+"""With columns, under way of one connection."""
+FRAME_BYTES = 64 * 2**20
+"""A frame holds as much beside one transaction."""
+
+
+def frame_bytes(session_or_settings: Any) -> int:
+    """Return the longest frame a broker with these settings takes."""
+    return FRAME_BYTES + int(session_or_settings.max_transaction_bytes)
+
+
+async def hello(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    arguments.text(head, "product")
+    if head.get("pid") is not None:
+        session.pid = arguments.number(head, "pid", 1)
+    broker = session.broker.broker
+    limits = {"frame_bytes": frame_bytes(broker.settings), "requests": MOST_REQUESTS, "bytes": session.credit_bytes}
+    return {
+        "result": {
+            "product": f"qflow {qflow.__version__}",
+            "uuid": str(broker.uuid),
+            "path": broker.path,
+            "settings": plain(broker.settings),
+            "limits": limits,
+            "recovery": plain(broker.recovery),
+        }
+    }, []
+
+
+async def recovery(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": plain(session.broker.recovery)}, []
+
+
+async def stats(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": plain(await session.broker.stats())}, []
+
+
+async def figures(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": list(await session.broker.figures(arguments.number(head, "since")))}, []
+
+
+async def check(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": await session.broker.check()}, []
+
+
+async def snapshot(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": plain(await session.broker.snapshot(arguments.text(head, "path")))}, []
+
+
+async def compact(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": plain(await session.broker.compact())}, []
+
+
+async def events(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    """One listener at the broker for all connections: who is gone is not told, and nothing keeps it."""
+    hearing = _hearing.get(session.broker)
+    if hearing is None:
+        hearing = _hearing[session.broker] = set()
+        session.broker.on_event(partial(_tell, hearing))
+    if session not in hearing:
+        hearing.add(session)
+        session.ended.append(partial(hearing.discard, session))
+    return {"result": None}, []
+
+
+_hearing: WeakKeyDictionary[AsyncBroker, set[Session]] = WeakKeyDictionary()
+"""Who has asked for events of a broker."""
+
+
+def _tell(hearing: set[Session], event: Event) -> None:
+    if hearing:
+        head = {"event": plain(attrs.asdict(event))}
+        for session in list(hearing):
+            session.notify(head)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "hello": hello,
+    "recovery": recovery,
+    "stats": stats,
+    "figures": figures,
+    "check": check,
+    "snapshot": snapshot,
+    "compact": compact,
+    "events": events,
+}

@@ -1,0 +1,104 @@
+"""Publishing, and transactions, which are sent whole when they commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from qflow.aio.broker import publish_within
+from qflow.aio.transaction import AsyncTransaction
+from qflow.config import parse_timeout
+from qflow.errors import InvalidArgument
+from qflow.remote.server import arguments
+from qflow.remote.server.arguments import Columns
+from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.wire.results import encode_results
+from qflow.routing import PublishResult
+
+_PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before")
+
+
+async def publish(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    bodies = arguments.column(head, columns, 0)
+    keys = columns[1] if len(columns) > 1 and columns[1] else [None] * len(bodies)
+    topics = head.get("topics")
+    named = [topics] * len(bodies) if isinstance(topics, str) else arguments.texts(head, "topics")
+    if not len(bodies) == len(keys) == len(named):
+        raise InvalidArgument(f"{len(named)} topics and {len(keys)} keys came with {len(bodies)} bodies")
+    headers = arguments.mapping(head, "headers") or None
+    producer = None if head.get("producer") is None else arguments.text(head, "producer")
+    messages = list(zip(named, bodies, keys, strict=True))
+    results = await publish_within(
+        session.broker, messages, headers, producer, head.get("number"), head.get("timeout_s")
+    )
+    return {"result": encode_results(results)}, []
+
+
+async def transaction(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    steps = head.get("steps")
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise InvalidArgument(f"steps of a transaction must be a list of objects, got {steps!r:.100}")
+    bodies = iter(arguments.column(head, columns, 0) if columns else [])
+    keys = iter(arguments.column(head, columns, 1) if len(columns) > 1 else [])
+    settled: list[int] = []
+    async with session.broker.transaction(parse_timeout(head.get("timeout_s"))) as tx:
+        for step in steps:
+            named = {**step, "op": "transaction"}
+            match step.get("do"):
+                case "put":
+                    await _put(tx, named, bodies)
+                case "publish":
+                    await _publish(tx, named, bodies, keys)
+                case "ack":
+                    settled.append(await _ack(session, tx, named))
+                case other:
+                    raise InvalidArgument(f"a step of a transaction is put, publish or ack, not {other!r:.100}")
+        result = await tx.commit()
+    for number in settled:
+        session.grants.drop(number)
+    return {"result": [_told(one) for one in result]}, []
+
+
+def _taken(step: dict[str, Any], items: Iterator[bytes], count: int) -> list[bytes]:
+    taken = list(islice(items, count))
+    if len(taken) < count:
+        raise InvalidArgument(f"a step of a transaction, {step.get('do')!r}, has less in its column than it says")
+    return taken
+
+
+async def _put(tx: AsyncTransaction, step: dict[str, Any], bodies: Iterator[bytes]) -> None:
+    name = arguments.text(step, "queue")
+    taken = _taken(step, bodies, arguments.number(step, "bodies", 1))
+    arguments.mapping(step, "headers")
+    options: dict[str, Any] = {key: step[key] for key in _PUT if step.get(key) is not None}
+    if arguments.flag(step, "single"):
+        await tx.put(name, taken[0], **options)
+    else:
+        await tx.put_many(name, taken, **options)
+
+
+async def _publish(tx: AsyncTransaction, step: dict[str, Any], bodies: Iterator[bytes], keys: Iterator[bytes]) -> None:
+    body = _taken(step, bodies, 1)[0]
+    key = _taken(step, keys, 1)[0] if arguments.flag(step, "key") else None
+    await tx.publish(arguments.text(step, "topic"), body, key=key, headers=arguments.mapping(step, "headers") or None)
+
+
+async def _ack(session: Session, tx: AsyncTransaction, step: dict[str, Any]) -> int:
+    number = arguments.number(step, "grant", 1)
+    batch = session.grants.get(number).batch
+    places = arguments.places(step, len(batch))
+    await tx.ack_many(batch if places is None else [batch[place] for place in places])
+    return number
+
+
+def _told(result: Any) -> Any:
+    """Return what a put, a put_many or a publish returned, as JSON has it."""
+    if isinstance(result, PublishResult):
+        return {"published": encode_results([result])}
+    if isinstance(result, range):
+        return {"range": [result.start, result.stop]}
+    return {"sequence": result}
+
+
+OPERATIONS: dict[str, Operation] = {"publish": publish, "transaction": transaction}

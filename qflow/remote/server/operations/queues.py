@@ -1,0 +1,243 @@
+"""Operations on queues."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from qflow.aio.delivery import AsyncDeliveries
+from qflow.aio.queue import AsyncQueue, work_of
+from qflow.amqp.letters import reviving
+from qflow.config import parse_count, parse_timeout
+from qflow.errors import InvalidArgument, NotFound, QueueDeleted
+from qflow.memory.waiting import in_place
+from qflow.message import Headers
+from qflow.options import QueueOptions
+from qflow.queues.redrive import redrive as move_back
+from qflow.remote.server import arguments
+from qflow.remote.server.arguments import Columns
+from qflow.remote.server.grants import Grant
+from qflow.remote.server.records import MOST_MESSAGES, describe, fitting
+from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.wire.values import plain
+from qflow.takers import Taker, parse_name
+
+MOST_TAKERS = 1000
+"""Names of who gets, kept of one connection."""
+MOST_CONSUMERS = 10_000
+"""Of one connection."""
+
+
+def _queue(session: Session, head: dict[str, Any]) -> AsyncQueue[Any]:
+    """Return the queue of a request.
+
+    Raises:
+        NotFound: there is none. QueueDeleted: the caller has used it before.
+    """
+    name = arguments.text(head, "queue")
+    try:
+        found = session.broker.queue(name)
+    except NotFound as error:
+        if name in session.known:
+            raise QueueDeleted(f"queue {name!r} was deleted: declare it again") from error
+        raise
+    session.known.add(name)
+    return found
+
+
+async def declare_queues(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    names = arguments.texts(head, "names")
+    queues = await session.broker.declare_queues(
+        names, **arguments.settings(head, "settings", QueueOptions.__annotations__)
+    )
+    session.known.update(names)
+    return {"result": [queue.settings.to_dict() for queue in queues]}, []
+
+
+async def alter_queue(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    name = arguments.text(head, "queue")
+    queue = await session.broker.alter_queue(name, **arguments.settings(head, "changes", QueueOptions.__annotations__))
+    return {"result": queue.settings.to_dict()}, []
+
+
+async def queue(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    name = arguments.text(head, "queue")
+    found = session.broker.queue(name)
+    session.known.add(name)
+    return {"result": found.settings.to_dict()}, []
+
+
+async def queues(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": session.broker.queues()}, []
+
+
+async def delete_queue(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    await session.broker.delete_queue(arguments.text(head, "queue"))
+    return {"result": None}, []
+
+
+async def bind(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    await session.broker.bind(arguments.text(head, "queue"), arguments.text(head, "filter"))
+    return {"result": None}, []
+
+
+async def unbind(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    await session.broker.unbind(arguments.text(head, "queue"), arguments.text(head, "filter"))
+    return {"result": None}, []
+
+
+async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    """Cancelled, it goes on: what waits for it does not hold it up."""
+    name = arguments.text(head, "queue")
+    to = None if head.get("to") is None else arguments.text(head, "to")
+    limit = None if head.get("limit") is None else arguments.number(head, "limit", 1)
+    moving = partial(move_back, session.broker.broker, name, to, limit, reviving(name, to))
+    return {"result": plain(await asyncio.to_thread(moving))}, []
+
+
+async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": await _queue(session, head).purge()}, []
+
+
+async def pause(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    await _queue(session, head).pause()
+    return {"result": None}, []
+
+
+async def resume(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    await _queue(session, head).resume()
+    return {"result": None}, []
+
+
+async def length(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": len(_queue(session, head))}, []
+
+
+async def queue_stats(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": plain(await _queue(session, head).stats())}, []
+
+
+async def on_slow_consumer(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    await _queue(session, head).on_slow_consumer(head.get("after_s"), head.get("policy", "notify"))
+    return {"result": None}, []
+
+
+async def put(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    queue, bodies = _queue(session, head), arguments.column(head, columns, 0)
+    options: dict[str, Any] = {name: head[name] for name in _PUT if head.get(name) is not None}
+    headers: Headers | None = options.get("headers")
+    if headers is not None and not isinstance(headers, dict):
+        arguments.mapping(head, "headers")
+    if head.get("single") is True and len(bodies) == 1:
+        if head.get("dedupe_key") is not None:
+            options["dedupe_key"] = head["dedupe_key"]
+        return {"result": {"first": await queue.put(bodies[0], **options), "count": 1}}, []
+    placed = await queue.put_many(bodies, **options)
+    return {"result": {"first": placed.start if placed else None, "count": len(placed)}}, []
+
+
+_PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before", "timeout_s")
+
+
+async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    queue = _queue(session, head)
+    pace = session.pace.get(queue.name, MOST_MESSAGES)
+    most = min(parse_count(head.get("most", 1), "max_messages"), pace)
+    batch = await _collect(session, queue, most, parse_timeout(head.get("timeout_s")), _taker(session, head))
+    if not len(batch):
+        return {"result": {"sequences": []}}, []
+    try:
+        count = fitting(batch.deliveries)
+        told, answer = describe(batch.deliveries, count)
+        if count < len(batch):
+            work_of(queue).give_up_from(batch, count)
+            session.pace[queue.name] = count
+        elif len(batch) == pace < MOST_MESSAGES:
+            session.pace[queue.name] = min(2 * pace, MOST_MESSAGES)
+    except BaseException:
+        work_of(queue).give_up(batch)
+        raise
+    told["leased"] = work_of(queue).is_leased
+    told["grant"] = session.grants.add(_grant(queue, batch))
+    return {"result": told}, answer
+
+
+def _grant(queue: AsyncQueue[Any], batch: AsyncDeliveries) -> Grant:
+    work = work_of(queue)
+    return Grant(batch, work.give_up, work.settled, work.give_up_from)
+
+
+def _taker(session: Session, head: dict[str, Any]) -> Taker:
+    """Return who gets: what was told by name, or by the number of a consumer."""
+    given = head.get("consumer")
+    if given is not None and not isinstance(given, str):
+        number = arguments.number(head, "consumer", 1)
+        if number not in session.consumers:
+            raise InvalidArgument(f"there is no consumer {number}: `consume` tells the number of one")
+        return session.consumers[number][0]
+    name = "" if given is None else parse_name(given)
+    taker = session.takers.get(name)
+    if taker is None:
+        if len(session.takers) >= MOST_TAKERS:
+            session.takers.clear()
+        taker = session.takers[name] = Taker(name, "get", session.pid)
+    return taker
+
+
+async def consume(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    """A consumer of the caller begins: from now on it is told of."""
+    taker = Taker(parse_name(arguments.text(head, "name"), "name"), "consumer", session.pid)
+    known = work_of(_queue(session, head)).consumed
+    if len(session.consumers) >= MOST_CONSUMERS:
+        raise InvalidArgument(f"{MOST_CONSUMERS} consumers run at this connection: end some, or connect once more")
+    in_place(partial(known.welcome, taker))
+    number = next(session.numbers)
+    session.consumers[number] = taker, known
+    return {"result": number}, []
+
+
+async def consume_end(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    found = session.consumers.pop(arguments.number(head, "consumer", 1), None)
+    if found is not None:
+        in_place(partial(found[1].see_off, found[0]))
+    return {"result": None}, []
+
+
+async def _collect(
+    session: Session, queue: AsyncQueue[Any], most: int, timeout: float | None, taker: Taker
+) -> AsyncDeliveries:
+    """Acquire messages when there is room for an answer."""
+    now = asyncio.get_running_loop().time
+    ends = None if timeout is None else now() + timeout
+    work = work_of(queue)
+    while True:
+        if not session.flow.is_open():
+            await session.flow.opened()
+        left = None if ends is None else max(0.0, ends - now())
+        batch = AsyncDeliveries(await work.collect(most, left, taker), work)
+        if session.flow.is_open() or not len(batch):
+            return batch
+        work.give_up(batch)  # others may take it, until this client has read what it was sent
+
+
+OPERATIONS: dict[str, Operation] = {
+    "declare_queues": declare_queues,
+    "alter_queue": alter_queue,
+    "queue": queue,
+    "queues": queues,
+    "delete_queue": delete_queue,
+    "bind": bind,
+    "unbind": unbind,
+    "purge": purge,
+    "redrive": redrive,
+    "length": length,
+    "pause": pause,
+    "resume": resume,
+    "queue_stats": queue_stats,
+    "on_slow_consumer": on_slow_consumer,
+    "put": put,
+    "get": get,
+    "consume": consume,
+    "consume_end": consume_end,
+}

@@ -1,0 +1,89 @@
+"""Operations on what a connection holds: settle it, hold it longer, give it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qflow.config import parse_span
+from qflow.delivery import Raised, parse_return
+from qflow.errors import AlreadySettled
+from qflow.remote.server import arguments
+from qflow.remote.server.arguments import Columns
+from qflow.remote.server.grants import Grant
+from qflow.remote.server.session import Operation, Reply, Session
+
+_NOTHING: Reply = ({"result": None}, [])
+
+
+def _asked(session: Session, head: dict[str, Any]) -> tuple[int, Grant, list[int] | None]:
+    """Return the number of the grant, the grant, and which positions of it; None for all that is left."""
+    number = arguments.number(head, "grant", 1)
+    grant = session.grants.get(number)
+    return number, grant, arguments.places(head, len(grant.batch))
+
+
+async def ack(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    number, grant, places = _asked(session, head)
+    wait = arguments.flag(head, "wait")
+    try:
+        if places is None:
+            await grant.batch.ack(wait)
+        else:
+            problem: AlreadySettled | None = None
+            for place in places:
+                try:
+                    await grant.batch[place].ack()
+                except AlreadySettled as error:
+                    problem = error
+            if problem is not None:
+                raise problem
+            if wait:
+                await grant.settled()
+    finally:
+        session.grants.drop(number)
+    return _NOTHING
+
+
+async def nack(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    number, grant, places = _asked(session, head)
+    reason = head.get("reason")
+    if isinstance(reason, str) and arguments.flag(head, "raised"):
+        reason = Raised(reason)
+    how = parse_return(arguments.flag(head, "requeue", True), head.get("delay_s", 0), reason)
+    try:
+        if places is None:
+            await grant.batch.nack(*how)
+        else:
+            problem: AlreadySettled | None = None
+            for place in places:
+                try:
+                    await grant.batch[place].nack(*how)
+                except AlreadySettled as error:
+                    problem = error
+            if problem is not None:
+                raise problem
+    finally:
+        session.grants.drop(number)
+    return _NOTHING
+
+
+async def extend(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    number, grant, places = _asked(session, head)
+    seconds = parse_span(head.get("seconds"), "seconds")
+    try:
+        for held in [grant.batch] if places is None else [grant.batch[place] for place in places]:
+            await held.extend(seconds)
+    finally:
+        session.grants.drop(number)
+    return _NOTHING
+
+
+async def give_back(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    number, grant, _ = _asked(session, head)
+    first = arguments.number(head, "from") if "from" in head else 0
+    grant.give_up(first)
+    session.grants.drop(number, always=not first)
+    return _NOTHING
+
+
+OPERATIONS: dict[str, Operation] = {"ack": ack, "nack": nack, "extend": extend, "give_back": give_back}

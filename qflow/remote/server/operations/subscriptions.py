@@ -1,0 +1,144 @@
+"""Operations on subscriptions of streams: opened, read, moved, closed."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from qflow.aio.delivery import AsyncStreamDeliveries
+from qflow.aio.subscription import AsyncSubscription, Taker, abandon, acquire, is_leased, release, settled, show
+from qflow.config import parse_count, parse_timeout
+from qflow.errors import InvalidArgument
+from qflow.options import SubscriptionOptions
+from qflow.remote.server import arguments
+from qflow.remote.server.arguments import Columns
+from qflow.remote.server.grants import Grant
+from qflow.remote.server.operations.streams import moment
+from qflow.remote.server.records import MOST_MESSAGES
+from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.server.stream_records import describe_batch
+from qflow.remote.wire.values import plain
+
+
+async def subscribe(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    options = dict(arguments.settings(head, "options", SubscriptionOptions.__annotations__))
+    if "start" in options:
+        options["start"] = moment(options["start"])
+    opened = await session.broker.subscribe(arguments.text(head, "stream"), arguments.text(head, "filter"), **options)
+    number = next(session.numbers)
+    session.subscriptions[number] = opened
+    stream = session.broker.stream(opened.stream)
+    told = {"name": opened.name, "filter": opened.filter, "leased": is_leased(opened), "stream": opened.stream}
+    return {"result": {"subscription": number, **told, "settings": stream.settings.to_dict()}}, []
+
+
+async def subscription_get(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    """Messages for a taker; those of a loop are acquired ahead, as many as it may."""
+    subscription = _subscription(session, head)
+    ahead = arguments.flag(head, "ahead")
+    most = None if ahead else min(parse_count(head.get("most", 1), "max_messages"), MOST_MESSAGES)
+    taker = _taker(session, head)
+    timeout = parse_timeout(head.get("timeout_s"))
+    batch = await _collect(session, subscription, most, timeout, taker)
+    if batch is None:
+        return {"result": {"offsets": []}}, []
+    back = partial(release, subscription)
+    try:
+        told, answer = describe_batch(batch.deliveries)
+    except BaseException:
+        back(batch)
+        raise
+    if len(batch):
+        told["grant"] = session.grants.add(Grant(batch, back, partial(settled, subscription)))
+    return {"result": told}, answer
+
+
+async def _collect(
+    session: Session, subscription: AsyncSubscription, most: int | None, timeout: float | None, taker: Taker
+) -> AsyncStreamDeliveries | None:
+    """Acquire messages when there is room for an answer."""
+    now = asyncio.get_running_loop().time
+    ends = None if timeout is None else now() + timeout
+    while True:
+        if not session.flow.is_open():
+            await session.flow.opened()
+        batch = await acquire(subscription, most, None if ends is None else max(0.0, ends - now()), taker)
+        if batch is None or session.flow.is_open():
+            return batch
+        release(subscription, batch)  # others may take it, until this client has read what it was sent
+
+
+async def shown(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    """A loop has returned so many of a grant, and the one before is settled."""
+    number = arguments.number(head, "grant", 1)
+    grant = session.grants.find(number)
+    if grant is not None:
+        show(grant.batch, arguments.number(head, "count"), head.get("ack"))
+        session.grants.drop(number)
+    return {"result": None}, []
+
+
+async def loop_begins(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    abandon(_subscription(session, head), _taker(session, head)[0])
+    return {"result": None}, []
+
+
+async def loop_ends(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    number = arguments.number(head, "grant", 1)
+    grant = session.grants.find(number)
+    if grant is not None:
+        grant.give_up()
+        session.grants.drop(number, always=True)
+    return {"result": None}, []
+
+
+async def seek(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    await _subscription(session, head).seek(moment(head.get("to")), partition=head.get("partition"))
+    return {"result": None}, []
+
+
+async def positions(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": _subscription(session, head).positions}, []
+
+
+async def lag(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": _subscription(session, head).lag}, []
+
+
+async def subscription_stats(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    matching = arguments.flag(head, "matching")
+    return {"result": plain(await _subscription(session, head).stats(matching=matching))}, []
+
+
+async def subscription_close(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    closed = session.subscriptions.pop(arguments.number(head, "subscription"), None)
+    if closed is not None:
+        await closed.close()
+    return {"result": None}, []
+
+
+def _subscription(session: Session, head: dict[str, Any]) -> AsyncSubscription:
+    found = session.subscriptions.get(arguments.number(head, "subscription"))
+    if found is None:
+        raise InvalidArgument("the subscription is closed: subscribe again")
+    return found  # type: ignore[no-any-return]
+
+
+def _taker(session: Session, head: dict[str, Any]) -> Taker:
+    loop = arguments.number(head, "loop") if "loop" in head else 0
+    return f"{id(session)} {arguments.number(head, 'taker')}", loop
+
+
+OPERATIONS: dict[str, Operation] = {
+    "subscribe": subscribe,
+    "subscription_get": subscription_get,
+    "shown": shown,
+    "loop_begins": loop_begins,
+    "loop_ends": loop_ends,
+    "seek": seek,
+    "positions": positions,
+    "lag": lag,
+    "subscription_stats": subscription_stats,
+    "subscription_close": subscription_close,
+}

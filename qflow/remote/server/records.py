@@ -1,0 +1,69 @@
+"""Deliveries as they go over the wire: facts in the head, bodies and what is packed with them in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from qflow.delivery import Deliveries, Segment
+from qflow.message import Message, expires_of, is_plain
+
+MOST_MESSAGES = 1000
+"""In one answer."""
+MOST_BYTES = 8 * 2**20
+"""Of records in one answer; the first is always there."""
+
+
+def fitting(deliveries: Deliveries) -> int:
+    """Return how many of these fit in one answer. Cost: 0.02 µs each."""
+    messages, size = deliveries.left_size()
+    if size <= MOST_BYTES:
+        return messages
+    room, count = MOST_BYTES, 0
+    for segment in deliveries.segments:
+        for record in segment.records:
+            room -= len(record)
+            if room < 0 and count:
+                return count
+            count += 1
+    return count
+
+
+def describe(deliveries: Deliveries, most: int) -> tuple[dict[str, Any], list[Any]]:
+    """Return what the head of an answer says of the first deliveries, and the columns: bodies, headers, topics.
+
+    The columns but the first are empty where no message has any. Cost: 0.01 µs a plain message, 1 µs another one.
+    """
+    segments = list(_first(deliveries.segments, most))
+    records = segments[0].records if len(segments) == 1 else [one for part in segments for one in part.records]
+    told: dict[str, Any] = {
+        "sequences": [[part.first, len(part.records)] for part in segments],
+        "counts": _alike([(part.marks >> 1) + 1 for part in segments], segments),
+        "redelivered": _alike([part.marks != 0 for part in segments], segments),
+        "expires": None,
+    }
+    if is_plain(records):
+        return told, [records]
+    expires = [(moment / 1000 if moment else None) for moment in map(expires_of, records)]
+    told["expires"] = expires[0] if len(set(expires)) == 1 else expires
+    packed = [one.head_and_body() if isinstance(one, Message) else (b"", one) for one in records]
+    topics = [one.topic.encode() if isinstance(one, Message) else b"" for one in records]
+    headers = [head for head, _ in packed]
+    columns = [[body for _, body in packed], headers if any(headers) else [], topics if any(topics) else []]
+    return told, columns
+
+
+def _first(segments: list[Segment], most: int) -> Any:
+    for first, records, marks in segments:
+        if most <= 0:
+            return
+        yield Segment(first, records if len(records) <= most else list(islice(records, most)), marks)
+        most -= len(records)
+
+
+def _alike(values: Sequence[Any], segments: list[Segment]) -> Any:
+    """Return one value for all messages, or a list with one for each."""
+    if len(set(values)) <= 1:
+        return values[0] if values else None
+    return [value for value, part in zip(values, segments, strict=True) for _ in part.records]

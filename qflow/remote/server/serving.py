@@ -1,0 +1,121 @@
+"""Callers let in through the socket of a spool, until its broker is closed. In the thread `qflow-door`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from functools import partial
+
+from qflow.aio.broker import AsyncBroker, end_work
+from qflow.broker import Broker
+from qflow.door import Door
+from qflow.remote.server.budget import Budget
+from qflow.remote.server.connection import Connection
+from qflow.remote.server.lone import LoneThread
+
+LAST_WORDS_S = 2.0
+"""As long is waited, at the end, for callers to take what became of their calls."""
+PAUSE_S = 1.0
+"""Until callers are let in again, where the system has been short of something."""
+_PEER = struct.Struct("3i")
+
+_logger = logging.getLogger("qflow")
+
+
+def serve(broker: Broker, door: Door) -> None:
+    """Serve callers until the door is told to end."""
+    asyncio.run(_Serving(broker, door).run())
+
+
+class _Serving:
+    def __init__(self, broker: Broker, door: Door) -> None:
+        self._broker = AsyncBroker(broker)
+        self._door = door
+        self._connections: set[Connection] = set()
+        self._budget = Budget()
+        self._thread = LoneThread(door.path)
+        self._has_warned = False
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+        loop.add_reader(self._door.told, told.set)
+        self._listen()
+        try:
+            await told.wait()
+        finally:
+            loop.remove_reader(self._door.told)
+            loop.remove_reader(self._door.listening.fileno())
+            await self._end()
+
+    def _listen(self) -> None:
+        if not self._door.is_shut:
+            asyncio.get_running_loop().add_reader(self._door.listening.fileno(), self._let_in)
+
+    def _let_in(self) -> None:
+        try:
+            one = accept(self._door)
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._pause(error)
+            return
+        one.setblocking(False)
+        self._door.sockets.add(one)
+        connection = Connection(self._broker, self._budget, self._thread, refusal(one), partial(self._gone, one))
+        self._connections.add(connection)
+        connection.begin(one)
+
+    def _pause(self, error: OSError) -> None:
+        """Let nobody in for a while: the system is short of descriptors, or of memory; or the door is shut."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._door.listening.fileno())
+        if self._door.is_shut:
+            return
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning("%s: nobody else is let in for now: %s", self._door.path, error)
+        loop.call_later(PAUSE_S, self._listen)
+
+    def _gone(self, one: socket.socket, connection: Connection) -> None:
+        self._door.sockets.discard(one)
+        self._connections.discard(connection)
+
+    async def _end(self) -> None:
+        """Have all calls answered, as far as callers take the answers, and end the connections."""
+        ending = [asyncio.ensure_future(connection.end()) for connection in self._connections]
+        if ending:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await asyncio.gather(*ending, return_exceptions=True)
+        for connection in list(self._connections):
+            connection.abort()
+        self._thread.close()
+        end_work(self._broker)
+
+
+def accept(door: Door) -> socket.socket:
+    """Return the connection of the next caller. Raises OSError: there is none, or the system is short of something."""
+    return door.listening.accept()[0]
+
+
+def refusal(one: socket.socket) -> str | None:
+    """Return why a caller is not let in; None if it is."""
+    uid = peer_uid(one)
+    if uid is None or uid in (0, os.geteuid()):
+        return None
+    return f"this spool is of user {os.geteuid()}, and this process is of user {uid}: only its own user is let in"
+
+
+def peer_uid(one: socket.socket) -> int | None:
+    """Return whose process is at the other end; None where the system does not say."""
+    if hasattr(socket, "SO_PEERCRED"):
+        _, uid, _ = _PEER.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        return int(uid)
+    if hasattr(socket, "LOCAL_PEERCRED"):
+        return int(struct.unpack_from("2I", one.getsockopt(0, socket.LOCAL_PEERCRED, 76))[1])
+    return None

@@ -1,0 +1,155 @@
+"""What one connection asks for, done: operations by name, over the broker for tasks. It knows nothing of sockets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+import qflow
+from qflow.aio.broker import AsyncBroker
+from qflow.aio.loops import Promise
+from qflow.aio.queue import put_at_once
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QflowError
+from qflow.memory.waiting import in_place
+from qflow.message import is_plain
+from qflow.queues.consumer import Consumers
+from qflow.remote.server.arguments import Columns
+from qflow.remote.server.grants import Grants
+from qflow.remote.server.lone import PLAIN_PUT
+from qflow.remote.wire.errors import encode_error
+from qflow.takers import Taker
+
+CREDIT_BYTES = 32 * 2**20
+"""Where nobody says another."""
+Reply = tuple[dict[str, Any], list[Any]]
+"""A head and columns."""
+Operation = Callable[["Session", dict[str, Any], Columns], Awaitable[Reply]]
+Notify = Callable[[dict[str, Any]], object]
+
+_logger = logging.getLogger("qflow")
+
+
+class Flow(Protocol):
+    """Tells whether there is room for answers."""
+
+    def is_open(self) -> bool: ...
+    async def opened(self) -> None: ...
+
+
+class FreeFlow:
+    """Room for everything."""
+
+    def is_open(self) -> bool:
+        return True
+
+    async def opened(self) -> None: ...
+
+
+class Session:
+    """See the module. One for each connection; made and used in one event loop; `close` ends it."""
+
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        operations: dict[str, Operation],
+        *,
+        flow: Flow | None = None,
+        notify: Notify | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            operations: see `operations.OPERATIONS`.
+            flow: asked before messages are acquired.
+            notify: takes the heads of notices.
+        """
+        self.broker = broker
+        self.grants = Grants()
+        self.credit_bytes = CREDIT_BYTES
+        """Of requests with columns that may be under way; `hello` tells it."""
+        self.known: set[str] = set()
+        """Queues that were there when the caller named them."""
+        self.pace: dict[str, int] = {}
+        """By queue: how many messages fitted in an answer."""
+        self.browsing: dict[int, Any] = {}
+        """Pages that are still to come."""
+        self.subscriptions: dict[int, Any] = {}
+        self.queries: dict[int, Any] = {}
+        """Those that have not come to their end."""
+        self.numbers = count(1)
+        """Of what the session opens."""
+        self.flow: Flow = flow or FreeFlow()
+        self.notify: Notify = notify or (lambda head: None)
+        self.pid = 0
+        """The process of the caller; 0 where that is not known."""
+        self.takers: dict[str, Taker] = {}
+        """Who gets, by name: as many as there is room for."""
+        self.consumers: dict[int, tuple[Taker, Consumers]] = {}
+        """Those that run, and where they are known."""
+        self.ended: list[Callable[[], object]] = []
+        """Called when the session ends."""
+        self._operations = operations
+
+    async def call(self, head: dict[str, Any], columns: Columns) -> Reply:
+        """Do what a request asks for; what it raises is an answer, too.
+
+        Cancelled, it gives up what it waits for; what it acquired meanwhile is given back.
+        """
+        try:
+            return await self._operation(head)(self, head, columns)
+        except QflowError as error:
+            return encode_error(error), []
+        except Exception as error:
+            if self.broker.closed:
+                return encode_error(
+                    BrokerClosed(f"the broker of {self.broker.path} is closed: open the spool again")
+                ), []
+            _logger.exception("%s: operation %r of a connection failed", self.broker.path, head.get("op"))
+            return encode_error(error), []
+
+    def put_at_once(self, head: dict[str, Any], columns: Columns, promise: Promise) -> bool:
+        """Begin a put of plain messages without a task, if there is room for them; False: it takes a `call`.
+
+        The promise is told the first sequence, or what became of the put.
+        """
+        if head.get("op") != "put" or len(columns) != 1 or not PLAIN_PUT.issuperset(head):
+            return False
+        name, bodies = head.get("queue"), columns[0]
+        if type(name) is not str or not bodies or not is_plain(bodies):
+            return False
+        try:
+            return put_at_once(self.broker.queue(name), bodies, promise)
+        except QflowError:
+            return False  # the call says why
+
+    def _operation(self, head: dict[str, Any]) -> Operation:
+        name = head.get("op")
+        found = self._operations.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise InvalidArgument(
+                f"this owner (qflow {qflow.__version__}) does not know the operation {name!r:.100}: upgrade it"
+            )
+        return found
+
+    async def close(self) -> None:
+        """Give everything back that was delivered and not settled, counted, in order; close subscriptions."""
+        for call in self.ended:
+            call()
+        for taker, known in self.consumers.values():
+            in_place(partial(known.see_off, taker))
+        for grant in self.grants.take_all():
+            try:
+                await grant.batch.nack()
+            except (AlreadySettled, BrokerClosed):
+                continue  # it went back before, or with all others
+            except QflowError as error:
+                _logger.warning("%s: what a connection held comes back later: %s", self.broker.path, error)
+        opened, self.subscriptions, self.queries = [*self.queries.values(), *self.subscriptions.values()], {}, {}
+        for one in opened:
+            try:
+                await one.close()
+            except QflowError as error:
+                _logger.warning("%s: what a connection had opened was not closed: %s", self.broker.path, error)

@@ -1,0 +1,1 @@
+"""What goes through a door: frames, columns and errors by name. No I/O."""

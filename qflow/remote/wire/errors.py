@@ -1,0 +1,48 @@
+"""Errors by name: what one side raises, the other raises, too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from qflow import errors
+from qflow.errors import QflowError
+
+KINDS: dict[str, type[QflowError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, QflowError)
+}
+
+
+def encode_error(error: BaseException) -> dict[str, Any]:
+    """Return the head that tells of an error: its class, its text, and its facts, which are its attributes."""
+    name = type(error).__name__
+    text = str(error)
+    if name not in KINDS:
+        name, text = "QflowError", f"the owner failed at this: {name}: {text}"
+    return {
+        "error": name,
+        "text": text,
+        "facts": {key: value for key, value in vars(error).items() if _is_plain(value)},
+    }
+
+
+def decode_error(head: dict[str, Any]) -> QflowError:
+    """Return the error that a head tells of; one of a class that is not known here is a `QflowError`."""
+    name, text, facts = head.get("error"), head.get("text"), head.get("facts")
+    kind = KINDS.get(name, QflowError) if isinstance(name, str) else QflowError
+    said = text if kind is not QflowError or name == "QflowError" else f"{name}: {text}"
+    named = facts if isinstance(facts, dict) else {}
+    try:
+        return kind(str(said), **named)
+    except TypeError:  # it takes none, or others
+        error = QflowError(str(said)) if kind is errors.GapError else kind(str(said))
+        vars(error).update(named)
+        return error
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

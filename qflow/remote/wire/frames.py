@@ -1,0 +1,179 @@
+"""Frames, and the eight bytes before the first of them. All numbers are little-endian.
+
+    preamble: b"qflow" 0 · version (2)        both sides, once
+    frame:    length of what follows (4) · number (4) · length of the head (4) · head, a JSON object · columns
+
+The number is that of a request, chosen by the client; the answer has the same. 0 = nobody waits for an answer, and from
+the server a notice.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from qflow.remote.wire.columns import Column, Items, decode_columns, encode_column
+
+VERSION = 1
+OLDEST = 1
+"""The oldest version that is understood."""
+MAGIC = b"qflow\0"
+_PREAMBLE = struct.Struct("<6sH")
+PREAMBLE_BYTES = _PREAMBLE.size
+_LENGTH = struct.Struct("<I")
+_START = struct.Struct("<III")
+_NUMBERS = _START.size - _LENGTH.size
+KNOWN_HEADS = 64
+KNOWN_HEAD_BYTES = 256
+MOST_HEAD_BYTES = 16 * 2**20
+Head = dict[str, Any]
+
+
+class WireError(Exception):
+    """The other side does not keep to the protocol; its text says how."""
+
+
+class Frame(NamedTuple):
+    """A request, an answer or a notice."""
+
+    number: int
+    head: Head
+    """Shared with frames that came before: it is not changed."""
+    columns: list[Column]
+    size: int
+    """Bytes that it took."""
+
+
+def preamble(version: int = VERSION) -> bytes:
+    """Return what a connection begins with."""
+    return _PREAMBLE.pack(MAGIC, version)
+
+
+def read_preamble(data: bytes) -> int:
+    """Return the version that the other side speaks.
+
+    Raises:
+        WireError: it speaks something else.
+    """
+    magic, version = _PREAMBLE.unpack(data[:PREAMBLE_BYTES])
+    if magic != MAGIC or not version:
+        raise WireError(f"this is a door of qflow, and the other side began with {data[:PREAMBLE_BYTES]!r}")
+    return int(version)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def encode_head(head: Head) -> bytes:
+    """Return the bytes of a head; raises TypeError: JSON cannot say it."""
+    return _encode(head).encode("utf-8", "surrogatepass")
+
+
+def encode_frame(number: int, head: Head | bytes, columns: Sequence[Items] = ()) -> list[bytes]:
+    """Return a frame as buffers to be sent one after the other. Cost: 5 µs, and 0.05 µs an item of a column."""
+    packed = head if isinstance(head, bytes) else encode_head(head)
+    parts = [b"", packed]
+    for column in columns:
+        parts += encode_column(column)
+    length = _NUMBERS + sum(map(len, parts))
+    if length > 0xFFFFFFFF:
+        raise WireError(f"a frame takes at most 4 GiB, and this one {length} bytes")
+    parts[0] = _START.pack(length, number, len(packed))
+    return parts
+
+
+def shorten_timeout(parts: list[bytes], seconds: float) -> list[bytes]:
+    """Return the buffers of a frame whose `timeout_s`, if it has one, is so much less."""
+    if b'"timeout_s"' not in parts[1]:
+        return parts
+    head = _head(parts[1])
+    timeout = head.get("timeout_s")
+    if not isinstance(timeout, int | float):
+        return parts
+    packed = encode_head({**head, "timeout_s": max(0.0, timeout - seconds)})
+    length, number, old = _START.unpack(parts[0])
+    return [_START.pack(length - old + len(packed), number, len(packed)), packed, *parts[2:]]
+
+
+class FrameReader:
+    """Frames from bytes as they come. Not thread-safe."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        """The longest frame."""
+        self._bytes = bytearray()
+        self._heads: dict[bytes, Head] = {}
+        """Short heads that came: those of puts are all alike."""
+
+    @property
+    def missing(self) -> int:
+        """Bytes of a frame that has begun that are still to come; 0 where none has, or its length is not known."""
+        if len(self._bytes) < _LENGTH.size:
+            return 0
+        return self._length_at(self._bytes, 0) + _LENGTH.size - len(self._bytes)
+
+    @property
+    def held(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._bytes)
+
+    def feed(self, read: bytes | memoryview) -> Iterator[Frame]:
+        """Yield the frames that are complete with these bytes. All of them must be taken before the next call.
+
+        Raises:
+            WireError: these are no frames, or one is too long. Nothing that follows can be read.
+        """
+        if self._bytes:
+            self._bytes += read
+            if self.missing > 0 or len(self._bytes) < _LENGTH.size:
+                return
+            data: bytes | bytearray = self._bytes
+            self._bytes = bytearray()
+        else:
+            data = bytes(read)
+        start, size = 0, len(data)
+        while size - start >= _LENGTH.size:
+            end = start + _LENGTH.size + self._length_at(data, start)
+            if end > size:
+                break
+            yield self._decode(data, start, end)
+            start = end
+        if start < size:
+            self._bytes += memoryview(data)[start:]
+
+    def _length_at(self, data: bytes | bytearray, start: int) -> int:
+        length: int = _LENGTH.unpack_from(data, start)[0]
+        if not _NUMBERS <= length <= self.most_bytes:
+            raise WireError(f"a frame takes from {_NUMBERS} to {self.most_bytes} bytes, and this one says {length}")
+        return length
+
+    def _decode(self, data: bytes | bytearray, start: int, end: int) -> Frame:
+        size = end - start
+        _, number, head_bytes = _START.unpack_from(data, start)
+        start += _START.size
+        if head_bytes > min(end - start, MOST_HEAD_BYTES):
+            raise WireError(f"the head of a frame says it has {head_bytes} bytes: more than the frame, or than 16 MiB")
+        packed = bytes(data[start : start + head_bytes])
+        head = self._heads.get(packed)
+        if head is None:
+            head = _head(packed)
+            if head_bytes <= KNOWN_HEAD_BYTES:
+                if len(self._heads) >= KNOWN_HEADS:
+                    self._heads.clear()
+                self._heads[packed] = head
+        try:
+            return Frame(number, head, decode_columns(data, start + head_bytes, end), size)
+        except ValueError as error:
+            raise WireError(f"a column of a frame: {error}") from error
+
+
+def _head(packed: bytes) -> Head:
+    try:
+        head = json.loads(packed.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the head of a frame is no JSON: {error}") from error
+    if not isinstance(head, dict):
+        raise WireError(f"the head of a frame must be a JSON object, not {type(head).__name__}")
+    return head

@@ -1,0 +1,27 @@
+"""Packages that only some have installed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from qflow.errors import NotFound
+
+
+def load(module: str, *, needs: str, what: str) -> Any:
+    """Import a module, of whose imports one package is not a dependency of all.
+
+    Args:
+        module: its dotted name.
+        needs: the name of the package, to import and to install.
+        what: what the package is needed for, as the subject of a sentence.
+
+    Raises:
+        NotFound: the package is not installed; any other import that fails is a fault, and raised as it is.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != needs:
+            raise
+        raise NotFound(f"{what} needs the package {needs}, which is not installed: pip install {needs}") from error

@@ -1,0 +1,71 @@
+"""Warnings about what clients do: some of them, for whoever can cause them can cause many."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+TOLD_EACH_S = 10.0
+
+
+class Telling:
+    """The log has one line about trouble with clients in so many seconds, with how many there were between.
+
+    What was left out comes with the next line: that of the next trouble, or where there is none, of the last one, when
+    the seconds are over, or `end` is called. In the thread of an event loop, or without one.
+
+    Args:
+        others: how a line ends that tells of others before it; `{}` is their number.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        *,
+        others: str = " (and {:,} more since the last line)",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._logger = logger
+        self._others = others
+        self._clock = clock
+        self._next_s: float | None = None
+        self._untold = 0
+        self._last: tuple[str, tuple[object, ...]] = "", ()
+        """The latest of those that were left out."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tell(self, text: str, *values: object) -> None:
+        """Write a warning, unless there was one a short time ago."""
+        now_s = self._clock()
+        if self._next_s is not None and now_s < self._next_s:
+            self._last = text, values
+            self._untold += 1
+            if self._untold == 1:
+                self._end_in(self._next_s - now_s)
+            return
+        self._write(text, *values)
+
+    def end(self) -> None:
+        """Write of those that were left out, if there are some."""
+        if self._untold:
+            text, values = self._last
+            self._untold -= 1
+            self._write(text, *values)
+
+    def _write(self, text: str, *values: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        others = self._others.format(self._untold) if self._untold else ""
+        self._logger.warning(text + "%s", *values, others)
+        self._next_s, self._untold = self._clock() + TOLD_EACH_S, 0
+
+    def _end_in(self, seconds: float) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # nobody waits for it: it comes with the next, or at the end
+        self._timer = loop.call_later(seconds, self.end)

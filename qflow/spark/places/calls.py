@@ -1,0 +1,168 @@
+"""Calls of a broker by Arrow Flight: they wait for one that is away, for a while, and errors come as it raised them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from qflow.errors import InvalidArgument, NotFound, StorageError
+from qflow.spark.words import Away
+
+if TYPE_CHECKING:
+    import pyarrow.flight as pf
+
+T = TypeVar("T")
+CALL_S = 30.0
+"""What a call takes at most that waits for nothing."""
+_PAUSE_S, _LONGEST_PAUSE_S, _SAY_EVERY_S = 0.05, 1.0, 10.0
+_OPTIONS = [("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000)]
+_logger = logging.getLogger("qflow.spark")
+
+_clients: dict[tuple[int, Door], Any] = {}
+"""By process and door: Spark's workers live on from task to task."""
+_away: set[str] = set()
+"""Doors at which nobody answered: they are waited for once."""
+
+
+@attrs.frozen
+class Door:
+    """Where a broker is, and what it asks for. Hashable; pickled to the tasks."""
+
+    url: str
+    token: str | None = attrs.field(default=None, repr=False)
+    token_file: str | None = None
+    """Read anew for each connection, where it is there."""
+    ca: bytes | None = attrs.field(default=None, repr=False)
+    patience_s: float = 60.0
+
+    def action(self, name: str, body: Mapping[str, Any], *, within_s: float = CALL_S) -> Any:
+        """Return the answer to an action, which may be repeated: it is, where the broker is away."""
+        import pyarrow.flight as pf
+
+        def call(client: pf.FlightClient) -> Any:
+            asked = pf.Action(name, json.dumps(body).encode())
+            answers = list(client.do_action(asked, self.options(within_s)))
+            return json.loads(answers[0].body.to_pybytes()) if answers else {}
+
+        return self.wait_for(call)
+
+    def options(self, within_s: float | None = None) -> pf.FlightCallOptions:
+        """Return the options of a call."""
+        import pyarrow.flight as pf
+
+        token = self.token
+        if self.token_file is not None:
+            with suppress(OSError), open(self.token_file) as file:
+                token = token_in(file.read()) or token
+        headers = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
+        return pf.FlightCallOptions(timeout=within_s, headers=headers)
+
+    def wait_for(self, call: Callable[[Any], T]) -> T:
+        """Return what a call returns, once somebody answers it; it may be repeated.
+
+        Raises:
+            Away: nobody answered in time. QflowError: what the broker raised.
+        """
+        begun = said = time.monotonic()
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                with self.errors():
+                    found = call(self._client())
+                _away.discard(self.url)
+                return found
+            except Away as error:
+                now = time.monotonic()
+                if now - begun > self.patience_s or self.url in _away:
+                    _away.add(self.url)
+                    raise Away(f"{error}; it was waited for {now - begun:.0f} s (see option brokerTimeout)") from error
+                if now - said > _SAY_EVERY_S or pause_s == _PAUSE_S:
+                    said = now
+                    _logger.warning("%s: it is waited for", error)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _client(self) -> pf.FlightClient:
+        import pyarrow.flight as pf
+
+        key = os.getpid(), self
+        if key not in _clients:
+            tls = {} if self.ca is None else {"tls_root_certs": self.ca}
+            _clients[key] = pf.FlightClient(self.url, generic_options=_OPTIONS, **tls)
+        return _clients[key]
+
+    @property
+    def is_away(self) -> bool:
+        """Nobody answered the last time, for as long as there is patience."""
+        return self.url in _away
+
+    def errors(self) -> Errors:
+        """Return a context that raises errors of Flight as those of the broker."""
+        return Errors(self)
+
+    def let_go(self) -> None:
+        """Forget the connection: the next call makes another one, at once."""
+        _clients.pop((os.getpid(), self), None)  # another thread may be using it: it is closed when nobody has it
+
+
+class Errors:
+    """See `Door.errors`."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        import pyarrow as pa
+        import pyarrow.flight as pf
+
+        from qflow.flight.words import error_of
+
+        url = self._door.url
+        if not isinstance(error, pa.ArrowException | OSError):
+            return
+        if isinstance(error, pf.FlightUnavailableError | pf.FlightTimedOutError):
+            self._door.let_go()
+            raise Away(f"the broker at {url} is away ({_short(error)})") from error
+        known = error_of(error) if isinstance(error, pf.FlightError) else None
+        if known is not None:
+            raise known from error
+        if isinstance(error, pf.FlightUnauthenticatedError | pf.FlightUnauthorizedError):
+            raise InvalidArgument(
+                f"the broker at {url} refuses this token ({_short(error)}): give the right one with option token or "
+                "tokenFile"
+            ) from error
+        raise StorageError(f"the broker at {url} could not do this ({_short(error)})") from error
+
+
+def _short(error: BaseException) -> str:
+    """Return the first words of an error of gRPC, without its context for debugging."""
+    text = str(error).split("gRPC client debug context")[0].split(". Detail:")[0].rpartition(", with message: ")[2]
+    return " ".join(text.split())[:300].rstrip(" .")
+
+
+def token_in(text: str) -> str | None:
+    """Return the first token of a file, which may be the one that the broker has; None if there is none."""
+    lines = (line.split() for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return next((words[0] for words in lines if words), None)
+
+
+def read_file(option: str, path: str) -> bytes:
+    """Return what is in a file that an option names.
+
+    Raises:
+        NotFound: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise NotFound(f"option {option!r} is {path!r}, which cannot be read ({error.strerror or error})") from error

@@ -1,0 +1,325 @@
+"""A broker on another host, over Arrow Flight: plans are made beside its log, tasks read and write from anywhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import attrs
+
+from qflow.arrow.bounds import Bound, Offsets
+from qflow.arrow.losses import miss_stream
+from qflow.arrow.ranges import Cutting, Span
+from qflow.arrow.schema import Column, arrow_schema
+from qflow.arrow.states import SpoolState, StreamState
+from qflow.arrow.takers import Taker
+from qflow.errors import GroupInUse, InvalidArgument, NotFound, QflowError
+from qflow.message import LANE_SHIFT
+from qflow.spark.offsets import LogPosition, Progress
+from qflow.spark.places.calls import CALL_S, Door, read_file, token_in
+from qflow.spark.places.place import OfOwners, Reading, Staging, Written
+from qflow.spark.spools import other_log
+from qflow.spark.words import Away
+from qflow.storage.inbox.stage_files import StageFile
+from qflow.storage.inbox.stages import Batch, Manifest
+from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LEASE_S = 10.0
+"""How long a group is this query's after it was last heard of: Spark tells nobody that a query has ended."""
+
+
+@attrs.frozen
+class FlightPlace:
+    """The broker at a URL; see `Place`."""
+
+    door: Door
+
+    @classmethod
+    def of(
+        cls, url: str, *, token: str | None, token_file: str | None, ca: str | None, patience_s: float
+    ) -> FlightPlace:
+        """Return the place that options name.
+
+        Raises:
+            InvalidArgument: they do not go together. NotFound: a file is not there, or pyarrow.
+        """
+        try:
+            import pyarrow.flight  # noqa: F401
+        except ImportError as error:
+            raise NotFound(f"{url}: Arrow Flight is not installed ({error}): pip install pyarrow") from error
+        if token is not None and token_file is not None:
+            raise InvalidArgument("options 'token' and 'tokenFile' say the same in two ways: leave one of them out")
+        if token_file is not None:
+            token = token_in(read_file("tokenFile", token_file).decode(errors="replace"))
+            if token is None:
+                raise InvalidArgument(f"option 'tokenFile' is {token_file!r}, which has no token: write one on a line")
+        return cls(Door(url, token, token_file, None if ca is None else read_file("ca", ca), patience_s))
+
+    @property
+    def where(self) -> str:
+        return self.door.url
+
+    def look(self, uuid: str | None = None) -> SpoolState:
+        """Return the streams and queues there are."""
+        found = self.door.action("describe", {})
+        if uuid is not None and found["uuid"] != uuid:
+            raise other_log(self.where, uuid, found["uuid"])
+        return _state(found)
+
+    def resolve(
+        self, uuid: str, bound: Bound, which: str, streams: list[StreamState], committed: Mapping[str, dict[int, int]]
+    ) -> Offsets:
+        """Return the offsets that a bound stands for."""
+        if not streams:
+            return {}
+        asked = {
+            "uuid": uuid,
+            "bound": attrs.asdict(bound),
+            "which": which,
+            "streams": [one.name for one in streams],
+            "assigned": {one.name: sorted(one.assigned) for one in streams if one.assigned is not None},
+            "committed": committed,
+        }
+        found = self.door.action("resolve", asked)["offsets"]
+        return {name: _numbered(parts) for name, parts in found.items()}
+
+    def cut(self, uuid: str, ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting) -> list[Span]:
+        """Cut ranges into spans for tasks."""
+        asked = [[stream.owner, *numbers] for stream, *numbers in ranges]
+        found = self.door.action("cut", {"uuid": uuid, "ranges": asked, "cutting": cutting._asdict()})
+        return [Span(*span) for span in found["spans"]]
+
+    def with_eras(self, uuid: str, streams: Mapping[str, Progress]) -> LogPosition:
+        """Return a position with eras."""
+        asked = {one.number: one.offsets for one in streams.values()}
+        found = self.door.action("eras", {"uuid": uuid, "offsets": asked})["eras"] if asked else {}
+        eras = {int(number): _numbered(parts) for number, parts in found.items()}
+        return LogPosition(uuid, {name: one._replace(eras=eras.get(one.number, {})) for name, one in streams.items()})
+
+    def other_era(self, known: Progress) -> int | None:
+        """Return a partition whose last message that was read has another era now."""
+        asked = {"number": known.number, "offsets": known.offsets, "known": known.eras or {}}
+        found: int | None = self.door.action("other_era", asked)["partition"]
+        return found
+
+    def offsets_after(self, uuid: str, asked: Collection[tuple[Span, int]]) -> list[int]:
+        """Return, for each (span, bytes), the offset at the end of the block that reaches so many bytes."""
+        spans = [[*span[1:], most_bytes] for span, most_bytes in asked]
+        found: list[int] = self.door.action("offset_after", {"uuid": uuid, "asked": spans})["offsets"]
+        return found
+
+    def committed(self, uuid: str, group: str) -> OfOwners:
+        """Return where a group has come to."""
+        return _of_owners(self.door.action("positions", {"uuid": uuid, "group": group})["offsets"])
+
+    def lease(self, uuid: str, group: str) -> FlightLease:
+        """Take a group's lease; one that another query had is waited for."""
+        return FlightLease(self.door, uuid, group)
+
+    def read(self, asked: Reading) -> Iterator[pa.RecordBatch]:
+        """Yield the matching messages of a span, in order; behind what was read, where the broker was away."""
+        import pyarrow as pa
+
+        schema = arrow_schema(asked.columns)
+        columns = [*asked.columns, *(() if "offset" in schema.names else (Column("offset"),))]
+        span = asked.span
+        while span.start < span.end:
+            try:
+                reader = self._begin_read(asked._replace(span=span, columns=columns))
+                with self.door.errors():
+                    for chunk in reader:
+                        batch = chunk.data
+                        if batch.num_rows:
+                            span = span._replace(start=batch.column("offset")[-1].as_py() + 1)
+                            yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
+                return
+            except Away:
+                if self.door.is_away:  # it was waited for, in vain
+                    raise
+            except NotFound:
+                miss_stream(span.stream, fail=asked.fail_on_data_loss)
+                return
+
+    def _begin_read(self, asked: Reading) -> Any:
+        import pyarrow.flight as pf
+
+        span = asked.span
+        ticket = {
+            "uuid": asked.uuid,
+            "stream": span.stream,
+            "number": span.owner,
+            "partition": span.partition,
+            "start": span.start,
+            "end": span.end,
+            "filter": asked.filter,
+            "columns": asked.columns,
+            "fail_on_data_loss": asked.fail_on_data_loss,
+        }
+        wire = pf.Ticket(json.dumps(ticket).encode())
+        return self.door.wait_for(lambda client: client.do_get(wire, self.door.options()))
+
+    def stage(self, asked: Staging) -> FlightStage:
+        """Begin a file of a batch."""
+        return FlightStage(self.door, asked)
+
+    def check_hand_over(self, manifest: Manifest) -> None:
+        """See that a batch would not be refused for its number or its plan."""
+        self.door.action("adopt", {"manifest": attrs.asdict(manifest, recurse=False), "check": True})
+
+    def hand_over(self, manifest: Manifest, staged: Batch, timeout_s: float) -> None:
+        """Return when a batch is in the log."""
+        asked = {"manifest": attrs.asdict(manifest, recurse=False), "staged": staged, "timeout_s": timeout_s}
+        self.door.action("adopt", asked, within_s=2 * timeout_s + CALL_S)
+
+    def discard(self, tokens: Collection[str]) -> None:
+        """Remove the stages of these tokens that are not handed in."""
+        self.door.action("withdraw", {"tokens": list(tokens)})
+
+
+class FlightLease:
+    """A group's lease, renewed by a thread; see `Lease`."""
+
+    def __init__(self, door: Door, uuid: str, group: str) -> None:
+        self._door = door
+        self._asked = {"uuid": uuid, "group": group, "seconds": LEASE_S}
+        found = self._take()
+        self._token: int = found["token"]
+        self._committed = _of_owners(found["offsets"])
+        self._closed = threading.Event()
+        threading.Thread(target=self._renew, name="qflow-lease", daemon=True).start()
+
+    def _take(self) -> Any:
+        deadline = time.monotonic() + LEASE_S
+        while True:
+            try:
+                return self._door.action("lease", self._asked)
+            except GroupInUse:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(1)
+
+    def _renew(self) -> None:
+        while not self._closed.wait(LEASE_S / 4):
+            try:
+                self._door.action("lease", self._asked | {"token": self._token})
+            except Away:
+                continue
+            except QflowError:  # the next acknowledgement says why
+                return
+
+    def committed(self) -> OfOwners:
+        """Return where the group has come to."""
+        return self._committed
+
+    def acknowledge(self, offsets: Mapping[int, Mapping[int, int]]) -> None:
+        """Keep that everything below these offsets is done."""
+        done = {number: dict(parts) for number, parts in offsets.items()}
+        self._door.action("commit_positions", self._asked | {"token": self._token, "offsets": done})
+        self._committed = done
+
+    def stop(self) -> None:
+        """Renew it no more: it ends by itself."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """Give it back."""
+        self.stop()
+        self._door.action("release", self._asked | {"token": self._token})
+
+
+class FlightStage:
+    """One file that a task writes, sent as it grows; see `Stage`."""
+
+    def __init__(self, door: Door, asked: Staging) -> None:
+        self._door = door
+        self._asked = asked
+        self._ends: Any = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows."""
+        import pyarrow as pa
+
+        if self._ends is None:
+            self._ends = self._begin(rows.schema)
+        writer, _ = self._ends
+        with self._door.errors():
+            try:
+                writer.write_batch(rows)
+            except (pa.ArrowException, OSError):  # what the broker has said comes with `close`
+                writer.close()
+                raise
+
+    def _begin(self, schema: pa.Schema) -> Any:
+        import pyarrow.flight as pf
+
+        asked = self._asked
+        command = {
+            "stage": {
+                "uuid": asked.uuid,
+                "query": asked.batch.query,
+                "batch": asked.batch.batch,
+                "token": asked.token,
+                "name": asked.name,
+                "topic": asked.topic,
+                "stream": asked.stream,
+            }
+        }
+        door = self._door
+        descriptor = pf.FlightDescriptor.for_command(json.dumps(command).encode())
+        return door.wait_for(lambda client: client.do_put(descriptor, schema, door.options()))
+
+    def finish(self) -> Written:
+        """Have them on the disk, at the broker."""
+        if self._ends is None:
+            return Written(None, frozenset())
+        writer, answers = self._ends
+        with self._door.errors():
+            writer.done_writing()
+            answer = answers.read()  # None: it failed, and `close` raises why
+            writer.close()
+        self._ends = None
+        found = json.loads(answer.to_pybytes())
+        file = None if found["file"] is None else StageFile(*found["file"])
+        return Written(file, frozenset(Taker(*taker) for taker in found["takers"]))
+
+    def discard(self) -> None:
+        """Leave: what the broker has of it goes with its stage."""
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            self._door.let_go()
+
+
+def _state(found: Mapping[str, Any]) -> SpoolState:
+    streams, queues = found["streams"], found["queues"]
+    records = Recovery(UUID(found["uuid"]), True, _records(queues), _records(streams), [], [], 0, frozenset())
+    states = {one["name"]: StreamState(one["name"], one["number"], _rows(one["partitions"])) for one in streams}
+    return SpoolState(found["uuid"], states, records)
+
+
+def _rows(found: list[dict[str, int]] | None) -> list[Row]:
+    """Return the rows of partitions, as far as plans need them."""
+    bases = [number << LANE_SHIFT for number in range(len(found or ()))]
+    return [
+        Row(base + one["end"], base + one["first"], one["messages"], one["bytes"])
+        for base, one in zip(bases, found or (), strict=True)
+    ]
+
+
+def _records(found: list[dict[str, Any]]) -> list[QueueRecord]:
+    return [QueueRecord(one["number"], one["name"], 0, one["settings"], {}, False) for one in found]
+
+
+def _numbered(found: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(number): value for number, value in found.items()}
+
+
+def _of_owners(found: Mapping[str, Mapping[str, int]]) -> OfOwners:
+    return {int(number): _numbered(parts) for number, parts in found.items()}

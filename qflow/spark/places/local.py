@@ -1,0 +1,122 @@
+"""A spool on this host, which is read directly, beside its owner."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+
+from qflow.arrow.bounds import Bound, Offsets, resolve
+from qflow.arrow.eras import eras_of, other_era
+from qflow.arrow.losses import ByOption
+from qflow.arrow.ranges import Cutting, Span, cut, offset_after
+from qflow.arrow.states import SpoolState, StreamState
+from qflow.errors import StorageError
+from qflow.message import LANE_SHIFT
+from qflow.spark.offsets import LogPosition, Progress
+from qflow.spark.places.place import OfOwners, Reading, Staging
+from qflow.spark.places.staging import LocalStage, discard_staged
+from qflow.spark.spools import look, reading
+from qflow.storage.files import Files
+from qflow.storage.inbox.stages import Batch, Manifest
+from qflow.storage.log.recovery import is_there
+from qflow.storage.log.rows import read_row
+from qflow.storage.streams.groups import Group, committed_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@attrs.frozen
+class LocalPlace:
+    """The spool at a path; see `Place`."""
+
+    where: str
+
+    def look(self, uuid: str | None = None) -> SpoolState:
+        """Return the streams and queues there are."""
+        return look(self.where, uuid)
+
+    def resolve(
+        self, uuid: str, bound: Bound, which: str, streams: list[StreamState], committed: Mapping[str, dict[int, int]]
+    ) -> Offsets:
+        """Return the offsets that a bound stands for."""
+        with reading(self.where, uuid) as txn:
+            return resolve(txn, bound, which, streams, committed)
+
+    def cut(self, uuid: str, ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting) -> list[Span]:
+        """Cut ranges into spans for tasks."""
+        with reading(self.where, uuid) as txn:
+            return cut(txn, ranges, cutting)
+
+    def with_eras(self, uuid: str, streams: Mapping[str, Progress]) -> LogPosition:
+        """Return a position with eras."""
+        with reading(self.where, uuid) as txn:
+            return LogPosition(
+                uuid, {name: one._replace(eras=eras_of(txn, one.number, one.offsets)) for name, one in streams.items()}
+            )
+
+    def other_era(self, known: Progress) -> int | None:
+        """Return a partition whose last message that was read has another era now."""
+        with reading(self.where) as txn:
+            return other_era(txn, known.number, known.offsets, known.eras)
+
+    def offsets_after(self, uuid: str, asked: Collection[tuple[Span, int]]) -> list[int]:
+        """Return, for each (span, bytes), the offset at the end of the block that reaches so many bytes."""
+        with reading(self.where, uuid) as txn:
+            return [offset_after(txn, *span[1:], most_bytes) for span, most_bytes in asked]
+
+    def committed(self, uuid: str, group: str) -> OfOwners:
+        """Return where a group has come to."""
+        return committed_of(self.where, group, uuid)
+
+    def lease(self, uuid: str, group: str) -> Group:
+        """Take a group's lease, by the lock of a file."""
+        look(self.where, uuid)  # raises for another log: its group's offsets must not be replaced
+        return Group(self.where, group, uuid, Files())
+
+    def read(self, asked: Reading) -> Iterator[pa.RecordBatch]:
+        """Yield the matching messages of a span, in order."""
+        from qflow.arrow.reading import Request, read_span
+
+        self._check_not_older(asked)
+        transaction = partial(reading, self.where, asked.uuid, buffers=True)
+        losses = ByOption(asked.fail_on_data_loss, self.where)
+        return read_span(transaction, Request(asked.span, asked.filter, asked.columns), losses)
+
+    def _check_not_older(self, asked: Reading) -> None:
+        span = asked.span
+        with reading(self.where, asked.uuid) as txn:
+            if not is_there(txn, span.owner):
+                return
+            end = read_row(txn, span.owner, span.partition).next - (span.partition << LANE_SHIFT)
+        if end < span.end:
+            raise StorageError(
+                f"the spool at {self.where} on host {socket.gethostname()!r} ends at offset {end} of stream "
+                f"{span.stream!r}, partition {span.partition}, and what was planned ends at {span.end}: it is an older "
+                f"copy. Serve the one that is written to with `qflow serve {self.where} --flight HOST:PORT`, and give "
+                "grpc+tls://HOST:PORT as the path"
+            )
+
+    def stage(self, asked: Staging) -> LocalStage:
+        """Begin a file of a batch."""
+        return LocalStage(self.where, asked)
+
+    def check_hand_over(self, manifest: Manifest) -> None:
+        """See that a batch would not be refused for its number or its plan."""
+        from qflow.spark.handover import Handover
+
+        Handover(self.where, manifest, 0.0).check()
+
+    def hand_over(self, manifest: Manifest, staged: Batch, timeout_s: float) -> None:
+        """Return when a batch is in the log."""
+        from qflow.spark.handover import Handover  # imports the engine, which tasks do not need
+
+        Handover(self.where, manifest, timeout_s, staged).run()
+
+    def discard(self, tokens: Collection[str]) -> None:
+        """Remove the stages of these tokens that are not handed in."""
+        discard_staged(self.where, tokens)

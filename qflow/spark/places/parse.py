@@ -1,0 +1,95 @@
+"""The options that say where a query reads or writes: `path`, and for brokers elsewhere how to reach them."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from qflow.errors import InvalidArgument
+from qflow.spark.places.local import LocalPlace
+from qflow.spark.places.place import Place
+
+SAME = "sameOnEveryHost"
+OF_PLACES = ("path", "token", "tokenFile", "ca", "brokerTimeout", SAME)
+_URL = re.compile(r"grpc(\+tls|\+tcp)?://.+", re.IGNORECASE)
+_NEXT = re.compile(r",\s*(?=grpc(?:\+tls|\+tcp)?://|file:|/)", re.IGNORECASE)
+"""What is between two places: a comma, and the beginning of a URL or an absolute path."""
+BROKER_TIMEOUT_S = 60.0
+
+
+def parse_places(values: Mapping[str, str]) -> tuple[Place, ...]:
+    """Return the places that options name.
+
+    Raises:
+        InvalidArgument: there is none, or one makes no sense.
+    """
+    given = values.get("path", "").strip()
+    if not given:
+        raise InvalidArgument(
+            "say where the spool is: .load('/path/to/spool') or .option('path', '/path/to/spool'); that of a broker on "
+            "another host by its URL, grpc+tls://HOST:PORT"
+        )
+    texts = [given] if os.path.isdir(given) else list(filter(None, map(str.strip, _NEXT.split(given))))
+    places = tuple(_place(text, values) for text in texts)
+    names = [place.where for place in places]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"option 'path' names {name} twice: name each place once")
+    return places
+
+
+def _place(text: str, values: Mapping[str, str]) -> Place:
+    if _URL.fullmatch(text):
+        from qflow.spark.places.flight import FlightPlace  # needs the extra `net`
+
+        return FlightPlace.of(
+            text,
+            token=values.get("token"),
+            token_file=values.get("tokenFile"),
+            ca=values.get("ca"),
+            patience_s=parse_seconds(values, "brokerTimeout", BROKER_TIMEOUT_S),
+        )
+    path = local_path(text)
+    if path is None:
+        raise InvalidArgument(
+            f"{text}: a spool lies on a local disk and cannot be read through {text.partition(':')[0]!r}: give the "
+            "path of its directory on the host where Spark runs, or the URL of its broker, grpc+tls://HOST:PORT"
+        )
+    return LocalPlace(path)
+
+
+def where(places: Iterable[Place]) -> str:
+    """Return the names of places, for errors."""
+    return ", ".join(place.where for place in places)
+
+
+def local_path(location: str) -> str | None:
+    """Return the absolute path of a path or URI; None if it is not on a disk of this host."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", location)
+    if scheme is None:
+        return os.path.abspath(location)
+    return os.path.abspath("/" + location[scheme.end() :].lstrip("/")) if scheme[1].lower() == "file" else None
+
+
+def parse_flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return the value of an option that is true or false."""
+    text = values.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidArgument(f"option {name!r} is {values[name]!r}: give true or false")
+    return text == "true"
+
+
+def parse_seconds(values: Mapping[str, str], name: str, default: float) -> float:
+    """Return the value of an option that is a time, such as 60 or 60s."""
+    if name not in values:
+        return default
+    text = values[name]
+    try:
+        seconds = float(text.strip().removesuffix("s"))
+    except ValueError:
+        seconds = -1.0
+    if seconds <= 0 or not math.isfinite(seconds):
+        raise InvalidArgument(f"option {name!r} is {text!r}: give seconds, such as 60 or 60s")
+    return seconds

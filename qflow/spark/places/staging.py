@@ -1,0 +1,78 @@
+"""Files of a batch in the inbox of a spool on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from qflow.arrow.takers import Takers
+from qflow.spark.places.place import Staging, Written
+from qflow.spark.spools import reading
+from qflow.storage.files import Files, storage_error
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.stage_files import StageWriter
+from qflow.storage.log import recovery
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qflow.arrow.outgoing import Outgoing
+
+
+class LocalStage:
+    """One file that a task writes; see `Stage`. The file is made with the first rows."""
+
+    def __init__(self, spool: str, asked: Staging) -> None:
+        with reading(spool, asked.uuid) as txn:
+            found = recovery.read(txn, spool)
+        self._takers = Takers(found, spool, asked.stream)
+        self._asked = asked
+        self._directory = stages.staged(spool, asked.batch, asked.token)
+        self._outgoing: Outgoing | None = None
+        self._writer: StageWriter | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows."""
+        with as_sentences(self._directory):
+            if self._outgoing is None or self._writer is None:
+                from qflow.arrow.outgoing import Outgoing
+
+                columns = {name: number for number, name in enumerate(rows.schema.names)}
+                self._outgoing = Outgoing(columns, self._asked.topic, self._takers)
+                self._writer = StageWriter(Files(), self._directory, self._asked.name)
+            self._outgoing.add(rows, self._writer)
+
+    def finish(self) -> Written:
+        """Have them on the disk. One sync."""
+        with as_sentences(self._directory):
+            file = None if self._writer is None else self._writer.finish()
+        return Written(file, frozenset(self._takers.found))
+
+    def discard(self) -> None:
+        """Remove what was written, as far as that can be done."""
+        if self._writer is not None:
+            self._writer.discard()
+
+
+def discard_staged(spool: str, tokens: Collection[str]) -> None:
+    """Remove the stages of these tokens that are not handed in.
+
+    Raises:
+        StorageError: one could not be removed.
+    """
+    for directory, _ in stages.list_staged(Files(), spool):
+        if directory.endswith(tuple(tokens)):
+            try:
+                stages.remove_tree(Files(), directory)
+            except OSError as error:
+                raise storage_error(error, "remove what was written of a batch", directory) from error
+
+
+@contextmanager
+def as_sentences(directory: str) -> Iterator[None]:
+    """Raise StorageError in place of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, "write a batch", directory) from error

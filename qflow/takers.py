@@ -1,0 +1,74 @@
+"""Who takes messages: a name, and the process it belongs to. Noted with each delivery, told by `stats()`.
+
+What a get notes is the name it was given, or the thread it is called by: an attribute of that thread, so that this
+costs a get next to nothing, and is right also when the thread has ended. Its name is asked for when somebody looks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, TypeAlias
+
+from qflow.errors import InvalidArgument
+
+NAME_BYTES = 255
+"""Of a consumer's name, in UTF-8, at most."""
+
+
+class Taker:
+    """One that is more than a name: a consumer, or what came from another process."""
+
+    __slots__ = ("kind", "name", "pid", "since_s")
+
+    def __init__(self, name: str, kind: str, pid: int | None = None) -> None:
+        self.name = name
+        self.kind = kind
+        """As `ConsumerStats.kind`."""
+        self.since_s = 0.0
+        """When it came, on the monotonic clock."""
+        self.pid = os.getpid() if pid is None else pid
+
+
+class Here(threading.local):
+    """Each thread's own."""
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+
+
+Noted: TypeAlias = Taker | threading.Thread | str
+here = Here()
+
+
+def named(taker: Noted) -> tuple[str, int]:
+    """Return the name and the process of what was noted."""
+    if isinstance(taker, str):
+        return taker, os.getpid()
+    if isinstance(taker, Taker):
+        return taker.name, taker.pid
+    return taker.name, os.getpid()
+
+
+def kind_of(taker: Noted) -> str:
+    """Return what was noted is, as `ConsumerStats.kind`."""
+    return taker.kind if isinstance(taker, Taker) else "get"
+
+
+def parse_name(value: Any, argument: str = "consumer") -> str:
+    """Return the name of a consumer.
+
+    Raises:
+        InvalidArgument: it is no text, empty, or too long.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{argument} must be str, or None, not {type(value).__name__}")
+    encoded = value.encode("utf-8", "backslashreplace")
+    if not 0 < len(encoded) <= NAME_BYTES:
+        raise InvalidArgument(f"{argument} must have 1 to {NAME_BYTES} bytes in UTF-8, got {len(encoded)}")
+    return encoded.decode()
+
+
+def cut_name(text: str) -> str:
+    """Return what somebody else has named as the name of a consumer."""
+    return text.encode("utf-8", "backslashreplace")[:NAME_BYTES].decode("utf-8", "ignore") or "?"

@@ -1,0 +1,331 @@
+"""The application: what it shows, and what its keys do."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widgets import Footer, Input
+
+from qflow.errors import QflowError
+from qflow.top import acting, drawing, words
+from qflow.top.look import Board, Key, Look, Mode, Order
+from qflow.top.one import Inside
+from qflow.top.screens import Opened, Question, Reading
+from qflow.top.source import Source
+from qflow.top.watching import Watcher
+from qflow.top.widgets import Lines, Table
+
+KINDS = (("queue", "stream"), ("queue",), ("stream",))
+SILENT_S = 3.0
+"""A look that takes longer is told of."""
+EVENT_LINES = 4
+LOW = 18
+"""Lines of a terminal that has no room for events."""
+OF_TABLE = {"filter", "sort", "turn", "kinds", "all", "keys", "events", "findings"}
+"""What keys do where the table is."""
+HELP = """\
+up, down, page up, page down, home, end   choose a queue or a stream
+enter       open it: figures, consumers, who holds what, limits, first messages
+/           show only names with this part; escape shows all again
+tab         queues and streams, queues alone, streams alone
+s, S        sort by the next column, or the one before; r turns the order round
+p           pause a queue, or let it go on
+x           purge: delete all messages of a queue; asks before
+R           redrive: move dead letters back to where they came from; asks before
+d, e        what qflow doctor finds, all events
+q, ctrl+c   leave
+
+In front of a name: ! puts are blocked, P paused, ~ a stream.
+lag: messages that nobody has taken; unack: delivered and not acked; oldest: for
+how long the oldest of those is held; memory: against what the queue may use.
+"""
+
+
+class Looked(Message):
+    """The watcher has seen something, or failed."""
+
+    def __init__(self, look: Look | Exception) -> None:
+        super().__init__()
+        self.look = look
+
+
+class Did(Message):
+    """Something that was asked for is done, or was refused."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__()
+        self.said = said
+
+
+class Read(Message):
+    """What is inside one that was opened is known."""
+
+    def __init__(self, screen: Opened, inside: Inside) -> None:
+        super().__init__()
+        self.opened = screen
+        self.inside = inside
+
+
+class Top(App[int]):
+    """`qflow top`. Its result is the exit code.
+
+    Args:
+        watches: looks are taken by a thread; without it, `take` shows what it is given.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { layout: vertical; }
+    #filter { display: none; height: 1; border: none; padding: 0; dock: bottom; }
+    VerticalScroll { scrollbar-gutter: stable; }
+    #text { height: auto; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "leave(0)", "quit"),
+        Binding("ctrl+c", "leave(130)", "quit", show=False, priority=True),
+        Binding("slash", "filter", "filter"),
+        Binding("s", "sort(1)", "sort"),
+        Binding("S", "sort(-1)", "sort", show=False),
+        Binding("r", "turn", "turn", show=False),
+        Binding("tab", "kinds", "kinds", show=False, priority=True),
+        Binding("p", "pause", "pause"),
+        Binding("x", "purge", "purge"),
+        Binding("R", "redrive", "redrive"),
+        Binding("d", "findings", "findings", show=False),
+        Binding("e", "events", "events"),
+        Binding("question_mark", "keys", "keys"),
+        Binding("escape", "all", "all", show=False),
+    ]
+
+    def __init__(self, source: Source, *, watches: bool = True) -> None:
+        super().__init__()
+        self.board = Board()
+        self.order = Order()
+        self._source = source
+        self._kinds = 0
+        self._silent_s = 0.0
+        self.said = ""
+        """What became of what was asked for last; escape takes it away."""
+        self._watcher = Watcher(source, lambda look: self.post_message(Looked(look))) if watches else None
+        self.table = Table(self.board)
+        self.failure: Exception | None = None
+        """What ended it, that should not have."""
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="head")
+        yield self.table
+        yield Lines(id="events")
+        yield Lines(id="said")
+        yield Input(id="filter", placeholder="part of a name")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.table.focus()
+        self.show()
+        if self._watcher is None:
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.action_leave, 128 + number)
+        self._watcher.start()
+        self.set_interval(1.0, self._listen)
+
+    def on_resize(self) -> None:
+        self.show()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Tell whether a key does something here: those of the table do nothing on another screen."""
+        return action not in OF_TABLE or len(self.screen_stack) == 1
+
+    def on_looked(self, message: Looked) -> None:
+        if isinstance(message.look, Exception):
+            self.failure = message.look
+            self.exit(1)
+        else:
+            self.take(message.look)
+
+    def take(self, look: Look) -> None:
+        """Show a look."""
+        self._silent_s = 0.0
+        self.board.take(look)
+        self.show()
+
+    def _listen(self) -> None:
+        """Say so if the owner does not answer."""
+        assert self._watcher is not None
+        before, silent_s = self._silent_s, self._watcher.silent_s
+        self._silent_s = silent_s if silent_s > SILENT_S else 0.0
+        if before or self._silent_s:
+            self.show()
+
+    def show(self) -> None:
+        """Draw what is seen."""
+        if isinstance(self.screen, Question):
+            return
+        self.screen.query_one("#said", Lines).show(drawing.sentence(self.said, self.size.width))
+        if isinstance(self.screen, Reading):
+            self.screen.renew()
+            return
+        width, height = self.size
+        self.query_one("#head", Lines).show(drawing.head(self.board, self._source.path, width, self._silent_s))
+        wanted = self.query_one("#filter", Input).value
+        self.table.show(self.board.shown(self.order, wanted, KINDS[self._kinds]), self.order)
+        last = [*self.board.events][-EVENT_LINES if height >= LOW else len(self.board.events) :]
+        self.query_one("#events", Lines).show(drawing.events(last, width))
+
+    # Keys ---------------------------------------------------------------------------------------------------------
+
+    def action_leave(self, code: int) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+        self.exit(code)
+
+    def action_filter(self) -> None:
+        field = self.query_one("#filter", Input)
+        field.display = True
+        field.focus()
+
+    def on_input_changed(self) -> None:
+        self.show()
+
+    def on_input_submitted(self, message: Input.Submitted) -> None:
+        message.input.display = bool(message.value)
+        self.table.focus()
+
+    def action_all(self) -> None:
+        field = self.query_one("#filter", Input)
+        field.value, field.display, self.said = "", False, ""
+        self.table.focus()
+        self.show()
+
+    def action_sort(self, steps: int) -> None:
+        self.order = self.order.moved(steps)
+        self.show()
+
+    def action_turn(self) -> None:
+        self.order = self.order.turned()
+        self.show()
+
+    def action_kinds(self) -> None:
+        self._kinds = (self._kinds + 1) % len(KINDS)
+        self.show()
+
+    def _open(self, screen: Reading) -> None:
+        def left(_: None) -> None:
+            self.call_later(self.show)
+
+        self.push_screen(screen, left)
+
+    def action_keys(self) -> None:
+        self._open(Reading(lambda width: [Text(HELP)]))
+
+    def action_findings(self) -> None:
+        self._open(Reading(lambda width: drawing.every_finding(self.board)))
+
+    def action_events(self) -> None:
+        def lines(width: int) -> list[Text]:
+            newest_first = [*self.board.events][::-1]
+            return drawing.events(newest_first, width) or [Text("nothing has happened since this began to look")]
+
+        self._open(Reading(lines))
+
+    def on_table_opened(self, message: Table.Opened) -> None:
+        screen, key = Opened(self.board, message.key), message.key
+        facts = (self.board.look.queues if key.kind == "queue" else self.board.look.streams).get(key.name, {})
+        is_durable = bool(facts.get("durable", True))
+
+        def read() -> None:
+            self.post_message(Read(screen, acting.look_inside(self._source, key, is_durable)))
+
+        self._open(screen)
+        self._beside(read)
+
+    def on_read(self, message: Read) -> None:
+        message.opened.inside = message.inside
+        if message.opened is self.screen:
+            message.opened.renew()
+
+    # What changes a spool -----------------------------------------------------------------------------------------
+
+    def _queue(self) -> str | None:
+        """Return the queue that a key is for; tell why there is none."""
+        key: Key | None = self.screen.key if isinstance(self.screen, Opened) else self.table.chosen
+        if key is None or key.kind != "queue":
+            self._say("choose a queue for that")
+        elif self.board.look.mode is not Mode.LIVE:
+            self._say(f"read-only: {self.board.look.note}")
+        else:
+            return key.name
+        return None
+
+    def action_purge(self) -> None:
+        if (name := self._queue()) is not None:
+            row = self.board.rows[Key("queue", name)]
+            self._ask(
+                f"Delete {row.messages:,} messages of {words.safe(name)}? What consumers hold is deleted, too.",
+                partial(acting.purge, self._source, name),
+            )
+
+    def action_redrive(self) -> None:
+        if (name := self._queue()) is not None:
+            self._ask(
+                f"Move the dead letters in {words.safe(name)} back to the queues they came from?",
+                partial(acting.redrive, self._source, name),
+            )
+
+    def action_pause(self) -> None:
+        if (name := self._queue()) is not None:
+            is_paused = self.board.rows[Key("queue", name)].is_paused
+            self._do(partial(acting.pause_or_resume, self._source, name, is_paused))
+
+    def _ask(self, question: str, act: Callable[[], str]) -> None:
+        def answered(is_yes: bool | None) -> None:
+            if is_yes:
+                self._do(act)
+
+        self.said = ""
+        self.push_screen(Question(question), answered)
+
+    def _do(self, act: Callable[[], str]) -> None:
+        def run() -> None:
+            try:
+                self.post_message(Did(act()))
+            except (QflowError, OSError) as error:
+                self.post_message(Did(" ".join(str(error).split())))
+
+        self._beside(run)
+
+    def _beside(self, work: Callable[[], object]) -> None:
+        """Have a thread wait for the owner; one that hangs does not keep the process from ending."""
+        threading.Thread(target=work, name="qflow-top-act", daemon=True).start()
+
+    def on_did(self, message: Did) -> None:
+        self._say(message.said)
+        if self._watcher is not None:
+            self._watcher.look_now()
+
+    def _say(self, sentence: str) -> None:
+        self.said = sentence
+        self.show()
+
+
+def run(source: Source) -> int:
+    """Show a spool until somebody leaves; return the exit code.
+
+    Raises:
+        What ended the looks, if it is no error of the spool.
+    """
+    top = Top(source)
+    code = top.run()
+    if top.failure is not None:
+        raise top.failure
+    return top.return_code or 0 if code is None else code

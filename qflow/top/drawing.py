@@ -1,0 +1,187 @@
+"""What stands around the table, as lines of text: whose spool it is, memory, sums, findings, and events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from qflow.doctor import Finding
+from qflow.events import Event, EventKind
+from qflow.top import words
+from qflow.top.look import FLOWS, Board, Mode
+
+MODE_STYLES = {Mode.LIVE: "bold green", Mode.TOLD: "bold yellow", Mode.DEAD: "bold yellow", Mode.FAILED: "bold red"}
+SHADES = (("█", "cyan"), ("▓", "magenta"), ("█", "green"), ("▓", "blue"), ("░", "white"))
+"""Of the queues with the most memory, and of all others: different also without colours."""
+BAD = {
+    EventKind.DISK_FULL,
+    EventKind.MESSAGES_LOST,
+    EventKind.CONSUMER_FAILED,
+    EventKind.SLOW_CONSUMER,
+    EventKind.LIMIT_REACHED,
+}
+SEVERITY_STYLES = {"urgent": "bold red", "problem": "yellow", "notice": "cyan"}
+NOTE_LINES = 3
+
+
+def head(board: Board, path: str, width: int, silent_s: float = 0.0) -> list[Text]:
+    """Return all lines above the table.
+
+    Args:
+        silent_s: for how long the owner has not answered, if that is longer than it should be.
+    """
+    lines = [title(board, path, width)]
+    if silent_s:
+        said = f"no answer for {words.age(silent_s)}; what is shown is as old"
+        lines += _wrapped(said, width, "bold red")
+    if board.look.note:
+        note = board.look.note
+        if board.look.mode is Mode.TOLD:
+            note += f", {words.age(board.look.age_s)} old"
+        lines += _wrapped(note, width, MODE_STYLES[board.look.mode])
+    lines += memory(board, width)
+    lines += sums(board, width)
+    lines += findings(board, width)
+    return lines
+
+
+def title(board: Board, path: str, width: int) -> Text:
+    """Return the name of the spool, and how it is seen."""
+    look = board.look
+    state = look.mode.value + (f" · pid {look.pid}" if look.pid else "")
+    name = words.safe(path)
+    room = width - len(state) - 1
+    if len(name) > room:
+        name = "…" + name[len(name) - room + 1 :] if room > 1 else ""
+    line = Text(words.fitted(name, room), "bold", no_wrap=True)
+    line.append(" ")
+    line.append(state, MODE_STYLES[look.mode])
+    return line
+
+
+def sentence(said: str, width: int) -> list[Text]:
+    """Return what became of what was asked for."""
+    return _wrapped(said, width, "bold yellow") if said else []
+
+
+def _wrapped(sentence: str, width: int, style: str) -> list[Text]:
+    """Return a sentence in a few lines; the last one is cut."""
+    lines = [""]
+    for word in words.safe(sentence).split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width and len(lines) < NOTE_LINES:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return [Text(words.fitted(line, width), style, no_wrap=True) for line in lines]
+
+
+def memory(board: Board, width: int) -> list[Text]:
+    """Return the memory of the broker: who has how much of it, stacked, and their names."""
+    capacity, resident = board.look.broker.get("capacity_bytes"), board.look.broker.get("resident_bytes")
+    if not capacity or resident is None:
+        return []
+    parts = _largest(board, resident)
+    figures = f" {words.size(resident)} of {words.size(capacity)}"
+    line = Text("memory ", no_wrap=True)
+    room = max(4, width - len(line) - len(figures))
+    shown = 0
+    names = Text("       ", no_wrap=True)
+    for (name, used), (letter, style) in zip(parts, SHADES, strict=False):
+        cells = min(room - shown, max(1, round(room * used / capacity)))
+        shown += cells
+        line.append(letter * cells, style)
+        entry = f" {words.safe(name)} {words.size(used)} "
+        if len(names) + 1 + len(entry) <= width:
+            names.append(letter, style)
+            names.append(entry)
+    line.append("·" * (room - shown))
+    line.append(figures)
+    line.truncate(width)
+    return [line, names] if parts else [line]
+
+
+def _largest(board: Board, resident: int) -> list[tuple[str, int]]:
+    """Return who has most of the memory, and what all others have."""
+    found = [(row.key.name, row.resident_bytes) for row in board.rows.values() if row.resident_bytes]
+    found.sort(key=lambda one: (-one[1], one[0]))
+    top = found[: len(SHADES) - 1]
+    others = resident - sum(used for _, used in top)
+    return [*top, ("others", others)] if others > 0 else top
+
+
+def sums(board: Board, width: int) -> list[Text]:
+    """Return the rates of all together, what is spilled, and how much there is."""
+    rows = board.rows.values()
+    rates = board.whole()
+    held = sum(row.messages for row in rows if row.key.kind == "queue")
+    queues = sum(row.key.kind == "queue" for row in rows)
+    facts = [f"{words.counted(queues, 'queue')}: {words.counted(held, 'message')}"]
+    if streams := len(board.rows) - queues:
+        facts.append(words.counted(streams, "stream"))
+    if spilled := board.look.broker.get("spilled_bytes"):
+        facts.append(f"{words.size(spilled)} spilled")
+    if board.look.mode in (Mode.DEAD, Mode.FAILED):
+        return [Text(words.fitted(", ".join(facts), width), no_wrap=True)]
+    line = Text(no_wrap=True)
+    each = 24 if width >= 76 else 13
+    for flow in FLOWS:
+        label = f"{flow} {words.count(rates[flow])}/s "
+        line.append(label)
+        line.append(words.curve(board.series(None, flow, max(0, each - len(label))), each - len(label)), "cyan")
+        line.append(" ")
+    lines = [line]
+    rest = ", ".join(facts)
+    if len(line) + len(rest) <= width:
+        line.append(rest)
+    else:
+        line.truncate(width)
+        lines.append(Text(words.fitted(rest, width), no_wrap=True))
+    return lines
+
+
+def findings(board: Board, width: int, most: int = 2) -> list[Text]:
+    """Return the worst findings, a line each, and how many more there are."""
+    found = board.look.findings
+    lines = []
+    for one in found[:most]:
+        severity = _severity(one)
+        line = Text(f"{severity}: ", SEVERITY_STYLES.get(severity, ""), no_wrap=True)
+        line.append(words.safe(one.sentence))
+        line.truncate(width, overflow="ellipsis")
+        lines.append(line)
+    if len(found) > most:
+        lines.append(
+            Text(
+                words.fitted(f"{words.counted(len(found) - most, 'finding')} more: press d", width), "dim", no_wrap=True
+            )
+        )
+    return lines
+
+
+def _severity(finding: Finding) -> str:
+    return finding.severity.name.lower()
+
+
+def every_finding(board: Board) -> list[Text]:
+    """Return all findings with their remedies."""
+    lines = []
+    for one in board.look.findings:
+        severity = _severity(one)
+        lines.append(Text(f"{severity}: {words.safe(one.sentence)}", SEVERITY_STYLES.get(severity, "")))
+        lines += [Text(f"  {words.safe(part)}") for part in one.remedy.splitlines()]
+    return lines or [Text("nothing is wrong, as far as the figures tell; `qflow doctor` looks at more")]
+
+
+def events(found: Sequence[Event], width: int) -> list[Text]:
+    """Return a line for each event."""
+    lines = []
+    for one in found:
+        clock = time.strftime("%H:%M:%S", time.localtime(one.time_s))
+        line = Text(f"{clock} ", "dim", no_wrap=True)
+        line.append(one.kind.value.replace("_", " "), "bold red" if one.kind in BAD else "bold")
+        line.append(f" {words.safe(one.queue)} {words.safe(one.detail)}".rstrip())
+        line.truncate(width, overflow="ellipsis")
+        lines.append(line)
+    return lines

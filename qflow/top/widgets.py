@@ -1,0 +1,123 @@
+"""Lines of text, and the table with its cursor, as Textual's widgets."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.widget import Widget
+
+from qflow.top.columns import layout
+from qflow.top.look import Board, Key, Order, Row
+
+WHEEL = 3
+
+
+class Lines(Widget):
+    """Some lines, as high as they are many."""
+
+    DEFAULT_CSS = "Lines { height: 0; }"
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id)
+        self._lines: list[Text] = []
+
+    def show(self, lines: list[Text]) -> None:
+        if len(lines) != len(self._lines):
+            self.styles.height = len(lines)
+        self._lines = lines
+        self.refresh()
+
+    def render(self) -> Text:
+        return Text("\n").join(self._lines)
+
+
+class Table(Widget, can_focus=True):
+    """The rows of a board; only those that are seen are drawn."""
+
+    DEFAULT_CSS = "Table { height: 1fr; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup", "page(-1)", "page up", show=False),
+        Binding("pagedown", "page(1)", "page down", show=False),
+        Binding("home,g", "move(-1000000)", "first", show=False),
+        Binding("end,G", "move(1000000)", "last", show=False),
+        Binding("enter", "open", "open"),
+    ]
+
+    class Opened(Message):
+        """A row was chosen."""
+
+        def __init__(self, key: Key) -> None:
+            super().__init__()
+            self.key = key
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(id="table")
+        self._board = board
+        self.rows: list[Row] = []
+        self._order = Order()
+        self._first = 0
+        self.chosen: Key | None = None
+        """The row that the cursor is on, wherever it goes."""
+
+    def show(self, rows: list[Row], order: Order) -> None:
+        self.rows, self._order = rows, order
+        self._place()
+        self.refresh()
+
+    def _place(self) -> int:
+        """Return where the cursor is; a row that is gone leaves it at the top."""
+        place = next((place for place, row in enumerate(self.rows) if row.key == self.chosen), 0)
+        self.chosen = self.rows[place].key if self.rows else None
+        return place
+
+    def render(self) -> Text:
+        place, height = self._place(), max(1, self.size.height - 1)
+        self._first = max(0, min(self._first, place, len(self.rows) - height), place - height + 1)
+        seen = self.rows[self._first : self._first + height]
+        shape = layout(self.size.width, [row.key.name for row in seen])
+        lines = [shape.heading(self._order)]
+        for number, row in enumerate(seen, self._first):
+            line = shape.line(self._board, row)
+            if number == place:
+                line.pad_right(max(0, self.size.width - line.cell_len))
+                line.stylize("reverse")
+            lines.append(line)
+        if not seen:
+            lines.append(Text("  no queue and no stream to show", "dim"))
+        return Text("\n").join(lines)
+
+    def action_move(self, steps: int) -> None:
+        if self.rows:
+            place = min(len(self.rows) - 1, max(0, self._place() + steps))
+            self.chosen = self.rows[place].key
+            self.refresh()
+
+    def action_page(self, pages: int) -> None:
+        self.action_move(pages * max(1, self.size.height - 2))
+
+    def action_open(self) -> None:
+        if self.rows:
+            self._place()
+        if self.chosen is not None:
+            self.post_message(self.Opened(self.chosen))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self.action_move(WHEEL)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.action_move(-WHEEL)
+
+    def on_click(self, event: events.Click) -> None:
+        place = self._first + event.y - 1
+        if event.y > 0 and place < len(self.rows):
+            is_again = self.rows[place].key == self.chosen
+            self.chosen = self.rows[place].key
+            self.refresh()
+            if is_again:
+                self.action_open()

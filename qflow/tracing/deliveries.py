@@ -1,0 +1,129 @@
+"""Deliveries that trace: what is done with them in `with`, acks and nacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any
+
+from qflow.aio import AsyncDelivery
+from qflow.tracing import spans
+from qflow.tracing.classes import become
+
+_blocks: ContextVar[tuple[Any, ...]] = ContextVar("qflow_tracing_blocks", default=())
+"""The spans of `with delivery` that are open here, the last one first; each with the block around it."""
+
+
+def _enter(delivery: Any) -> None:
+    block: AbstractContextManager[Any] = spans.processing(delivery)
+    block.__enter__()
+    _blocks.set((block, _blocks.get()))
+
+
+def _leave(kind: Any, error: Any, trace: Any) -> None:
+    block, around = _blocks.get()
+    _blocks.set(around)
+    if error is None:
+        block.__exit__(None, None, None)
+        return
+    try:
+        block.__exit__(kind, error, trace)
+    except BaseException as raised:
+        if raised is not error:
+            raise
+
+
+def one_of_threads(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a delivery."""
+
+    def ack(self: Any, wait: bool = False) -> None:
+        with spans.settling("ack", self.queue, [self]):
+            kind.ack(self, wait)
+
+    def nack(self: Any, *arguments: Any, **options: Any) -> None:
+        with spans.settling("nack", self.queue, [self]):
+            kind.nack(self, *arguments, **options)
+
+    def enter(self: Any) -> Any:
+        kind.__enter__(self)
+        _enter(self)
+        return self
+
+    def leave(self: Any, of: Any, error: Any, trace: Any) -> Any:
+        _leave(of, error, trace)
+        return kind.__exit__(self, of, error, trace)
+
+    return {"ack": ack, "nack": nack, "__enter__": enter, "__exit__": leave}
+
+
+def one_of_tasks(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a delivery to a task."""
+
+    async def ack(self: Any, wait: bool = False) -> None:
+        with spans.settling("ack", self.queue, [self]):
+            await kind.ack(self, wait)
+
+    async def nack(self: Any, *arguments: Any, **options: Any) -> None:
+        with spans.settling("nack", self.queue, [self]):
+            await kind.nack(self, *arguments, **options)
+
+    async def enter(self: Any) -> Any:
+        await kind.__aenter__(self)
+        _enter(self)
+        return self
+
+    async def leave(self: Any, of: Any, error: Any, trace: Any) -> Any:
+        _leave(of, error, trace)
+        if error is not None:
+            return await kind.__aexit__(self, of, error, trace)
+        with spans.settling("ack", self.queue, [self]):
+            return await kind.__aexit__(self, of, error, trace)
+
+    return {"ack": ack, "nack": nack, "__aenter__": enter, "__aexit__": leave}
+
+
+def delivery(one: Any) -> Any:
+    """Have a delivery trace; return it."""
+    return become(one, one_of_tasks if isinstance(one, AsyncDelivery) else one_of_threads)
+
+
+def _items(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a batch that give its deliveries."""
+
+    def item(self: Any, index: Any) -> Any:
+        found = kind.__getitem__(self, index)
+        return [delivery(one) for one in found] if isinstance(index, slice) else delivery(found)
+
+    def iterate(self: Any) -> Iterator[Any]:
+        return map(delivery, kind.__iter__(self))
+
+    return {"__getitem__": item, "__iter__": iterate}
+
+
+def batch_of_threads(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a batch."""
+
+    def ack(self: Any, wait: bool = False) -> None:
+        with spans.settling("ack", self[0].queue, list(self)):
+            kind.ack(self, wait)
+
+    def nack(self: Any, *arguments: Any, **options: Any) -> None:
+        with spans.settling("nack", self[0].queue, list(self)):
+            kind.nack(self, *arguments, **options)
+
+    return {"ack": ack, "nack": nack, **_items(kind)}
+
+
+def batch_of_tasks(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a batch for a task."""
+
+    async def ack(self: Any, wait: bool = False) -> None:
+        with spans.settling("ack", self[0].queue, list(self)):
+            await kind.ack(self, wait)
+
+    async def nack(self: Any, *arguments: Any, **options: Any) -> None:
+        with spans.settling("nack", self[0].queue, list(self)):
+            await kind.nack(self, *arguments, **options)
+
+    return {"ack": ack, "nack": nack, **_items(kind)}

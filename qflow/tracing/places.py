@@ -1,0 +1,127 @@
+"""Queues, subscriptions and transactions that trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from time import time_ns
+from typing import Any
+
+from qflow.errors import AlreadySettled
+from qflow.tracing import deliveries, spans
+from qflow.tracing.classes import become
+
+
+def _gets_of_threads(kind: Any) -> Mapping[str, Any]:
+    def get(self: Any, *arguments: Any, **options: Any) -> Any:
+        began_ns = time_ns()
+        found = deliveries.delivery(kind.get(self, *arguments, **options))
+        spans.received("get", self.name or found.queue, began_ns, [found])
+        return found
+
+    def get_many(self: Any, *arguments: Any, **options: Any) -> Any:
+        began_ns = time_ns()
+        found = become(kind.get_many(self, *arguments, **options), deliveries.batch_of_threads)
+        spans.received("get_many", self.name or found[0].queue, began_ns, list(found))
+        return found
+
+    return {"get": get, "get_many": get_many}
+
+
+def _gets_of_tasks(kind: Any) -> Mapping[str, Any]:
+    async def get(self: Any, *arguments: Any, **options: Any) -> Any:
+        began_ns = time_ns()
+        found = deliveries.delivery(await kind.get(self, *arguments, **options))
+        spans.received("get", self.name or found.queue, began_ns, [found])
+        return found
+
+    async def get_many(self: Any, *arguments: Any, **options: Any) -> Any:
+        began_ns = time_ns()
+        found = become(await kind.get_many(self, *arguments, **options), deliveries.batch_of_tasks)
+        spans.received("get_many", self.name or found[0].queue, began_ns, list(found))
+        return found
+
+    return {"get": get, "get_many": get_many}
+
+
+def _submit(kind: Any) -> Callable[..., Any]:
+    def submit(self: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
+        return spans.sending_later(
+            "put", self.name, lambda: kind.submit(self, body, headers=spans.with_context(headers), **options)
+        )
+
+    return submit
+
+
+def queue_of_threads(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a queue."""
+
+    def put(self: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
+        with spans.sending("put", self.name, message__body__size=spans.size_of(body)):
+            return kind.put(self, body, headers=spans.with_context(headers), **options)
+
+    def put_many(self: Any, bodies: Any, *, headers: Any = None, **options: Any) -> Any:
+        listed = list(bodies)
+        with spans.sending("put", self.name, batch__message_count=len(listed)):
+            return kind.put_many(self, listed, headers=spans.with_context(headers), **options)
+
+    def consume(self: Any, callback: Callable[[Any], object], **options: Any) -> Any:
+        @functools.wraps(callback)
+        def traced(one: Any) -> object:
+            with spans.processing(deliveries.delivery(one)):
+                return callback(one)
+
+        return kind.consume(self, traced, **options)
+
+    return {"put": put, "put_many": put_many, "submit": _submit(kind), "consume": consume, **_gets_of_threads(kind)}
+
+
+def queue_of_tasks(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a queue of tasks."""
+
+    async def put(self: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
+        with spans.sending("put", self.name, message__body__size=spans.size_of(body)):
+            return await kind.put(self, body, headers=spans.with_context(headers), **options)
+
+    async def put_many(self: Any, bodies: Any, *, headers: Any = None, **options: Any) -> Any:
+        listed = list(bodies)
+        with spans.sending("put", self.name, batch__message_count=len(listed)):
+            return await kind.put_many(self, listed, headers=spans.with_context(headers), **options)
+
+    def consume(self: Any, callback: Callable[[Any], Any], **options: Any) -> Any:
+        @functools.wraps(callback)
+        async def traced(one: Any) -> None:
+            with spans.processing(deliveries.delivery(one)):
+                await callback(one)
+            with suppress(AlreadySettled):  # else whoever called this would ack it, and make no span
+                await one.ack()
+
+        return kind.consume(self, traced, **options)
+
+    return {"put": put, "put_many": put_many, "submit": _submit(kind), "consume": consume, **_gets_of_tasks(kind)}
+
+
+def subscription_of_threads(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a subscription."""
+    return _gets_of_threads(kind)
+
+
+def subscription_of_tasks(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a subscription of tasks."""
+    return _gets_of_tasks(kind)
+
+
+def transaction(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a transaction, of threads or of tasks: its messages carry the context that is current."""
+
+    def put(self: Any, queue: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
+        return kind.put(self, queue, body, headers=spans.with_context(headers), **options)
+
+    def put_many(self: Any, queue: Any, bodies: Any, *, headers: Any = None, **options: Any) -> Any:
+        return kind.put_many(self, queue, bodies, headers=spans.with_context(headers), **options)
+
+    def publish(self: Any, topic: str, body: Any, *, headers: Any = None, **options: Any) -> Any:
+        return kind.publish(self, topic, body, headers=spans.with_context(headers), **options)
+
+    return {"put": put, "put_many": put_many, "publish": publish}

@@ -1,0 +1,99 @@
+"""The application: pages, the API, what is static, and routes of others, behind the guard.
+
+Routes that others add, as those of metrics, are handed to `application`, or to `qflow.web.serve`. They pass the guard
+like all others: with users, only who has logged in or comes with HTTP Basic gets there. A handler finds the broker in
+`request.app.state.site.broker`, and what may be seen in `request.state.rights`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount
+from starlette.staticfiles import StaticFiles
+
+from qflow.errors import (
+    BrokerClosed,
+    DiskFull,
+    InvalidArgument,
+    MessageTooLarge,
+    NotFound,
+    QflowError,
+    QueueDeleted,
+    QueueFull,
+    SettingsConflict,
+    StorageError,
+    StreamDeleted,
+)
+from qflow.web import api, forms, pages
+from qflow.web.actions import Changed
+from qflow.web.guard import Guard
+from qflow.web.rights import Forbidden
+from qflow.web.site import Site
+
+_STATUS: Sequence[tuple[type[QflowError], int]] = (
+    (InvalidArgument, 400),
+    (Forbidden, 403),
+    (NotFound, 404),
+    (QueueDeleted, 404),
+    (StreamDeleted, 404),
+    (SettingsConflict, 409),
+    (Changed, 409),
+    (MessageTooLarge, 413),
+    (QueueFull, 503),
+    (DiskFull, 503),
+    (BrokerClosed, 503),
+    (StorageError, 503),
+)
+_logger = logging.getLogger("qflow.web")
+
+
+class _Static(StaticFiles):
+    """Files that change with the version alone."""
+
+    def file_response(self, *args: object, **kwargs: object) -> Response:
+        response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
+        response.headers["Cache-Control"] = "public, max-age=3600"
+        return response
+
+
+def application(site: Site, routes: Sequence[BaseRoute] = ()) -> Starlette:
+    """Return the application of a door, with routes of others before those of its own."""
+    static = Mount("/static", _Static(directory=Path(__file__).parent / "static"), name="static")
+    app = Starlette(
+        routes=[*routes, *api.routes(), *pages.routes(), *forms.routes(), static],
+        middleware=[Middleware(Guard, site=site)],
+        exception_handlers={QflowError: _refused, HTTPException: _failed, Exception: _broken},
+    )
+    app.state.site = site
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    return await _told(request, status, str(error))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    response = await _told(request, error.status_code, error.detail)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _broken(request: Request, _error: Exception) -> Response:
+    """The server's own fault, which its log has with all that led to it."""
+    return await _told(request, 500, "a fault of the server; its log says more")
+
+
+async def _told(request: Request, status: int, sentence: str) -> Response:
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": sentence}, status)
+    return pages.error_page(request, status, sentence)

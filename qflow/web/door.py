@@ -1,0 +1,182 @@
+"""The door: it listens, hands connections to uvicorn's protocol, and closes those that say nothing for long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl as tls
+from collections.abc import Sequence
+from typing import Any
+
+from h11 import IDLE, SEND_BODY
+from starlette.routing import BaseRoute
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from qflow.aio.broker import AsyncBroker
+from qflow.broker import Broker
+from qflow.serving.addresses import check_port
+from qflow.serving.certificates import Renewable
+from qflow.serving.tasks import Tasks
+from qflow.serving.users import Users, check_users
+from qflow.web.app import application
+from qflow.web.site import Site
+
+PORT = 7480
+MOST_CONNECTIONS = 200
+HANDSHAKE_S = 10.0
+KEEP_ALIVE_S = 60
+LOOK_S = 5.0
+PATIENCE_LOOKS = 6
+"""A connection that sends a request in more looks than that is closed."""
+DRAINING_S = 0.02
+
+_logger = logging.getLogger("qflow.web")
+
+
+class Server:
+    """A page and a JSON API on a broker. Made by `serve`; `async with` closes it."""
+
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        users: Users | None,
+        ssl: tls.SSLContext | None,
+        routes: Sequence[BaseRoute] = (),
+    ) -> None:
+        self.site = Site(broker, users)
+        self._tls = None if ssl is None else Renewable(ssl)
+        self._config = Config(
+            application(self.site, routes), http=H11Protocol, ws="none", lifespan="off", log_config=None,
+            access_log=False, proxy_headers=False, server_header=False, date_header=False,
+            limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE_S,
+        )  # fmt: skip
+        self._state = ServerState()
+        self._waiting: dict[H11Protocol, int] = {}
+        self._tasks = Tasks(_logger)
+        self._listening: asyncio.Server | None = None
+        self._is_closed = False
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        self._config.load()
+        # Its logger has a line for each request that makes no sense, which anybody can send.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        context = None if self._tls is None else self._tls.listening
+        self._listening = await asyncio.get_running_loop().create_server(
+            self._protocol,
+            host,
+            port,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
+        )
+        secure = "__Host-" if context is not None else ""
+        self.site.cookie, self.site.is_secure = f"{secure}qflow-{self.port}", bool(secure)
+        self.site.begin()
+        self._tasks.spawn(self._look_after())
+
+    def _protocol(self) -> H11Protocol:
+        return H11Protocol(self._config, self._state, {})
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """Where it listens."""
+        return self._listening.sockets if self._listening is not None else ()
+
+    @property
+    def port(self) -> int:
+        """The port of the first socket it listens on."""
+        return int(self.sockets[0].getsockname()[1])
+
+    def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
+        """Use these users, and the certificates of this context, from now on; who is no user any more is logged out."""
+        self.site.logins.users = users
+        if self._tls is not None and ssl is not None:
+            self._tls.renew(ssl)
+
+    async def _look_after(self) -> None:
+        """Close connections on which a request does not come to its end."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Count the looks at which a request was not whole; once in `LOOK_S`."""
+        protocols = [one for one in self._state.connections if isinstance(one, H11Protocol)]
+        sending = [one for one in protocols if one.conn.their_state in (IDLE, SEND_BODY)]
+        self._waiting = {one: self._waiting.get(one, 0) + 1 for one in sending}
+        for one, looks in list(self._waiting.items()):
+            if looks > PATIENCE_LOOKS and one.timeout_keep_alive_task is None:
+                one.transport.abort()
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more connections, answer what was asked, and return then, or after so many seconds."""
+        if self._listening is not None:
+            self._listening.close()
+        for protocol in list(self._state.connections):
+            protocol.shutdown()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace_s
+        while (self._state.connections or self._state.tasks) and loop.time() < end:
+            await asyncio.sleep(DRAINING_S)
+
+    async def close(self) -> None:
+        """End all connections at once; what was answered is done. Twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._listening is not None:
+            self._listening.close()
+        for protocol in list(self._state.connections):
+            protocol.transport.abort()
+        tasks = list(self._state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
+        self.site.close()
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def serve(
+    broker: AsyncBroker | Broker,
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    ssl: tls.SSLContext | None = None,
+    users: Users | None = None,
+    routes: Sequence[BaseRoute] = (),
+) -> Server:
+    """Listen for browsers and for programs that use the JSON API; see `Server`.
+
+    Args:
+        port: 0 = any that is free; see `Server.port`.
+        ssl: the certificate of the server.
+        users: who may log in, and what they may do, as `qflow.serving.users.Users.load` reads them; None = whoever
+            comes from this machine may look, and nobody may change anything.
+        routes: of Starlette, which this door has besides; see `qflow.web.app`.
+
+    Raises:
+        OSError: the address cannot be listened on.
+        InvalidArgument: another address than one of this machine alone, without users; no port.
+    """
+    check_port(port)
+    check_users(users, host)
+    around = broker if isinstance(broker, AsyncBroker) else AsyncBroker(broker)
+    server = Server(around, users, ssl, routes)
+    try:
+        await server.start(host, port)
+    except BaseException:
+        await server.close()
+        raise
+    return server

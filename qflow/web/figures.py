@@ -1,0 +1,128 @@
+"""Figures for pages that are open: one look at the broker for all of them, at most once a second, in a thread.
+
+Nobody looks, nothing is looked at. What the charts of the overview show is kept here, so that a page that opens has
+the last minutes at once, as far as somebody looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from qflow.aio.broker import AsyncBroker, in_thread
+
+LOOK_S = 1.0
+POINTS = 600
+_SUMS = (
+    "messages", "bytes", "resident_bytes", "spilled_messages", "spilled_bytes", "acquired_messages", "blocked_putters",
+)  # fmt: skip
+_TOTALS = ("put_total", "delivered_total", "acked_total")
+
+
+@attrs.frozen(eq=False)
+class Look:
+    """What a broker was at one moment."""
+
+    at_s: float
+    """Since the epoch."""
+    totals: Mapping[str, float]
+    """Sums over all queues, and what is of the whole broker."""
+    queues: Mapping[str, Mapping[str, Any]]
+    """Fields of `QueueStats`, by name."""
+    streams: Mapping[str, Mapping[str, Any]]
+    """Fields of `StreamStats`."""
+
+
+class Figures:
+    """See the module.
+
+    Args:
+        broker: whose figures these are.
+        clock: seconds, monotonic.
+        now: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._now = now
+        self._queues: dict[str, Mapping[str, Any]] = {}
+        self._number = 0
+        self._last: Look | None = None
+        self._looked_s = 0.0
+        self._looking: asyncio.Task[Look] | None = None
+        self._points: deque[dict[str, float]] = deque(maxlen=POINTS)
+
+    async def look(self) -> Look:
+        """Return the figures of now, or of a moment ago.
+
+        Raises:
+            BrokerClosed
+        Cost: 0.1 ms; once a second, in a thread, 1 µs for each queue and 90 µs for each that has changed.
+        """
+        if self._last is not None and self._clock() - self._looked_s < LOOK_S and not self._broker.closed:
+            return self._last
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look_anew())
+        return await asyncio.shield(self._looking)
+
+    async def one(self, name: str) -> Mapping[str, Any]:
+        """Return the figures of a queue as they are now, fields of `QueueStats`."""
+        return attrs.asdict(await self._broker.queue(name).stats())
+
+    async def _look_anew(self) -> Look:
+        try:
+            look = await in_thread(self._broker, self._read)
+            self._keep_point(look)
+            self._last, self._looked_s = look, self._clock()
+            return look
+        finally:
+            self._looking = None
+
+    def _read(self) -> Look:
+        engine = self._broker.broker.engine
+        engine.spool.check_open()
+        self._number, changed = engine.figures.changes(self._number)
+        for name, facts in changed.items():
+            if facts:
+                self._queues[name] = facts
+            else:
+                self._queues.pop(name, None)
+        streams = {stream.name: attrs.asdict(stream.stats()) for stream in engine.streams.all()}
+        queues = dict(self._queues)
+        totals: dict[str, float] = {name: sum(facts[name] for facts in queues.values()) for name in (*_SUMS, *_TOTALS)}
+        totals["published_total"] = sum(stream["published_total"] for stream in streams.values())
+        totals["stream_messages"] = sum(stream["messages"] for stream in streams.values())
+        totals["capacity_bytes"] = engine.ledger.capacity
+        totals["queues"], totals["streams"] = len(queues), len(streams)
+        return Look(self._now(), totals, queues, streams)
+
+    def _keep_point(self, look: Look) -> None:
+        before = self._last
+        passed_s = 0.0 if before is None else look.at_s - before.at_s
+        point = {
+            "at_s": look.at_s,
+            **{
+                name: look.totals[name] for name in ("messages", "acquired_messages", "resident_bytes", "spilled_bytes")
+            },
+        }
+        if before is not None and 0 < passed_s <= 10 * LOOK_S:
+            for name in (*_TOTALS, "published_total"):
+                grown = look.totals[name] - before.totals[name]
+                point[name.removesuffix("_total")] = max(0.0, grown / passed_s)  # a deleted queue takes its own along
+        self._points.append(point)
+
+    def points(self, since_s: float = 0.0) -> list[dict[str, float]]:
+        """Return what charts show: later than so many seconds since the epoch."""
+        return [point for point in self._points if point["at_s"] > since_s]

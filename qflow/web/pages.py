@@ -1,0 +1,220 @@
+"""The pages: made on the server, whole without a script; a script renews what is marked as live, and draws charts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from qflow import __version__
+from qflow.config import Overflow, QueueSettings
+from qflow.errors import InvalidArgument
+from qflow.web import actions, listing, peeking, text
+from qflow.web.arguments import Arguments
+from qflow.web.lookup import queue_of, stream_of, visible
+from qflow.web.rights import Rights
+from qflow.web.site import Site
+
+Page = Callable[[Request], Awaitable[Response]]
+_LIVE = "x-live"
+"""The header of requests that renew a page."""
+
+
+def _at(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+
+
+def link(path: str, **query: object) -> str:
+    """Return a link, without what is empty."""
+    return f"{path}?{urlencode({name: value for name, value in query.items() if value not in (None, '', False)})}"
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "name": text.name,
+    "visible": text.visible,
+    "count": text.count,
+    "size": text.size,
+    "span": text.span,
+    "at": _at,
+}
+_TEMPLATES.globals |= {"link": link, "version": __version__, "pid": os.getpid}
+
+
+def shown(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
+    """Return a page."""
+    state, site = request.state, request.app.state.site
+    rights = getattr(state, "rights", None)
+    session = getattr(state, "session", None)
+    notes: list[tuple[str, str]] = []
+    if session is not None and _LIVE not in request.headers:
+        notes, session.notes = session.notes, []
+    values |= {
+        "rights": rights,
+        "has_users": site.has_users,
+        "csrf": session.csrf if session is not None else "",
+        "may_act": session is not None,
+        "notes": notes,
+        "path": site.broker.path,
+        "here": request.url.path,
+    }
+    return HTMLResponse(_TEMPLATES.get_template(template).render(values), status)
+
+
+def error_page(request: Request, status: int, sentence: str) -> Response:
+    """Return what is shown instead of a page."""
+    return shown(request, "error.html", status, sentence=sentence, number=status)
+
+
+def _given(request: Request) -> tuple[Site, Rights, Arguments]:
+    return request.app.state.site, request.state.rights, Arguments(dict(request.query_params))
+
+
+# Looking ---------------------------------------------------------------------------------------------------------
+
+
+async def _overview(request: Request) -> Response:
+    site, rights, _ = _given(request)
+    look = await site.look()
+    busiest = listing.listed(look, rights, listing.Wanted(sort="messages", descending=True))[0][:10]
+    return shown(
+        request, "overview.html", totals=look.totals, findings=await site.findings(rights), queues=busiest,
+        events=site.events(rights)[:20],
+    )  # fmt: skip
+
+
+async def _queues(request: Request) -> Response:
+    site, rights, given = _given(request)
+    wanted = listing.Wanted.of(given)
+    found, count = listing.listed(await site.look(), rights, wanted)
+    pages = max(1, -(-count // listing.AT_ONCE))
+    return shown(request, "queues.html", queues=found, count=count, wanted=wanted, pages=pages)
+
+
+async def _queue(request: Request) -> Response:
+    site, rights, given = _given(request)
+    name = visible(rights, given.text("queue"))
+    settings = queue_of(site.broker, rights, name).settings
+    facts = await site.figures.one(name)
+    return shown(
+        request, "queue.html", name=name, facts=facts, settings=settings.to_dict(), bindings=site.bindings(name),
+        changes=_changes(settings), consumers=listing.consumers({name: facts}, rights), overflows=list(Overflow),
+        may={action: rights.may(action, name) for action in ("configure", "write", "read")},
+        findings=[one for one in await site.findings(rights) if one["queue"] == name],
+    )  # fmt: skip
+
+
+def _changes(settings: QueueSettings) -> list[tuple[str, Any, Any]]:
+    """Return what can be altered: name, value, default."""
+    now, defaults = settings.to_dict(), QueueSettings().to_dict()
+    return [(name, now[name], defaults[name]) for name in actions.CHANGES]
+
+
+async def _messages(request: Request) -> Response:
+    site, rights, given = _given(request)
+    form, most = _form(given), given.number("most") or 10
+    queue, stream = given.optional_text("queue"), given.optional_text("stream")
+    topic_filter = given.optional_text("filter") or "#"
+    name = queue or stream or given.text("queue")
+    rights.check("read", name)
+    if queue is not None:
+        queue_of(site.broker, rights, name)
+        found = await peeking.first_of_queue(site.broker, name, most, site.reading)
+    else:
+        stream_of(site.broker, rights, name)
+        found = await peeking.last_of_stream(site.broker, name, most, topic_filter)
+    messages = [(one, "" if one.body is None else text.body(one.body, form, one.size_bytes)) for one in found]
+    return shown(
+        request, "messages.html", messages=messages, form=form, forms=text.FORMS, most=most, queue=queue, stream=stream,
+        topic_filter=topic_filter,
+    )  # fmt: skip
+
+
+def _form(given: Arguments) -> text.Form:
+    wanted = given.optional_text("as") or "text"
+    for form in text.FORMS:
+        if form == wanted:
+            return form
+    raise InvalidArgument(f"bodies are shown as {', '.join(text.FORMS)}, not as {wanted!r}")
+
+
+async def _streams(request: Request) -> Response:
+    site, rights, _ = _given(request)
+    look = await site.look()
+    found = [facts for name, facts in sorted(look.streams.items()) if rights.sees(name)]
+    return shown(request, "streams.html", streams=found)
+
+
+async def _stream(request: Request) -> Response:
+    site, rights, given = _given(request)
+    name = visible(rights, given.text("stream"))
+    stats = await stream_of(site.broker, rights, name).stats()
+    may = {action: rights.may(action, name) for action in ("configure", "read")}
+    return shown(request, "stream.html", name=name, stats=stats, may=may)
+
+
+async def _consumers(request: Request) -> Response:
+    site, rights, _ = _given(request)
+    look = await site.look()
+    subscriptions = [
+        one for name, facts in sorted(look.streams.items()) if rights.sees(name) for one in facts["subscriptions"]
+    ]
+    return shown(
+        request, "consumers.html", consumers=listing.consumers(look.queues, rights), subscriptions=subscriptions
+    )
+
+
+async def _connections(request: Request) -> Response:
+    site, rights, _ = _given(request)
+    return shown(request, "connections.html", connections=site.connections(rights))
+
+
+async def _publish(request: Request) -> Response:
+    _given(request)
+    return shown(request, "publish.html")
+
+
+# Logging in ------------------------------------------------------------------------------------------------------
+
+
+async def _login(request: Request) -> Response:
+    if not request.app.state.site.has_users:
+        return RedirectResponse("/", 303)
+    return shown(request, "login.html", wanted=inside(request.query_params.get("next", "/")), failed=False)
+
+
+def inside(wanted: str) -> str:
+    """Return where to go after a login: a page of this server, whatever the link says."""
+    is_inside = wanted.startswith("/") and not wanted.startswith("//") and "\\" not in wanted and wanted.isprintable()
+    return wanted if is_inside else "/"
+
+
+def routes() -> list[Route]:
+    """Return the routes of all pages."""
+    looking: dict[str, Page] = {
+        "/": _overview,
+        "/queues": _queues,
+        "/queue": _queue,
+        "/messages": _messages,
+        "/streams": _streams,
+        "/stream": _stream,
+        "/consumers": _consumers,
+        "/connections": _connections,
+        "/publish": _publish,
+        "/login": _login,
+    }
+    return [Route(path, page, methods=["GET"]) for path, page in looking.items()]

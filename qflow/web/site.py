@@ -1,0 +1,105 @@
+"""What all requests of a door share: the broker, who may log in, who has, the figures, and what has happened lately."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qflow.aio.broker import AsyncBroker
+from qflow.events import Event
+from qflow.serving import presence
+from qflow.serving.logins import Logins
+from qflow.serving.users import User, Users
+from qflow.web.figures import Figures, Look
+from qflow.web.findings import Findings
+from qflow.web.rights import READER, Rights
+from qflow.web.sessions import Session, Sessions
+
+EVENTS = 200
+READING_AT_ONCE = 2
+
+
+class Site:
+    """See the module. In the loop alone."""
+
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        users: Users | None,
+        *,
+        name: str = "qflow",
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.broker = broker
+        self.logins = Logins(users)
+        self.sessions = Sessions(clock)
+        self.figures = Figures(broker, clock=clock, now=now)
+        self._findings = Findings(broker, self.figures, clock=clock)
+        self.reading = asyncio.Semaphore(READING_AT_ONCE)
+        """Whose turn it is to read messages of a queue, which takes a process."""
+        self.cookie = name
+        """Of the session: cookies are shared by all ports of a host, so each door has its own."""
+        self.is_secure = False
+        """All come by TLS."""
+        self._events: deque[Event] = deque(maxlen=EVENTS)
+
+    def begin(self) -> None:
+        """Listen to events from now on; in the loop."""
+        self.broker.on_event(self._events.append)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self.logins.close()
+
+    # Who asks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_users(self) -> bool:
+        """Somebody has to log in."""
+        return self.logins.users is not None
+
+    def rights_of(self, session: Session) -> Rights | None:
+        """Return what who has logged in may do now; None if the users file has them no more."""
+        users = self.logins.users
+        user = None if users is None else users.get(session.user_name)
+        return None if user is None else Rights(user)
+
+    async def login(self, name: str, password: str, peer: str) -> User | None:
+        """Return the user if the password is right; a wrong one takes the longer the more there were."""
+        return await self.logins.check(name, password, peer)
+
+    def anybody(self) -> Rights | None:
+        """Return what may be done without a login; None if nothing."""
+        return None if self.has_users else Rights(READER)
+
+    # What is there -----------------------------------------------------------------------------------------------
+
+    async def look(self) -> Look:
+        """Return the figures of the broker."""
+        return await self.figures.look()
+
+    def bindings(self, name: str) -> list[str]:
+        """Return the topic filters that lead to a queue."""
+        engine = self.broker.broker.engine
+        return engine.routing.filters_of(engine.queues.get(name))
+
+    def connections(self, rights: Rights) -> list[presence.Connected]:
+        """Return the clients of all doors, or those of the user alone."""
+        found = presence.of(self.broker.broker)
+        return found if rights.sees_everybody else [one for one in found if one.user == rights.user.name]
+
+    def events(self, rights: Rights) -> list[dict[str, Any]]:
+        """Return what happened, the latest first."""
+        return [
+            {"at_s": event.time_s, "kind": event.kind.value, "queue": event.queue, "detail": event.detail}
+            for event in reversed(self._events)
+            if not event.queue or rights.sees(event.queue)
+        ]
+
+    async def findings(self, rights: Rights) -> list[Mapping[str, Any]]:
+        """Return what is wrong, worst first, as far as the user may know of it."""
+        return [one for one in await self._findings.now() if not one["queue"] or rights.sees(one["queue"])]

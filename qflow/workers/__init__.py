@@ -1,0 +1,5 @@
+"""Worker processes: a function is called with each message of a queue, in as many processes as are wanted."""
+
+from qflow.workers.supervisor import run
+
+__all__ = ["run"]

@@ -1,0 +1,91 @@
+"""A worker's process, as its supervisor sees it: `python -m qflow.workers`, and three descriptors.
+
+    stdin      the order, one line; its end means: finish what is at hand, and end. It ends with the supervisor, too
+    a pipe     what the worker reports, a line of JSON each
+    a mapping  what it has at hand; see `desk`
+
+It has a process group of its own: Ctrl-C does not reach it, and what a function has started is killed with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+from qflow.workers.job import Job, Order
+
+
+class Process:
+    """See the module."""
+
+    def __init__(self, job: Job, seat: int, desk: int) -> None:
+        """Raises OSError: it cannot be started."""
+        self._reports, theirs = os.pipe()
+        self._rest = b""
+        try:
+            os.set_blocking(self._reports, False)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "qflow.workers"],
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs, desk),
+                bufsize=0,
+                process_group=0,
+            )
+        except BaseException:
+            os.close(self._reports)
+            raise
+        finally:
+            os.close(theirs)
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it is dead already, which is seen soon
+            self._process.stdin.write(Order(job, seat, theirs, desk).encode())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when it has reported something, or is dead."""
+        return self._reports
+
+    def reports(self) -> list[tuple[str, str]]:
+        """See `crew.Child`."""
+        data = self._rest
+        while True:
+            try:
+                more = os.read(self._reports, 65_536)
+            except BlockingIOError:
+                break
+            if not more:
+                break
+            data += more
+        *lines, self._rest = data.split(b"\n")
+        said = map(json.loads, lines)
+        return [(one["kind"], one["text"]) for one in said]
+
+    def exit_code(self) -> int | None:
+        """See `crew.Child`."""
+        return self._process.poll()
+
+    def drain(self) -> None:
+        """See `crew.Child`."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def kill(self) -> None:
+        """See `crew.Child`."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Wait for its end, and forget it."""
+        self._process.wait()
+        self.drain()
+        if self._reports >= 0:
+            os.close(self._reports)
+            self._reports = -1

@@ -1,0 +1,237 @@
+"""Starts worker processes, watches them, and ends them. See `crew` for what it decides.
+
+It owns the spool if nobody does when it begins, until its end. Where another process does, that one stays the owner: if
+it dies, the workers wait until there is one again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event
+from typing import TYPE_CHECKING, Protocol, Unpack
+
+from qflow.config import check_name, parse_count, parse_span, spool_path
+from qflow.durations import Duration
+from qflow.errors import InvalidArgument, SpoolInUse
+from qflow.options import BrokerOptions
+from qflow.serving.notify import READY, STOPPING, notify
+from qflow.workers import targets
+from qflow.workers.crew import Crew
+from qflow.workers.desk import Desk, make_descriptor
+from qflow.workers.job import Job
+from qflow.workers.process import Process
+from qflow.workers.signals import Signals
+
+if TYPE_CHECKING:
+    from qflow.broker import Broker
+
+TICK_S = 0.1
+"""How long a supervisor looks away at most."""
+_logger = logging.getLogger("qflow")
+
+
+class Stop(Protocol):
+    """Says when to end, beside signals."""
+
+    def is_set(self) -> bool: ...
+
+
+def run(
+    spool: str | os.PathLike[str],
+    queue: str,
+    function: targets.Function | str,
+    *,
+    processes: int | None = None,
+    lease_s: Duration | None = None,
+    retry_delay_s: Duration = 1.0,
+    stop: Event | None = None,
+    **options: Unpack[BrokerOptions],
+) -> int:
+    """Call a function with each message of a queue, in processes of their own, until a signal.
+
+    The function gets a delivery, which has what `qflow.Delivery` has; an async one is awaited, and gets what
+    `qflow.aio.AsyncDelivery` has. When it returns, the message is acked; when it
+    raises, the message comes back, and the exception's text is the reason of the dead letter it may become. What it
+    settled itself is left alone. A process that dies is started again; its message goes to another.
+
+    SIGINT, SIGTERM and SIGHUP, where this is called in the main thread, have each process finish the message at hand;
+    the second of them kills those that still work, and their messages go back.
+
+    Args:
+        spool: one that exists. If no process owns it, this one does, with `options`; else those are not used.
+        function: one that stands in a module or program by itself, or its name: `"module:function"`,
+            `"file.py:function"`. Each process imports it; a program needs `if __name__ == "__main__":`.
+        processes: how many; None = one for each processor that this process may use.
+        lease_s: a process that holds a message for longer is killed, unless the function calls `delivery.extend`.
+            None = the queue's `ack_timeout_s`; if it has none, for ever.
+        retry_delay_s: a message that failed waits so long for its next delivery, twice as long after the next, and so
+            on up to an hour.
+        stop: ends it as a signal does, once it is set.
+
+    Returns:
+        The number of the signal that ended it; 0 if `stop` did.
+
+    Raises:
+        InvalidArgument: the function cannot be imported or called; nothing was taken from the queue.
+        NotFound: there is no such spool or queue.
+        StorageError, CorruptionError: as `qflow.open`.
+    """
+    job = make_job(spool, queue, function, processes, lease_s, retry_delay_s, sys_path=sys.path)
+    return supervise(job, options, tell=_logger.warning, ready=_logger.info, stop=stop)
+
+
+def make_job(
+    spool: str | os.PathLike[str],
+    queue: str,
+    function: targets.Function | str,
+    processes: int | None,
+    lease_s: Duration | None,
+    retry_delay_s: Duration,
+    *,
+    sys_path: Sequence[str],
+) -> Job:
+    """Return what arguments of `run` ask for. Raises InvalidArgument: they make no sense."""
+    return Job(
+        spool=spool_path(spool),
+        queue=check_name(queue),
+        target=targets.of(function),
+        processes=_processors() if processes is None else parse_count(processes, "processes"),
+        lease_s=None if lease_s is None else _parse_lease(lease_s),
+        retry_delay_s=parse_span(retry_delay_s, "retry_delay_s"),
+        sys_path=tuple(sys_path),
+    )
+
+
+def _processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _parse_lease(value: object) -> float:
+    lease_s = parse_span(value, "lease_s")
+    if not lease_s:
+        raise InvalidArgument("lease_s must be more than 0; None = as long as the queue's ack_timeout_s")
+    return lease_s
+
+
+def supervise(
+    job: Job,
+    options: BrokerOptions,
+    *,
+    tell: Callable[[str], None],
+    ready: Callable[[str], None],
+    stop: Stop | None = None,
+) -> int:
+    """Do what `run` does; `tell` prints what goes wrong, `ready` that all of them work."""
+    with Signals() as signals, _broker(job, options) as broker:
+        descriptor = make_descriptor(job.processes)
+        try:
+            _run_crew(job, descriptor, _Wishes(signals, stop), _Voice(tell, ready), broker)
+        finally:
+            os.close(descriptor)
+    return signals.first
+
+
+@contextmanager
+def _broker(job: Job, options: BrokerOptions) -> Iterator[Broker | None]:
+    """Own the spool; None if another process does."""
+    import qflow
+
+    qflow.inspect.check_there(job.spool)
+    try:
+        broker = qflow.open(job.spool, **options)
+    except SpoolInUse:
+        yield None
+        return
+    with broker:
+        broker.queue(job.queue)
+        yield broker
+
+
+class _Wishes:
+    """Who asks for the end."""
+
+    def __init__(self, signals: Signals, stop: Stop | None) -> None:
+        self._signals = signals
+        self._stop = stop
+
+    @property
+    def end(self) -> bool:
+        return self._signals.count > 0 or (self._stop is not None and self._stop.is_set())
+
+    @property
+    def told(self) -> str:
+        """What is said about the end."""
+        more = "; another signal kills them" if self._signals.count else ""
+        return f"the workers finish what they have at hand, and end{more}"
+
+    @property
+    def end_now(self) -> bool:
+        return self._signals.count > 1
+
+
+class _Voice:
+    """Who is told what."""
+
+    def __init__(self, tell: Callable[[str], None], ready: Callable[[str], None]) -> None:
+        self.tell = tell
+        self._ready = ready
+        self._is_ready = False
+
+    def complete(self, job: Job, *, owned: bool) -> None:
+        """All of them work, for the first time."""
+        if not self._is_ready:
+            self._is_ready = True
+            many = "1 process works" if job.processes == 1 else f"{job.processes} processes work"
+            whose = "this process owns the spool" if owned else "another process owns the spool"
+            self._ready(f"{many} on queue {job.queue!r}; {whose}")
+            notify(READY)
+
+
+def _run_crew(job: Job, desk: int, wishes: _Wishes, voice: _Voice, broker: Broker | None) -> None:
+    """Have processes work until they are to end, and have ended."""
+    children: list[Process] = []
+
+    def start(seat: int) -> Process:
+        children.append(Process(job, seat, desk))
+        return children[-1]
+
+    crew = Crew(job.queue, Desk(desk, job.processes).slots, start=start, tell=voice.tell, clock=time.monotonic)
+    try:
+        while not crew.ended:
+            due = crew.step()
+            if crew.complete:
+                voice.complete(job, owned=broker is not None)
+            if wishes.end and not crew.draining:
+                notify(STOPPING)
+                crew.drain()
+                voice.tell(wishes.told)
+            if wishes.end_now:
+                return
+            if broker is not None:
+                broker.engine.log.check_usable()
+            alive = {seat.child for seat in crew.seats}
+            for child in [child for child in children if child not in alive]:
+                children.remove(child)
+                child.close()
+            _wait(children, min(max(due - time.monotonic(), 0.0), TICK_S))
+    finally:
+        crew.kill()
+        for child in children:
+            child.close()
+    if crew.refusal is not None:
+        raise InvalidArgument(crew.refusal)
+
+
+def _wait(children: list[Process], seconds: float) -> None:
+    """Return when one of them has reported something, or is dead, or after some time."""
+    poll = select.poll()
+    for child in children:
+        poll.register(child, select.POLLIN)
+    poll.poll(seconds * 1000)

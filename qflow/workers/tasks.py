@@ -1,0 +1,50 @@
+"""Async functions: each message is a task of one event loop, which also runs while the next message is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from qflow.aio.delivery import AsyncDelivery
+from qflow.delivery import Deliveries, Delivery, Return
+from qflow.workers.targets import Function
+
+T = TypeVar("T")
+
+
+class FunctionCancelled(Exception):
+    """An async function was cancelled, by itself or by what it awaits."""
+
+
+class _InPlace:
+    """Settles for tasks by a request to the owner, for whose answer the loop waits."""
+
+    async def settle(self, held: Delivery | Deliveries, wait: bool) -> None:
+        """Ack."""
+        held.ack(wait)
+
+    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
+        """Nack."""
+        held.nack(*how)
+
+    async def extend(self, held: Delivery | Deliveries, seconds: float) -> None:
+        """Hold it longer."""
+        held.extend(seconds)
+
+
+def awaited(function: Any, runner: asyncio.Runner) -> Function:
+    """Return a function that calls an async one, and returns when that has."""
+
+    async def call(delivery: Delivery) -> None:
+        try:
+            await function(AsyncDelivery(delivery, _InPlace()))
+        except asyncio.CancelledError as error:
+            raise FunctionCancelled("the function was cancelled") from error
+
+    return lambda delivery: runner.run(call(delivery))
+
+
+def beside(work: Callable[[], T], runner: asyncio.Runner) -> T:
+    """Return what is waited for in another thread, while the event loop runs: tasks that a function began go on."""
+    return runner.run(asyncio.to_thread(work))

@@ -1,0 +1,252 @@
+"""What a worker process does: get a message, call the function, settle the message.
+
+One message at a time: one that waited in a process behind another would be counted as delivered when that other kills
+the process. The main thread works, and looks between two messages whether stdin has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from qflow.config import parse_span
+from qflow.delivery import Deliveries, Delivery, Settler, reason_of
+from qflow.durations import Duration
+from qflow.errors import AlreadySettled, QflowError
+from qflow.takers import cut_name
+from qflow.workers.desk import Desk, Slot
+from qflow.workers.job import AWAY, READY, REFUSED, Job, Order, report
+from qflow.workers.targets import Function, is_async, load
+
+PATIENCE_S = 0.5
+"""How long a worker waits for a message before it looks whether it is to end."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+"""Between two looks for an owner of the spool."""
+LONGEST_DELAY_S = 3600.0
+"""A message that fails waits no longer for its next try."""
+REFUSED_CODE = 2
+_LOOK_S = 0.1
+
+Report = Callable[[str, str], None]
+
+
+class Held(Delivery):
+    """The message at hand."""
+
+    __slots__ = ("_slot",)
+
+    def __init__(self, batch: Deliveries, slot: Slot) -> None:
+        """Of a batch of one."""
+        self.settler: Settler = batch
+        self.sequence, self.record, self.marks = batch.at(0)
+        self._slot = slot
+
+    def extend(self, seconds: Duration) -> None:
+        """Hold the message for so many seconds from now, if its lease would end earlier: no process is killed before.
+
+        Raises:
+            AlreadySettled: it was settled, or went back, before.
+        """
+        span = parse_span(seconds, "seconds")
+        super().extend(span)
+        self._slot.extend(time.monotonic() + span)
+
+
+class Worker:
+    """See the module.
+
+    Args:
+        connect: returns the broker of a spool.
+        report: tells the supervisor something; a kind and a text.
+        slot: where it shows what it has at hand.
+        is_told: tells whether the supervisor wants it to end.
+    """
+
+    def __init__(
+        self, job: Job, *, connect: Callable[[str], Any], report: Report, slot: Slot, is_told: Callable[[], bool]
+    ) -> None:
+        self._job = job
+        self._connect = connect
+        self._report = report
+        self._slot = slot
+        self._is_told = is_told
+        self._function: Function | None = None
+        self._wait: Callable[[Callable[[], Any]], Any] = lambda work: work()
+        """Returns what a function returns that waits for a message."""
+        self._has_worked = False
+        self.stop = False
+        """It finishes what is at hand, and ends. Set by signals."""
+
+    @property
+    def _stops(self) -> bool:
+        return self.stop or self._is_told()
+
+    def run(self) -> int:
+        """Work until it is told to stop; return the exit code."""
+        try:
+            self._function = load(self._job.target)
+        except QflowError as error:
+            return self._refuse(error)
+        if not is_async(self._function):
+            return self._serve()
+        import asyncio
+
+        from qflow.workers.tasks import awaited, beside
+
+        with asyncio.Runner() as runner:
+            self._function = awaited(self._function, runner)
+            self._wait = partial(beside, runner=runner)
+            return self._serve()
+
+    def _serve(self) -> int:
+        """Work for one owner after the other."""
+        pause_s = FIRST_PAUSE_S
+        while not self._stops:
+            try:
+                with self._connect(self._job.spool) as broker:
+                    queue = broker.queue(self._job.queue)
+                    self._report(READY, "")
+                    self._has_worked, pause_s = True, FIRST_PAUSE_S
+                    self._work(queue)
+            except QflowError as error:
+                if not self._has_worked:
+                    return self._refuse(error)
+                if not self._stops:
+                    self._report(AWAY, str(error))
+                self._rest(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return 0
+
+    def _refuse(self, error: QflowError) -> int:
+        self._report(REFUSED, str(error))
+        return REFUSED_CODE
+
+    def _rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stops and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+
+    def _work(self, queue: Any) -> None:
+        """Work until it is told to stop, or the queue's broker is gone."""
+        ack_timeout_s: float | None = queue.settings.ack_timeout_s
+        lease_s = self._job.lease_s or ack_timeout_s
+        is_extended = ack_timeout_s is not None and lease_s is not None and lease_s > ack_timeout_s
+        name = cut_name(f"worker {self._job.target}")
+        get = partial(queue.get_many, 1, PATIENCE_S, consumer=name)
+        while not self._stops:
+            batch = self._wait(get)
+            if batch:
+                delivery = Held(batch, self._slot)
+                deadline = math.inf if lease_s is None else time.monotonic() + lease_s
+                with self._at_hand(delivery, deadline):
+                    if is_extended and lease_s is not None:
+                        delivery.extend(lease_s)
+                    self._handle(delivery)
+        len(queue)  # what was sent before has arrived when this is answered
+
+    @contextmanager
+    def _at_hand(self, delivery: Held, deadline: float) -> Iterator[None]:
+        failed = True
+        self._slot.begin(delivery.sequence, deadline)
+        try:
+            yield
+            failed = False
+        finally:
+            self._slot.end(failed=failed)
+
+    def _handle(self, delivery: Held) -> None:
+        """Call the function, and settle the message."""
+        assert self._function is not None
+        try:
+            try:
+                self._function(delivery)
+            except BaseException as error:
+                self._failed(delivery, error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                delivery.ack()
+        except AlreadySettled:
+            return  # by the function, or its lease has ended
+
+    def _failed(self, delivery: Held, error: BaseException) -> None:
+        """Give the message back, to come later each time, and say what went wrong."""
+        name = f"message {delivery.sequence} of queue {self._job.queue!r}"
+        trace = "".join(traceback.format_exception(error))
+        delay_s = min(self._job.retry_delay_s * 2.0 ** min(delivery.delivery_count - 1, 60), LONGEST_DELAY_S)
+        try:
+            delivery.nack(delay_s=delay_s, reason=reason_of(error))
+        finally:  # who reads stderr may be gone
+            sys.stderr.write(f"qflow: {name} failed at delivery {delivery.delivery_count}:\n{trace}")
+            sys.stderr.flush()
+
+
+def main() -> int:
+    """Work as the line on stdin says; return the exit code."""
+    import qflow
+
+    control = _take_stdin()
+    order = Order.decode(_read_line(control))
+    os.set_inheritable(order.report, False)
+    os.set_inheritable(order.desk, False)
+    sys.path[:] = order.job.sys_path
+    slot = Desk(order.desk, order.job.processes).slots[order.seat]
+    worker = Worker(
+        order.job,
+        connect=qflow.connect,
+        report=lambda kind, text: report(order.report, kind, text),
+        slot=slot,
+        is_told=lambda: has_ended(control),
+    )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: setattr(worker, "stop", True))
+    threading.Thread(target=_attend, args=(control, slot), name="qflow-worker-control", daemon=True).start()
+    return worker.run()
+
+
+def _take_stdin() -> int:
+    """Return a descriptor of what was stdin; whoever reads stdin from now on reads nothing."""
+    control = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return control
+
+
+def _read_line(descriptor: int) -> bytes:
+    """Return what comes first, to the end of its line; the writer writes nothing behind that."""
+    line = b""
+    while not line.endswith(b"\n"):
+        more = os.read(descriptor, 65_536)
+        if not more:
+            raise SystemExit(REFUSED_CODE)  # the supervisor is dead
+        line += more
+    return line
+
+
+def has_ended(control: int) -> bool:
+    """Tell whether the supervisor has closed its end, or is dead; it writes nothing behind the order."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _attend(control: int, slot: Slot) -> None:
+    """Watch the lease once stdin has ended: if the supervisor is dead, nobody else does."""
+    while os.read(control, 1):
+        pass
+    while True:
+        time.sleep(_LOOK_S)
+        deadline = slot.read().deadline
+        if deadline and deadline + 1 < time.monotonic():
+            os._exit(1)

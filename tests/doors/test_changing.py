@@ -1,0 +1,212 @@
+"""Verbs that delete, move or drop: what they would do, what they ask, and what they then do; completion of all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import qflow
+from layout import commands
+from qflow.cli import asking
+from qflow.cli.main import app
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """A queue whose messages die, their queue, a ring, and a stream that a group reads."""
+    path = tmp_path / "spool"
+    with qflow.open(path) as broker:
+        jobs = broker.declare_queue("jobs", max_deliveries=1, dead_letter="dead")
+        jobs.put_many([b"%d" % number for number in range(3)])
+        for delivery in jobs.get_many(2):
+            delivery.nack()
+        broker.queue("dead").put(b"of nowhere")
+        ring = broker.declare_queue("ring", on_overflow=qflow.Overflow.DROP_OLDEST)
+        ring.put_many([b"%d" % number for number in range(5)])
+        broker.declare_stream("plant", topics=["plant/#"])
+        with broker.subscribe("plant", group="readers", start="earliest") as readers:
+            for number in range(6):
+                broker.publish("plant/a", b"%d" % number)
+            readers.ack(readers.get_many(4), wait=True)
+        broker.declare_stream("parts", topics=["parts/#"], partitions=2)
+        broker.subscribe("parts", name="one").close()
+    return path
+
+
+def run(*words: object, stdin: str = "") -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+
+
+def depths(spool: Path) -> dict[str, int]:
+    """Return how deep each queue is."""
+    return {queue.name: queue.messages for queue in qflow.inspect.read_spool(spool).queues}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["purge", "ring"], ["would delete 5 messages, of which consumers hold 0"]),
+        (["delete", "ring"], ["would delete the queue ring, with 5 messages"]),
+        (["delete", "plant", "--stream"], ["would delete the stream plant, with 6 messages"]),
+        (["move", "ring", "jobs", "--limit", "2"], ["messages that would be moved from ring: 2", "  2 to jobs"]),
+        (
+            ["redrive", "dead"],
+            [
+                "messages that would be moved from dead: 2",
+                "  2 to jobs",
+                "messages kept: 1",
+                "  1: no dead letter: nothing says where it came from",
+                "another queue gets them by --to QUEUE",
+            ],
+        ),
+        (
+            ["alter", "ring", "limit_messages=2"],
+            [
+                "would set limit_messages of ring to 2; now none",
+                "the next put would drop its oldest 3 messages, down to 2",
+            ],
+        ),
+        (
+            ["alter", "jobs", "limit_messages=1"],
+            ["would set limit_messages of jobs to 1; now none", "would drop no message"],
+        ),
+    ],
+)
+def test_a_dry_run_says_what_would_happen_and_changes_nothing(spool: Path, words: list[str], said: list[str]) -> None:
+    """Nobody needs to be asked for that."""
+    before = depths(spool)
+    done = run(words[0], spool, *words[1:], "--dry-run")
+    assert (done.exit_code, done.stdout.splitlines()) == (0, said)
+    assert depths(spool) == before
+    assert qflow.inspect.read_spool(spool).streams[0].messages == 6
+
+
+def test_what_was_foreseen_of_a_redrive_happens(spool: Path) -> None:
+    """The same queues, counts and reasons."""
+    foreseen = json.loads(run("redrive", spool, "dead", "--dry-run", "--json").stdout)
+    done = json.loads(run("redrive", spool, "dead", "--json").stdout)
+    assert (foreseen["would_move"], foreseen["kept"]) == (done["moved"], done["kept"])
+
+
+@pytest.mark.parametrize("words", [["purge", "ring"], ["delete", "ring"], ["alter", "ring", "limit_messages=2"]])
+def test_what_loses_messages_needs_a_yes(spool: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal by option; at one, a no changes nothing."""
+    refused = run(words[0], spool, *words[1:])
+    assert refused.exit_code == 2
+    assert "--yes" in refused.stderr
+    monkeypatch.setattr(asking, "is_there", lambda: True)
+    assert run(words[0], spool, *words[1:], stdin="n\n").exit_code == 1
+    assert depths(spool)["ring"] == 5
+    assert run(words[0], spool, *words[1:], stdin="y\n").exit_code == 0
+    with qflow.open(spool) as broker:
+        if "ring" in broker.queues():
+            broker.queue("ring").put(b"one more")
+    assert depths(spool).get("ring", 0) < 5
+
+
+@pytest.mark.parametrize("words", [["move", "ring", "jobs"], ["redrive", "dead"]])
+def test_what_loses_nothing_asks_only_where_somebody_is(
+    spool: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script goes on as it did."""
+    before = depths(spool)
+    monkeypatch.setattr(asking, "is_there", lambda: True)
+    assert run(words[0], spool, *words[1:], stdin="n\n").exit_code == 1
+    assert depths(spool) == before
+    assert run(words[0], spool, *words[1:], "--yes").exit_code == 0
+    assert depths(spool) != before
+
+
+@pytest.mark.parametrize(("to", "now"), [("earliest", 0), ("latest", 6), ("2", 2), ("2020-01-01", 0)])
+def test_a_group_goes_on_where_it_is_told(spool: Path, to: str, now: int) -> None:
+    """At an end, an offset or a time; a dry run only says so."""
+    assert "now at 4" in run("streams", "reset", spool, "plant", "readers", "--to", to, "--dry-run").stdout
+    done = run("streams", "reset", spool, "plant", "readers", "--to", to, "--yes", "--json")
+    assert json.loads(done.stdout) == {"stream": "plant", "group": "readers", "before": [4], "now": [now]}
+    with qflow.open(spool) as broker, broker.subscribe("plant", group="readers", follow=False) as readers:
+        assert [one.body for one in readers] == [b"%d" % number for number in range(now, 6)]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["plant", "reader", "--to", "0"], "'readers'"),
+        (["plan", "readers", "--to", "0"], "'plant'"),
+        (["plant", "readers", "--to", "7"], "past the end"),
+        (["plant", "readers", "--to", "soon"], "earliest, latest"),
+        (["parts", "one", "--to", "0"], "give --partition"),
+        (["parts", "one", "--to", "0", "--partition", "2"], "partitions 0 to 1"),
+    ],
+)
+def test_a_place_that_is_none_is_bad_usage(spool: Path, words: list[str], sentence: str) -> None:
+    """The sentence names what there is."""
+    done = run("streams", "reset", spool, *words, "--yes")
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
+def test_streams_are_listed_without_naming_the_command(spool: Path) -> None:
+    """As they were before there was another one."""
+    assert run("streams", spool).stdout == run("streams", "list", spool).stdout
+    assert "readers" in run("streams", spool).stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_there_is_a_completion_for_each_shell(shell: str) -> None:
+    """It is a script that the shell takes, if the machine has that shell."""
+    done = run("completion", shell)
+    assert done.exit_code == 0
+    assert "_QFLOW_COMPLETE" in done.stdout
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n", "-c", done.stdout], check=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "last", "offered"),
+    [
+        ("qflow pu", 1, {"put", "purge", "publish"}),
+        ("qflow peek {spool} r", 3, {"ring"}),
+        ("qflow purge --dr", 2, {"--dry-run"}),
+        ("qflow streams re", 2, {"reset"}),
+        ("qflow peek nowhere r", 3, set()),
+    ],
+)
+def test_commands_options_and_queues_are_completed(spool: Path, line: str, last: int, offered: set[str]) -> None:
+    """A spool that cannot be read offers nothing."""
+    variables = {
+        "_QFLOW_COMPLETE": "bash_complete",
+        "COMP_WORDS": line.format(spool=spool),
+        "COMP_CWORD": str(last),
+    }
+    done = CliRunner().invoke(app, prog_name="qflow", env=variables)
+    assert {word.partition(",")[2] for word in done.stdout.split()} == offered
+
+
+def test_the_examples_of_every_help_are_commands_that_are_there() -> None:
+    """Each line that begins with `qflow` is parsed as a shell and the command would."""
+    import shlex
+
+    there = commands()
+    for command in there.values():
+        for line in (command.help or "").splitlines():
+            if not line.strip().startswith("qflow "):
+                continue
+            words = shlex.split(line.partition("  #")[0].partition(" | ")[0].partition(" > ")[0])
+            name = " ".join(words[:2])
+            assert name in there, line
+            rest = words[2:]
+            found = there[name]
+            if f"{name} {rest[0] if rest else ''}" in there:
+                found, rest = there[f"{name} {rest[0]}"], rest[1:]
+            elif f"{name} list" in there:
+                found = there[f"{name} list"]
+            options = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
+            for word in rest[: rest.index("--")] if "--" in rest else rest:
+                if word.startswith("--"):
+                    assert word.partition("=")[0] in {*options, "--help"}, line

@@ -1,0 +1,128 @@
+"""`qflow doctor`: dead, damaged, foreign and live spools, through the real entry point."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+import inside
+import qflow
+from qflow.cli.main import app
+from qflow.doctor import Look, judge
+from qflow.storage.environment import Environment
+from qflow.storage.files import Files
+from qflow.storage.log.keys import FORMAT, meta_key
+from qflow.storage.log.sealing import seal
+
+
+def doctor(spool: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Return the exit code, and what was found."""
+    done = CliRunner().invoke(app, ["doctor", str(spool), "--json"])
+    return done.exit_code, json.loads(done.stdout)["findings"]
+
+
+@pytest.fixture(autouse=True)
+def roomy_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever disk the tests are on."""
+    usage = SimpleNamespace(total=2**40, free=2**39)
+    monkeypatch.setattr("qflow.doctor.looking.shutil.disk_usage", lambda path: usage)
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    with qflow.open(tmp_path / "spool", capacity_bytes="1MiB") as broker:
+        broker.declare_queue("orders", dead_letter="dead").put_many([b"x"] * 10)
+    return tmp_path / "spool"
+
+
+def test_a_spool_that_is_well(spool: Path) -> None:
+    """Nothing is said, and the exit code is 0."""
+    assert doctor(spool) == (0, [])
+    done = CliRunner().invoke(app, ["doctor", str(spool)])
+    assert done.stdout == "nothing is wrong as far as can be seen without reading the messages\n"
+
+
+def test_dead_letters_are_told_without_an_owner(spool: Path) -> None:
+    """With the commonest reason, and the exit code 1."""
+    with qflow.open(spool, capacity_bytes="1MiB") as broker:
+        for reason in ("card declined", "card declined", "no such customer"):
+            broker.queue("orders").get().nack(requeue=False, reason=reason)
+        broker.engine.upkeep.tick()
+    code, (found,) = doctor(spool)
+    assert (code, found["kind"], found["queue"]) == (1, "dead-letters", "dead")
+    assert found["sentence"] == "3 dead letters in queue 'dead'; the commonest reason, of 2: 'card declined'"
+
+
+def test_a_newer_format_is_told(spool: Path) -> None:
+    """In place of all that this version cannot know; as something urgent."""
+    env = Environment(str(spool / "log"), Files())
+    with env.begin(write=True) as txn:
+        txn.put(meta_key("format"), seal((FORMAT + 1).to_bytes(4, "little")))
+    env.close()
+    code, (found,) = doctor(spool)
+    assert (code, found["kind"]) == (6, "newer-format")
+    assert f"format {FORMAT + 1}" in found["sentence"]
+
+
+def test_a_log_that_is_no_log_is_told(spool: Path) -> None:
+    """By what is urgent, with a remedy, and no traceback."""
+    data = spool / "log" / "data.mdb"
+    data.write_bytes(b"\xff" * data.stat().st_size)
+    code, found = doctor(spool)
+    assert (code, [one["kind"] for one in found]) == (6, ["damage"])
+    assert "--repair" in found[0]["remedy"]
+
+
+def test_what_is_no_spool_is_bad_usage(tmp_path: Path) -> None:
+    """As for every other command."""
+    for path in (tmp_path, tmp_path / "nothing"):
+        assert CliRunner().invoke(app, ["doctor", str(path)]).exit_code == 2
+
+
+@contextmanager
+def owned(spool: Path, door: bool) -> Iterator[int]:
+    """Have a process own a spool that holds a message and lets nobody in, or everybody."""
+    script = (
+        "import sys, qflow\n"
+        f"broker = qflow.open({str(spool)!r}, capacity_bytes='1MiB', door={door})\n"
+        "held = broker.queue('orders').get()\n"
+        "broker.engine.figures.write()\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process.pid
+        process.communicate()
+
+
+def test_an_owner_is_asked(spool: Path) -> None:
+    """Through its door; one without a door is judged by what it wrote, and that is told."""
+    with owned(spool, door=True):
+        assert doctor(spool) == (0, [])
+    with owned(spool, door=False) as pid:
+        code, (found,) = doctor(spool)
+        assert (code, found["kind"], found["facts"]["pid"]) == (1, "no-door", pid)
+
+
+def test_what_maintenance_cannot_do_is_told(spool: Path) -> None:
+    """By the owner, in its statistics."""
+    with qflow.open(spool, capacity_bytes="1MiB") as broker:
+        inside.still(broker)
+        inside.upkeep(broker).attempt("spilling", lambda: 1 / 0)
+        assert broker.stats().troubles == {"spilling": "ZeroDivisionError: division by zero"}
+        (found,) = judge(Look(path=broker.path, stats=attrs.asdict(broker.stats())))
+        assert (found.kind, found.facts["what"]) == ("maintenance", "spilling")
+        inside.upkeep(broker).attempt("spilling", lambda: False)
+        assert broker.stats().troubles == {}

@@ -1,0 +1,156 @@
+"""`qflow export` and `import`: what goes out comes back as it was, whole batch by whole batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+
+import qflow
+from qflow import inspect
+from qflow.cli.main import app
+from qflow.cli.portable import restoring
+from qflow.cli.portable.items import Item, line_of, parsed
+from qflow.cli.portable.reading import contents
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """Queues and streams with all that a message may have."""
+    path = tmp_path / "spool"
+    with qflow.open(path) as broker:
+        jobs = broker.declare_queue("jobs", priorities=3, limit_messages=50)
+        jobs.put_many([b"plain", b"", b"\xff\x00\n", "körper".encode()])
+        jobs.put(b"odd", headers={"a": 1, "b": 2.5, "c": None, "d": True, "é\n": "ü"}, priority=2)
+        jobs.put(b"short", ttl_s=3600)
+        jobs.put(b"later", delay_s=3600, ttl_s=60, priority=1)
+        broker.declare_queue("bound\n", dead_letter="jobs")
+        broker.bind("bound\n", "plant/#")
+        broker.declare_stream("plant", topics=["plant/#", "$own/#"], partitions=3)
+        broker.declare_stream("all", topics=["#"])
+        for number in range(12):
+            broker.publish(f"plant/{number % 5}", b"%d" % number, key=b"\xfe%d" % (number % 4), headers={"n": number})
+        broker.publish("$own/a", b"own")
+    return path
+
+
+def run(*words: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def told(spool: Path) -> tuple[list[Any], dict[Any, list[Item]]]:
+    """Return all that an export holds but what is new where it goes, by queue and partition."""
+    found = contents(spool, ())
+    lines: dict[Any, list[Item]] = {}
+    for batch in found.batches():
+        for one in batch:
+            lines.setdefault((one.kind, one.name, one.partition), []).append(attrs.evolve(one, number=0, time_ms=0))
+    return found.declared, lines
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_what_is_exported_is_imported_as_it_was(spool: Path, tmp_path: Path, suffix: str) -> None:
+    """Bodies, headers, priorities, expiry, delays, topics, keys and partitions, and how all is declared."""
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / f"all.{suffix}"
+    done = run("export", spool, "-o", file)
+    assert (done.exit_code, done.stdout.splitlines()) == (0, [f"messages exported to {file}: 44"])
+    done = run("import", tmp_path / "new", file)
+    assert (done.exit_code, done.stdout) == (0, "messages imported: 44\n")
+    (declared, lines), (declared_before, lines_before) = told(tmp_path / "new"), told(spool)
+    assert declared == declared_before
+    for place, before in lines_before.items():
+        assert lines[place] == before, place
+    assert inspect.check_spool(tmp_path / "new") == []
+    assert [name.name for name in tmp_path.iterdir() if name.suffix == ".part"] == []
+
+
+def test_lines_go_through_pipes_to_another_queue(
+    spool: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Of one queue alone, under another name; beside what is in it."""
+    assert run("export", spool, "jobs").exit_code == 0
+    lines = capfdbinary.readouterr().out
+    assert all(isinstance(json.loads(line), dict) and line.isascii() for line in lines.splitlines())
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["import", str(spool), "-", "--to", "copy", "--json"], input=lines)
+        assert json.loads(done.stdout) == {"imported": 7, "expired": 0, "skipped": 0}
+    assert {queue.name: queue.messages for queue in inspect.read_spool(spool).queues}["copy"] == 14
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no JSON object"),
+        ('{"body": "x"}', "no queue and no stream"),
+        ('{"queue": "q", "body": 5}', "body is missing"),
+        ('{"queue": "q", "body_base64": "?"}', "no base64"),
+        ('{"queue": "q", "priority": 7}', "priority must be"),
+        ('{"queue": "q", "headers": {"a": []}}', "header 'a'"),
+        ('{"queue": "q", "body": "\\ud800"}', "no text"),
+        ('{"queue": "other"}', "'other'"),
+        ('{"stream": "plant", "partition": 9, "topic": "plant/1"}', "plant"),
+        ('{"declare": "table", "name": "x", "settings": {}}', "queue or stream"),
+        ('{"declare": "queue", "name": "x", "settings": {"limit_messages": -1}}', "limit_messages"),
+    ],
+)
+def test_a_bad_line_ends_it_after_whole_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, sentence: str
+) -> None:
+    """It is named, and so is how many messages are there; --skip goes on behind them."""
+    monkeypatch.setattr(restoring, "BATCH_MESSAGES", 2)
+    lines = ['{"declare": "queue", "name": "q", "settings": {}}']
+    lines += [line_of(Item(kind="queue", name="q", body=b"%d" % number)) for number in range(5)]
+    file = tmp_path / "file"
+    file.write_text("\n".join([*lines[:5], bad, *lines[5:]]) + "\n")
+    done = run("import", tmp_path / "spool", file)
+    assert (done.exit_code, done.stdout) == (2, "messages imported: 4\n")
+    assert f"line 6 of {file}" in done.stderr
+    assert sentence in done.stderr
+    file.write_text("\n".join(lines) + "\n")
+    assert run("import", tmp_path / "spool", file, "--skip", 4).exit_code == 0
+    page = inspect.read_page(tmp_path / "spool", "q")
+    assert [message.body for message in page.messages] == [b"%d" % number for number in range(5)]
+
+
+def test_a_full_queue_and_an_owner_say_so(spool: Path, tmp_path: Path) -> None:
+    """Nobody would empty it while it is imported; the owner of a spool is not cut off."""
+    file = tmp_path / "file"
+    file.write_text("".join(line_of(Item(kind="queue", name="jobs", body=b"x")) + "\n" for _ in range(50)))
+    done = run("import", spool, file)
+    assert (done.exit_code, done.stdout) == (4, "messages imported: 0\n")
+    with qflow.open(spool):
+        assert run("import", spool, file).exit_code == 3
+
+
+def test_what_has_expired_is_left_out(tmp_path: Path) -> None:
+    """It is told, and counted as done."""
+    file = tmp_path / "file"
+    lines = [line_of(Item(kind="queue", name="q", expires_ms=moment, body=b"x")) for moment in (1, 2**41 + 2**40)]
+    file.write_text('{"declare": "queue", "name": "q", "settings": {}}\n' + "\n".join(lines))
+    done = run("import", tmp_path / "spool", file)
+    assert done.stdout.splitlines() == ["messages imported: 1", "left out, because they have expired: 1"]
+
+
+def test_an_export_takes_no_file_that_is_there(spool: Path, tmp_path: Path) -> None:
+    """Nor Parquet without a file, nor a queue that is not there."""
+    file = tmp_path / "file"
+    file.write_text("precious")
+    for words in (["-o", file], ["--format", "parquet"], ["job"]):
+        assert run("export", spool, *words).exit_code == 2
+    assert file.read_text() == "precious"
+    file.write_bytes(b"PAR1 and no more")
+    assert run("import", tmp_path / "new", file).exit_code == 2
+
+
+def test_a_line_is_what_it_was_made_of() -> None:
+    """Also with names and texts that JSON writes as escapes."""
+    item = Item(kind="queue", name="\x1b\n", headers={"\x00": "\x7f"}, key=b"\xff", body=b"\xff" * 3, priority=9)
+    assert parsed(line_of(item).encode()) == item

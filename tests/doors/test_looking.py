@@ -1,0 +1,159 @@
+"""`qflow peek`, `tail` and `grep`: what lies in queues and streams, found without taking it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import qflow
+from doors.command_line import CommandLine, numbers, text
+from qflow.cli.main import app
+from qflow.inspect import pages, read_newest, read_page
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """Two queues and a stream that nobody owns."""
+    path = tmp_path / "spool"
+    with qflow.open(path) as broker:
+        jobs = broker.declare_queue("jobs", priorities=3)
+        jobs.put_many([b"mail %d" % number for number in range(20)])
+        jobs.put(b"urgent", priority=2, headers={"tenant": "acme", "try": 3, "late": True, "a=b": None})
+        jobs.put(b"\xff\x00\x1b[31mred", headers={"tenant": "other"}, ttl_s=3600)
+        jobs.put(b"tomorrow", delay_s=86_400)
+        broker.declare_queue("empty")
+        broker.declare_stream("plant", topics=["plant/#", "$own/#"])
+        broker.publish("plant/a", b"23 degrees", key=b"a")
+        broker.publish("$own/b", b"mail of the plant", headers={"tenant": "acme"})
+    return path
+
+
+def run(*words: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def found(*words: object) -> list[dict[str, object]]:
+    """Run a command that prints JSON lines."""
+    done = run(*words, "--json")
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "bodies"),
+    [
+        (["tenant=acme"], ["urgent"]),
+        (["tenant"], ["urgent", None]),
+        (["tenant=acme", "try=3", "late=true"], ["urgent"]),
+        (["a=b"], ["urgent"]),
+        (["a=b=null"], []),
+        (["try=4"], []),
+    ],
+)
+def test_peek_shows_those_with_a_header(spool: Path, conditions: list[str], bodies: list[str | None]) -> None:
+    """All conditions hold; values are compared as they are written."""
+    options = [word for condition in conditions for word in ("--where", condition)]
+    assert [message.get("body") for message in found("peek", spool, "jobs", *options)] == bodies
+
+
+def test_peek_is_in_the_order_of_delivery(spool: Path) -> None:
+    """High priority comes first, delayed ones at the end; -n ends it."""
+    bodies = [message.get("body") for message in found("peek", spool, "jobs", "-n", 100)]
+    assert (bodies[0], bodies[1], bodies[-1], len(bodies)) == ("urgent", "mail 0", "tomorrow", 23)
+    assert len(found("peek", spool, "jobs", "-n", 2)) == 2
+
+
+def test_a_condition_without_a_name_is_bad_usage(spool: Path) -> None:
+    """The sentence says what one looks like."""
+    done = run("peek", spool, "jobs", "--where", "=acme")
+    assert done.exit_code == 2
+    assert "NAME=VALUE" in done.stderr
+
+
+def test_tail_shows_the_last_ones_a_line_each(spool: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In the order in which they were put, whatever their priority; a terminal obeys none of it."""
+    assert run("tail", spool, "jobs", "-n", 4).exit_code == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split("  ")[-1] for line in lines] == ["mail 19", "urgent", "\ufffd\\x00\\x1b[31mred", "tomorrow"]
+    assert run("tail", spool, "jobs", "-n", 1, "--where", "tenant=acme", "--json").exit_code == 0
+    assert json.loads(capfd.readouterr().out)["body"] == "urgent"
+    assert run("tail", spool, "empty").exit_code == 0
+    assert capfd.readouterr().out == ""
+
+
+def test_tail_looks_further_back_where_much_is_settled(spool: Path) -> None:
+    """What was acked at the end of a queue does not hide what waits before it."""
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("holes")
+        queue.put_many([b"%d" % number for number in range(500)])
+        held = queue.get_many(500)
+        queue.ack_many(list(held)[3:], wait=True)
+    assert [message.body for message in read_newest(spool, "holes", 2).messages] == [b"1", b"2"]
+
+
+def test_tail_follows_what_comes(cli: CommandLine) -> None:
+    """Beside an owner, without taking anything; a reader that goes away ends it."""
+    cli.run("put", cli.spool, "q", stdin=text(numbers(0, 3)))
+    tail = cli.start("tail", cli.spool, "q", "-n", 1, "--follow")
+    assert tail.stdout is not None
+    assert tail.stdout.readline().endswith(b"  2\n")
+    with qflow.open(cli.spool) as broker:
+        broker.queue("q").put_many(numbers(3, 6))
+        assert [tail.stdout.readline().split()[-1] for _ in range(3)] == numbers(3, 6)
+        assert len(broker.queue("q")) == 6
+    tail.stdout.close()
+    assert tail.wait() == 141
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["urg.nt"], ["jobs:144115188075855872: urgent"]),
+        (["URGENT", "-i", "-F"], ["jobs:144115188075855872: urgent"]),
+        (["^tenant=acme$"], ["jobs:144115188075855872: urgent", "plant:1: mail of the plant"]),
+        (["mail", "plant"], ["plant:1: mail of the plant"]),
+        (["mail", "-c"], ["jobs: 20", "empty: 0", "plant: 1"]),
+        (["mail", "-m", "1"], ["jobs:0: mail 0", "plant:1: mail of the plant"]),
+        (["red$"], ["jobs:20: \ufffd\\x00\\x1b[31mred"]),
+    ],
+)
+def test_grep_looks_into_bodies_and_headers(spool: Path, words: list[str], lines: list[str]) -> None:
+    """Of all queues and streams, or of those that are named."""
+    done = run("grep", spool, *words)
+    assert (done.exit_code, sorted(done.stdout.splitlines())) == (0, sorted(lines))
+
+
+def test_grep_finds_nothing_with_1_and_takes_no_bad_pattern(spool: Path) -> None:
+    """As `grep` does it; a queue that is not there is told the nearest names."""
+    assert run("grep", spool, "nowhere").exit_code == 1
+    done = run("grep", spool, "(")
+    assert done.exit_code == 2
+    assert "no regular expression" in done.stderr
+    done = run("grep", spool, "mail", "job")
+    assert done.exit_code == 2
+    assert "'jobs'" in done.stderr
+    assert [one.get("topic") for one in found("grep", spool, "plant")] == ["$own/b"]
+
+
+def test_pages_hold_a_queue_of_any_size(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message is on one page, whatever a page holds."""
+    monkeypatch.setattr(pages, "PAGE_BYTES", 1)
+    monkeypatch.setattr(pages, "READ_BYTES", 1)
+    with qflow.open(spool) as broker:
+        for number in range(20, 25):
+            broker.queue("jobs").put(b"mail %d" % number)
+    positions: dict[int, int] | None = None
+    bodies, count = [], 0
+    while True:
+        page = read_page(spool, "jobs", positions, most=3)
+        bodies += [message.body for message in page.messages]
+        positions, count = page.positions, count + 1
+        if not page.more:
+            break
+    assert count > 8
+    assert len(bodies) == len(set(bodies)) == 28
+    assert all(message.time_ms for message in page.messages)

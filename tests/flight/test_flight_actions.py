@@ -1,0 +1,138 @@
+"""Actions: what there is, the arithmetic of planners, and groups of readers with their leases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pf = pytest.importorskip("pyarrow.flight")
+
+import qflow  # noqa: E402
+import qflow.flight  # noqa: E402
+from flight.test_flight_reading import fill, refused  # noqa: E402
+from qflow.flight.leases import Leases  # noqa: E402
+
+
+def test_a_spool_is_described(broker: qflow.Broker, client: Any, act: Any) -> None:
+    """The log, streams with their bounds, queues; actions are listed with what they are for."""
+    fill(broker)
+    found = act("describe")
+    assert found["uuid"] == str(broker.uuid)
+    (stream,) = found["streams"]
+    assert stream["name"] == "plants"
+    assert stream["settings"]["topics"] == ["plant/#"]
+    assert sum(part["messages"] for part in stream["partitions"]) == 100
+    assert [part["end"] for part in stream["partitions"]] == broker.stream("plants").stats().next_offsets
+    assert [queue["name"] for queue in found["queues"]] == ["jobs"]
+    assert "describe" in {action.type for action in client.list_actions()}
+
+
+def test_bounds_are_resolved_and_ranges_cut_beside_the_log(broker: qflow.Broker, act: Any) -> None:
+    """As a planner beside the log would."""
+    fill(broker)
+    ends = broker.stream("plants").stats().next_offsets
+    number = act("describe")["streams"][0]["number"]
+    latest = act("resolve", bound={"kind": "latest"}, streams=["plants"])["offsets"]
+    assert latest == {"plants": {"0": ends[0], "1": ends[1]}}
+    chosen = act("resolve", bound={"kind": "earliest"}, streams=["plants"], assigned={"plants": [1]})["offsets"]
+    assert chosen == {"plants": {"1": 0}}
+    ranges = [[number, 0, 0, ends[0]], [number, 1, 0, ends[1]]]
+    spans = act("cut", ranges=ranges, cutting={"most_messages": 10})["spans"]
+    assert {tuple(span[:2]) for span in spans} == {("plants", number)}
+    assert [sum(span[4] - span[3] for span in spans if span[2] == part) for part in (0, 1)] == ends
+    assert max(span[4] - span[3] for span in spans) == 10
+    (after,) = act("offset_after", asked=[[number, 0, 0, ends[0], 1]])["offsets"]
+    assert 0 < after <= ends[0]
+    eras = act("eras", offsets={str(number): {"0": ends[0]}})["eras"][str(number)]
+    asked = {"number": number, "offsets": {"0": ends[0]}}
+    assert act("other_era", known=eras, **asked)["partition"] is None
+    assert act("other_era", known={"0": "0" * 16}, **asked)["partition"] == 0
+
+
+def test_topics_have_takers(broker: qflow.Broker, act: Any) -> None:
+    """A sink asks before it writes."""
+    found = act("takers", topics=["plant/1"])
+    assert [taker[:2] for taker in found["takers"]] == [["stream", "plants"]]
+    assert found["rooms"]["plant/1"] > 0
+    assert "takes topic 'nowhere'" in str(refused(lambda: act("takers", topics=["nowhere"])))
+
+
+def test_a_group_has_one_reader(broker: qflow.Broker, act: Any) -> None:
+    """Who holds the lease commits positions; another one waits until it is given back."""
+    fill(broker)
+    number = str(act("describe")["streams"][0]["number"])
+    token = act("lease", group="g", seconds=60)["token"]
+    assert isinstance(refused(lambda: act("lease", group="g")), qflow.GroupInUse)
+    act("commit_positions", group="g", token=token, offsets={number: {"0": 5}})
+    assert act("positions", group="g")["offsets"] == {number: {"0": 5}}
+    assert act("lease", group="g", token=token)["offsets"] == {number: {"0": 5}}
+    act("release", group="g", token=token)
+    assert isinstance(refused(lambda: act("commit_positions", group="g", token=token, offsets={})), qflow.GroupInUse)
+    after = act("lease", group="g")
+    assert after["token"] > token
+    assert after["offsets"] == {number: {"0": 5}}
+
+
+def test_a_late_holder_of_an_old_lease_is_refused(broker: qflow.Broker) -> None:
+    """Also after the owner was gone; who comes late and was not replaced goes on."""
+    now = [0.0]
+    leases = Leases(broker.path, str(broker.uuid), lambda: now[0])
+    old = leases.take("g", None, 10.0).token
+    now[0] = 11.0
+    leases.acknowledge("g", old, {3: {0: 1}}, 10.0)  # late, and nobody has taken it
+    now[0] = 22.0
+    new = leases.take("g", None, 10.0)
+    assert new.token > old
+    assert new.offsets == {3: {0: 1}}
+    for late in (
+        lambda: leases.acknowledge("g", old, {3: {0: 9}}, 10.0),
+        lambda: leases.take("g", old, 10.0),
+    ):
+        with pytest.raises(qflow.GroupInUse, match=f"with token {old} has ended"):
+            late()
+    leases.close()
+    again = Leases(broker.path, str(broker.uuid), lambda: now[0])
+    with pytest.raises(qflow.GroupInUse, match=f"with token {old} has ended"):
+        again.acknowledge("g", old, {3: {0: 9}}, 10.0)
+    again.acknowledge("g", new.token, {3: {0: 2}}, 10.0)
+    assert again.take("g", new.token, 10.0).offsets == {3: {0: 2}}
+    again.close()
+
+
+def test_a_lease_that_is_over_lets_readers_beside_the_owner_in(broker: qflow.Broker) -> None:
+    """To them, a lease is the lock of the group."""
+    from qflow.storage.files import Files
+    from qflow.storage.streams.groups import Group
+
+    now = [0.0]
+    leases = Leases(broker.path, str(broker.uuid), lambda: now[0])
+    leases.take("g", None, 10.0)
+    with pytest.raises(qflow.GroupInUse):
+        Group(broker.path, "g", str(broker.uuid), Files())
+    now[0] = 11.0
+    leases.sweep()
+    Group(broker.path, "g", str(broker.uuid), Files()).close()
+    leases.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        ("explode", {}, "does not know the action 'explode'"),
+        ("describe", {"uuid": "another"}, "was made anew"),
+        ("resolve", {"bound": {"kind": "soon"}, "streams": ["plants"]}, "'kind' of 'bound'"),
+        ("resolve", {"bound": {"kind": "latest"}, "streams": ["none"]}, "there is no stream 'none'"),
+        ("cut", {"ranges": [[1, 2]]}, "must be a list of [int, int, int, int]"),
+        ("cut", {"ranges": [[99, 0, 0, 1]]}, "stream with number 99"),
+        ("lease", {}, "'group' of action 'lease' must be a text"),
+        ("lease", {"group": "g", "seconds": -1}, "'seconds'"),
+        ("commit_positions", {"group": "g", "token": 1, "offsets": [1]}, "'offsets'"),
+        ("commit_positions", {"group": "g", "token": 1, "offsets": {"a": {}}}, "'offsets'"),
+    ],
+)
+def test_an_action_that_makes_no_sense_is_refused(
+    broker: qflow.Broker, act: Any, name: str, fields: dict[str, Any], text: str
+) -> None:
+    """With a sentence that names what is wrong."""
+    assert text in str(refused(lambda: act(name, **fields)))

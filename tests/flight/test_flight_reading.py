@@ -1,0 +1,159 @@
+"""Streams read by any Arrow client: what there is, ranges, filters, and what comes from now on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pf = pytest.importorskip("pyarrow.flight")
+
+import qflow  # noqa: E402
+from qflow.flight import words  # noqa: E402
+
+
+def ticket(**fields: Any) -> Any:
+    """Return a ticket of these fields."""
+    return pf.Ticket(json.dumps(fields).encode())
+
+
+def refused(call: Callable[[], object]) -> qflow.QflowError:
+    """Return the error that a call brings back from the owner."""
+    with pytest.raises(pf.FlightError) as caught:
+        call()
+    error = words.error_of(caught.value)
+    assert error is not None, caught.value
+    assert str(error) in str(caught.value), "its sentence is what any client shows"
+    return error
+
+
+def fill(broker: qflow.Broker, count: int = 100) -> list[bytes]:
+    """Publish so many messages to three topics, in one partition or the other; return their bodies."""
+    bodies = [b"%d" % number for number in range(count)]
+    broker.publish_many((f"plant/{number % 3}", body) for number, body in enumerate(bodies))
+    return bodies
+
+
+def test_a_client_lists_streams_and_reads_all_of_them(broker: qflow.Broker, client: Any) -> None:
+    """Endpoints have tickets that together give every message once, in the schema that was told."""
+    bodies = fill(broker)
+    (info,) = client.list_flights()
+    assert (info.descriptor.path, info.total_records) == ([b"plants"], 100)
+    tables = [client.do_get(endpoint.ticket).read_all() for endpoint in info.endpoints]
+    assert {table.schema for table in tables} == {info.schema}
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert sorted(row["value"] for row in rows) == sorted(bodies)
+    assert {row["topic"] for row in rows} == {"plant/0", "plant/1", "plant/2"}
+    for number, table in enumerate(tables):
+        assert table["offset"].to_pylist() == list(range(table.num_rows))
+        assert set(table["partition"].to_pylist()) <= {number}
+
+
+def test_a_path_names_a_stream_or_a_partition(broker: qflow.Broker, client: Any) -> None:
+    """GetFlightInfo and GetSchema take [stream] and [stream, partition]."""
+    fill(broker)
+    whole = client.get_flight_info(pf.FlightDescriptor.for_path("plants"))
+    parts = [client.get_flight_info(pf.FlightDescriptor.for_path("plants", str(number))) for number in (0, 1)]
+    assert whole.total_records == sum(part.total_records for part in parts) == 100
+    assert [len(part.endpoints) for part in parts] == [1, 1]
+    assert client.get_schema(pf.FlightDescriptor.for_path("plants")).schema == whole.schema
+
+
+def test_a_range_a_filter_and_columns_are_kept_to(broker: qflow.Broker, client: Any) -> None:
+    """A ticket says which offsets, which topics and which columns."""
+    fill(broker)
+    end = broker.stream("plants").stats().next_offsets[0]
+    table = client.do_get(
+        ticket(stream="plants", partition=0, start=3, end=end - 2, columns=["offset", "topic"])
+    ).read_all()
+    assert table.column_names == ["offset", "topic"]
+    assert table["offset"].to_pylist() == list(range(3, end - 2))
+    wanted = table["topic"][0].as_py()
+    found = client.do_get(ticket(stream="plants", partition=0, filter=wanted)).read_all()
+    assert set(found["topic"].to_pylist()) == {wanted}
+    little = client.do_get(ticket(stream="plants", partition=0, max_bytes=1)).read_all()
+    assert little.num_rows
+
+
+def test_a_stream_is_followed_until_the_client_leaves(broker: qflow.Broker, client: Any) -> None:
+    """What is published later comes; nothing is left behind when the client goes."""
+    broker.declare_stream("logs", topics=["log/#"])
+    broker.publish("log/a", b"before")
+    reader = client.do_get(ticket(stream="logs", start=0, follow=True))
+    assert reader.read_chunk().data["value"].to_pylist() == [b"before"]
+    broker.publish("log/a", b"later")
+    assert reader.read_chunk().data["value"].to_pylist() == [b"later"]
+    reader.cancel()
+
+
+def test_who_follows_is_told_that_the_door_closes(broker: qflow.Broker, client: Any, server: Any) -> None:
+    """A sentence ends the read; closing the door does not hang."""
+    broker.declare_stream("logs", topics=["log/#"])
+    broker.publish("log/a", b"one")
+    reader = client.do_get(ticket(stream="logs", start=0, follow=True))
+    reader.read_chunk()
+    server.close()
+    error = refused(reader.read_chunk)
+    assert isinstance(error, qflow.BrokerClosed)
+    assert "being closed" in str(error)
+
+
+def test_a_deleted_stream_ends_its_followers(broker: qflow.Broker, client: Any) -> None:
+    """Also where a stream of the same name is declared at once."""
+    broker.declare_stream("logs", topics=["log/#"])
+    broker.publish("log/a", b"one")
+    reader = client.do_get(ticket(stream="logs", start=0, follow=True))
+    reader.read_chunk()
+    broker.delete_stream("logs")
+    broker.declare_stream("logs", topics=["log/#"])
+    assert isinstance(refused(reader.read_chunk), qflow.StreamDeleted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"stream": "none"}, qflow.NotFound, "there is no stream 'none'"),
+        ({"stream": "plants"}, qflow.InvalidArgument, "'partition' of the ticket must be a whole number"),
+        ({"stream": "plants", "partition": 7}, qflow.NotFound, "no partition 7"),
+        ({"stream": "plants", "partition": 0, "end": 10**6}, qflow.InvalidArgument, "1000000 is past that"),
+        ({"stream": "plants", "partition": 0, "start": -1}, qflow.InvalidArgument, "at least 0"),
+        ({"stream": "plants", "partition": 0, "columns": ["size"]}, qflow.InvalidArgument, "there is no column 'size'"),
+        ({"stream": "plants", "partition": 0, "filter": "a/#/b"}, qflow.InvalidArgument, "#"),
+        ({"stream": "plants", "partition": 0, "uuid": "another"}, qflow.StorageError, "was made anew"),
+        ({"stream": "plants", "partition": 0, "number": 99}, qflow.NotFound, "declared again"),
+    ],
+)
+def test_a_ticket_that_makes_no_sense_is_refused(
+    broker: qflow.Broker, client: Any, fields: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    """With a sentence, and the class of the error."""
+    fill(broker)
+    error = refused(lambda: client.do_get(ticket(**fields)).read_all())
+    assert type(error) is kind
+    assert text in str(error)
+
+
+def test_what_is_no_json_is_refused(broker: qflow.Broker, client: Any) -> None:
+    """A ticket of rubbish, and one that is no object."""
+    for rubbish in (b"\xff\x00", b"[1]", b"{"):
+        assert isinstance(refused(lambda: client.do_get(pf.Ticket(rubbish)).read_all()), qflow.InvalidArgument)  # noqa: B023
+
+
+def test_a_gap_is_an_error_or_is_gone_over(broker: qflow.Broker, client: Any) -> None:
+    """Retention took some of it: who named a start is told, with the facts, unless it says that does not matter."""
+    broker.declare_stream("logs", topics=["log/#"], retention_messages=10)
+    for number in range(30):
+        broker.publish("log/a", b"%d" % number)
+    stream = broker.stream("logs")
+    while stream.retain():  # type: ignore[attr-defined]
+        pass
+    first = broker.stream("logs").stats().first_offsets[0]
+    assert first > 0
+    error = refused(lambda: client.do_get(ticket(stream="logs", start=0)).read_all())
+    assert isinstance(error, qflow.GapError)
+    assert (error.first, error.end) == (0, first)
+    table = client.do_get(ticket(stream="logs", start=0, fail_on_data_loss=False)).read_all()
+    assert table["offset"].to_pylist() == list(range(first, 30))
+    assert client.do_get(ticket(stream="logs")).read_all().num_rows == 30 - first

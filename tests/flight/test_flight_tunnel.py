@@ -1,0 +1,166 @@
+"""The whole surface on another host: `qflow.connect` to a URL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pf = pytest.importorskip("pyarrow.flight")
+
+import qflow  # noqa: E402
+import qflow.aio  # noqa: E402
+import qflow.flight  # noqa: E402
+from processes import free_port  # noqa: E402
+from qflow.flight import tunnel  # noqa: E402
+from qflow.remote.wire.frames import FrameReader, encode_frame, preamble  # noqa: E402
+
+
+def url(server: qflow.flight.Server) -> str:
+    """Return where it listens."""
+    return f"grpc://127.0.0.1:{server.port}"
+
+
+def test_queues_are_used_through_an_exchange(broker: qflow.Broker, server: qflow.flight.Server) -> None:
+    """Puts, gets and acks; a large body goes through in pieces."""
+    with qflow.connect(url(server)) as remote:
+        jobs = remote.queue("jobs")
+        jobs.put(b"small")
+        jobs.put(b"x" * 3_000_000)
+        assert list(jobs.put_many(b"%d" % number for number in range(1000))) == list(range(2, 1002))
+        with jobs.get() as delivery:
+            assert delivery.body == b"small"
+        assert [len(one.body) for one in jobs.get_many(1)] == [3_000_000]
+    assert len(broker.queue("jobs")) == 1001, "what was not acked came back"
+
+
+def test_deliveries_belong_to_the_exchange(broker: qflow.Broker, server: qflow.flight.Server) -> None:
+    """They come back when it ends, counted."""
+    broker.queue("jobs").put(b"a")
+    remote = qflow.connect(url(server))
+    assert remote.queue("jobs").get().body == b"a"
+    remote.close()
+    again = broker.queue("jobs").get(timeout_s=20)
+    assert (again.body, again.redelivered) == (b"a", True)
+
+
+def test_a_door_that_closes_ends_its_sessions(broker: qflow.Broker, server: qflow.flight.Server) -> None:
+    """A call that waits ends, and those after it are refused; the spool goes on."""
+    with qflow.connect(url(server)) as remote:
+        jobs = remote.queue("jobs")
+        jobs.put(b"kept")
+        server.close()
+        with pytest.raises(qflow.QflowError):
+            jobs.put(b"not any more")
+    assert broker.queue("jobs").get().body == b"kept"
+
+
+def test_a_client_that_falls_silent_loses_its_session(
+    broker: qflow.Broker, server: qflow.flight.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds comes back, though its host has not said that it is gone; one that is idle stays."""
+    monkeypatch.setattr(tunnel, "PING_S", 0.02)
+    monkeypatch.setattr(tunnel, "SILENT_S", 2.0)
+    jobs = broker.queue("jobs")
+    jobs.put(b"a")
+    with qflow.connect(url(server)) as idle, pf.connect(url(server)) as client:
+        writer, reader = client.do_exchange(pf.FlightDescriptor.for_command(tunnel.COMMAND))
+        hello, get = encode_frame(1, {"op": "hello"}), encode_frame(2, {"op": "get", "queue": "jobs", "most": 1})
+        writer.write_metadata(b"\0" + b"".join([preamble(), *hello, *get]))  # and nothing more
+        answers = FrameReader(2**20)
+        begun = b""
+        while len(begun) < len(preamble()):
+            begun += _bytes_of(reader)
+        numbers = [frame.number for frame in answers.feed(begun[len(preamble()) :])]
+        while 2 not in numbers:
+            numbers += [frame.number for frame in answers.feed(_bytes_of(reader))]
+        assert jobs.get(timeout_s=60).redelivered
+        pieces = []
+        with pytest.raises((pf.FlightError, StopIteration)):
+            while True:
+                pieces.append(bytes(reader.read_chunk().app_metadata)[:1])
+                if pieces[-1] == b"\1":
+                    writer.close()
+        assert pieces[-1] == b"\1"
+        assert idle.queues() == ["jobs"]
+
+
+def _bytes_of(reader: Any) -> bytes:
+    piece: bytes = reader.read_chunk().app_metadata.to_pybytes()
+    return piece[1:]
+
+
+def test_an_owner_that_falls_silent_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits is told so: nobody waits for a host that has lost its power."""
+
+    class Silent(pf.FlightServerBase):  # type: ignore[misc]
+        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            with contextlib.suppress(StopIteration, pa.ArrowException):
+                while True:
+                    reader.read_chunk()
+
+    monkeypatch.setattr(tunnel, "PING_S", 0.02)
+    monkeypatch.setattr(tunnel, "SILENT_S", 0.5)
+    silent = Silent("grpc+tcp://127.0.0.1:0")
+    with pytest.raises(qflow.QflowError):
+        qflow.connect(f"grpc://127.0.0.1:{silent.port}", timeout_s=60)
+    silent.shutdown()
+
+
+def test_tasks_use_the_same_exchange(broker: qflow.Broker, server: qflow.flight.Server) -> None:
+    """`qflow.aio.connect` takes a URL, too."""
+
+    async def work() -> bytes:
+        async with qflow.aio.connect(url(server)) as remote:
+            jobs = await remote.queue("jobs")
+            await jobs.put(b"from a task")
+            async with await jobs.get() as delivery:
+                return bytes(delivery.body)
+
+    assert asyncio.run(work()) == b"from a task"
+
+
+def test_a_spool_whose_owner_lets_nobody_in_says_so(tmp_path: Path) -> None:
+    """Sessions need the door of the spool."""
+    with (
+        qflow.open(tmp_path / "shut", door=False) as broker,
+        qflow.flight.serve(broker, port=0) as server,
+        pytest.raises(qflow.NotFound, match="sessions go through the door of the spool"),
+    ):
+        qflow.connect(url(server))
+
+
+def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """With a sentence, and in time."""
+    with pytest.raises(qflow.StorageError, match=r"nobody answers at grpc://127\.0\.0\.1"):
+        qflow.connect(f"grpc://127.0.0.1:{free_port()}", timeout_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "text"),
+    [
+        ("grpc+tls://", {}, "a URL of a door is"),
+        ("grpc://host", {}, "a URL of a door is"),
+        ("grpc://127.0.0.1:1", {"ca": "ca.pem"}, "certificates are for grpc"),
+        ("grpc+tls://127.0.0.1:1", {"ca": "/nowhere/ca.pem"}, "cannot be read"),
+        ("spool", {"token": "t"}, "a token is for a URL"),
+    ],
+)
+def test_a_target_that_makes_no_sense_is_refused(target: str, options: dict[str, Any], text: str) -> None:
+    """Before anything is connected."""
+    with pytest.raises(qflow.InvalidArgument, match=text):
+        qflow.connect(target, **options)
+
+
+def test_a_snapshot_is_made_where_its_path_means_something(server: qflow.flight.Server, tmp_path: Path) -> None:
+    """A part of a path would mean another place on each host."""
+    with qflow.connect(f"grpc://127.0.0.1:{server.port}") as remote:
+        with pytest.raises(qflow.InvalidArgument, match="give the whole path there, not 'copy'"):
+            remote.snapshot("copy")
+        remote.snapshot(tmp_path / "copy")
+    with qflow.open(tmp_path / "copy") as copy:
+        assert copy.queues() == ["jobs"]

@@ -1,0 +1,253 @@
+"""Record batches written by any Arrow client: published, put, staged."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+pf = pytest.importorskip("pyarrow.flight")
+
+import qflow  # noqa: E402
+from flight.test_flight_reading import refused  # noqa: E402
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def put(client: Any, command: dict[str, Any], *batches: Any) -> list[dict[str, Any]]:
+    """Send batches under a command; return what was answered to each."""
+    descriptor = pf.FlightDescriptor.for_command(json.dumps(command).encode())
+    writer, metadata = client.do_put(descriptor, batches[0].schema)
+    answers = []
+    with writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            answers.append(json.loads(metadata.read().to_pybytes()))
+    return answers
+
+
+def rows(**columns: Any) -> Any:
+    """Return a record batch."""
+    return pa.record_batch(dict(columns.items()))
+
+
+def test_rows_are_published_each_batch_a_commit(broker: qflow.Broker, client: Any) -> None:
+    """With topics, keys and headers of their own; a null value stays one."""
+    first = rows(
+        topic=["plant/1", "plant/2"],
+        value=pa.array([b"one", None], pa.binary()),
+        key=pa.array([b"k", None], pa.binary()),
+        headers=pa.array([[("unit", b"K")], None], HEADERS),
+    )
+    second = rows(
+        topic=["plant/3", "nowhere"],
+        value=[b"three", b"lost"],
+        key=pa.nulls(2, pa.binary()),
+        headers=pa.nulls(2, HEADERS),
+    )
+    assert put(client, {"publish": {}}, first, second) == [
+        {"messages": 2, "streams": {"plants": 2}, "queues": {}, "duplicate": False},
+        {"messages": 2, "streams": {"plants": 1}, "queues": {}, "duplicate": False},
+    ]
+    found = {message.topic: message for message in broker.stream("plants").query()}
+    assert found["plant/1"].body == b"one"
+    assert found["plant/1"].headers == {"unit": "K"}
+    assert found["plant/1"].key == b"k"
+    assert found["plant/2"].headers == {"qflow-null": True}
+    read = [
+        row
+        for endpoint in client.get_flight_info(pf.FlightDescriptor.for_path("plants")).endpoints
+        for row in client.do_get(endpoint.ticket).read_all().to_pylist()
+    ]
+    assert {row["topic"]: row["value"] for row in read} == {"plant/1": b"one", "plant/2": None, "plant/3": b"three"}
+
+
+def test_rows_of_one_topic_need_no_column_of_topics(broker: qflow.Broker, client: Any) -> None:
+    """Strings, large ones and dictionaries are taken, too."""
+    for values in (
+        pa.array(["a"], pa.large_string()),
+        pa.array(["b"]).dictionary_encode(),
+        pa.array(["c"], pa.string_view()),
+    ):
+        put(client, {"publish": {"topic": "plant/1"}}, rows(value=values))
+    assert [message.body for message in broker.stream("plants").query()] == [b"a", b"b", b"c"]
+
+
+def test_what_a_producer_has_numbered_is_published_once(broker: qflow.Broker, client: Any) -> None:
+    """A put that is repeated under the same numbers changes nothing."""
+    command = {"publish": {"topic": "plant/1", "producer": "p", "number": 5}}
+    for _ in range(2):
+        put(client, command, rows(value=[b"a", b"b"]), rows(value=[b"c"]))
+    assert [message.body for message in broker.stream("plants").query()] == [b"a", b"b", b"c"]
+
+
+def test_rows_are_put_into_a_queue(broker: qflow.Broker, client: Any) -> None:
+    """Each batch is one commit; headers may differ."""
+    assert put(client, {"put": "jobs"}, rows(value=[b"a", b"b"])) == [{"messages": 2, "first": 0}]
+    headers = pa.array([[("n", b"1")], [("n", b"1")], None], HEADERS)
+    put(client, {"put": {"queue": "jobs", "priority": 0}}, rows(value=[b"c", b"d", b"e"], headers=headers))
+    found = [(one.body, one.headers.get("n")) for one in broker.queue("jobs").get_many(10)]
+    assert found == [(b"a", None), (b"b", None), (b"c", "1"), (b"d", "1"), (b"e", None)]
+
+
+@pytest.mark.parametrize(
+    ("command", "batch", "kind", "text"),
+    [
+        ({"publish": {}}, rows(value=[b"a"]), qflow.InvalidArgument, "by a column 'topic'"),
+        ({"publish": {"topic": "a/#"}}, rows(value=[b"a"]), qflow.InvalidArgument, "a/#"),
+        ({"publish": {}}, rows(topic=["plant/1"]), qflow.InvalidArgument, "no column 'value'"),
+        (
+            {"publish": {}},
+            rows(topic=["plant/1"], value=[1]),
+            qflow.InvalidArgument,
+            "must be binary or string, not int64",
+        ),
+        ({"publish": {}}, rows(topic=[b"x"], value=[b"a"]), qflow.InvalidArgument, "column 'topic' must be string"),
+        ({"publish": {}}, rows(topic=pa.array([None], pa.string()), value=[b"a"]), qflow.InvalidArgument, "has null"),
+        ({"publish": {"topic": "plant/1"}, "uuid": "no"}, rows(value=[b"a"]), qflow.StorageError, "made anew"),
+        ({"put": "none"}, rows(value=[b"a"]), qflow.NotFound, "none"),
+        ({}, rows(value=[b"a"]), qflow.InvalidArgument, "must have one of 'publish', 'put', 'stage'"),
+    ],
+)
+def test_a_put_that_makes_no_sense_is_refused(
+    broker: qflow.Broker, client: Any, command: dict[str, Any], batch: Any, kind: type[Exception], text: str
+) -> None:
+    """With a sentence, and nothing is stored."""
+    error = refused(lambda: put(client, command, batch))
+    assert type(error) is kind
+    assert text in str(error)
+    assert not list(broker.stream("plants").query())
+    assert not len(broker.queue("jobs"))
+
+
+def test_a_batch_that_lies_about_its_sizes_is_refused(broker: qflow.Broker, client: Any) -> None:
+    """Offsets that point in front of the values are noticed before anything is stored."""
+    offsets = pa.py_buffer(struct.pack("<4i", 0, 5, -2, 5))
+    lying = pa.Array.from_buffers(pa.binary(), 3, [None, offsets, pa.py_buffer(b"short")])
+    error = refused(lambda: put(client, {"publish": {"topic": "plant/1"}}, rows(value=lying)))
+    assert isinstance(error, qflow.InvalidArgument)
+    assert "damaged" in str(error)
+    assert not list(broker.stream("plants").query())
+
+
+def test_a_client_that_goes_in_the_middle_of_a_put_leaves_whole_batches(broker: qflow.Broker, client: Any) -> None:
+    """What was answered is stored, and the door goes on."""
+    descriptor = pf.FlightDescriptor.for_command(b'{"publish": {"topic": "plant/1"}}')
+    batch = rows(value=[b"a", b"b"])
+    writer, metadata = client.do_put(descriptor, batch.schema)
+    writer.write_batch(batch)
+    metadata.read()
+    del writer, metadata
+    assert [message.body for message in broker.stream("plants").query()] == [b"a", b"b"]
+    assert put(client, {"put": "jobs"}, batch)[0]["messages"] == 2
+
+
+def stage(broker: qflow.Broker, **fields: Any) -> dict[str, Any]:
+    """Return a command that stages rows."""
+    said = {"query": "q", "batch": 0, "token": uuid4().hex, "name": "000000-a", "uuid": str(broker.uuid)}
+    return {"stage": said | {"topic": "plant/1"} | fields}
+
+
+def test_rows_are_staged_and_not_yet_published(broker: qflow.Broker, client: Any) -> None:
+    """The answer has the file for the manifest, and who takes the rows."""
+    command = stage(broker)
+    (answer,) = put_once(client, command, rows(value=[b"a", b"b"]), rows(value=[b"c"]))
+    name, messages, size, _, _ = answer["file"]
+    assert (name, messages, size) == ("000000-a", 3, 3)
+    assert [taker[:2] for taker in answer["takers"]] == [["stream", "plants"]]
+    assert not list(broker.stream("plants").query())
+
+
+def put_once(client: Any, command: dict[str, Any], *batches: Any) -> list[dict[str, Any]]:
+    """Send batches under a command that answers once, at the end; return what was answered."""
+    descriptor = pf.FlightDescriptor.for_command(json.dumps(command).encode())
+    writer, metadata = client.do_put(descriptor, batches[0].schema)
+    for batch in batches:
+        writer.write_batch(batch)
+    writer.done_writing()
+    answer = json.loads(metadata.read().to_pybytes())
+    writer.close()
+    return [answer]
+
+
+def manifest(command: dict[str, Any], answer: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the manifest of a stage of one file."""
+    said = command["stage"]
+    return {
+        "batch": [said["query"], said["batch"]],
+        "token": said["token"],
+        "uuid": said["uuid"],
+        "files": [answer["file"]],
+    } | fields
+
+
+def test_a_stage_is_adopted_once(broker: qflow.Broker, client: Any, act: Any) -> None:
+    """Also by who did not hear the answer, and by another attempt at the same batch."""
+    command = stage(broker)
+    (answer,) = put_once(client, command, rows(value=[b"a", b"b"]))
+    said = manifest(command, answer, every=True)
+    for _ in range(2):
+        assert act("adopt", manifest=said) == {}
+    again = stage(broker)
+    (answer,) = put_once(client, again, rows(value=[b"a", b"b"]))
+    act("adopt", manifest=manifest(again, answer, every=True))
+    assert [message.body for message in broker.stream("plants").query()] == [b"a", b"b"]
+
+
+def test_a_stage_is_adopted_under_another_name(broker: qflow.Broker, client: Any, act: Any) -> None:
+    """A batch of an application is renamed when all know where it goes."""
+    command = stage(broker, query="app-a")
+    (answer,) = put_once(client, command, rows(value=[b"a"]))
+    said = manifest(command, answer, batch=["0123-app-a", 0], targets=[["app-a@1", "stream 'plants'"]])
+    act("adopt", manifest=said, staged=["app-a", 0])
+    assert [message.body for message in broker.stream("plants").query()] == [b"a"]
+
+
+def test_what_cannot_be_adopted_says_why(broker: qflow.Broker, client: Any, act: Any) -> None:
+    """A file that is not what was written; a batch that does not follow; another log; a name that leads elsewhere."""
+    command = stage(broker)
+    (answer,) = put_once(client, command, rows(value=[b"a"]))
+    name, messages, size, length, checksum = answer["file"]
+    wrong = manifest(command, {"file": [name, messages, size, length, checksum ^ 1]})
+    assert "did not take batch 0" in str(refused(lambda: act("adopt", manifest=wrong)))
+    late = manifest(command, answer, batch=["q", 7], every=True)
+    assert "has none of its batches" in str(refused(lambda: act("adopt", manifest=late)))
+    other = manifest(command, answer, uuid="another")
+    assert "made anew" in str(refused(lambda: act("adopt", manifest=other)))
+    outside = manifest(command, {"file": ["../x", 1, 1, 1, 1]})
+    assert "the name of a file" in str(refused(lambda: act("adopt", manifest=outside)))
+    assert not list(broker.stream("plants").query())
+
+
+def test_a_stage_is_withdrawn(broker: qflow.Broker, client: Any, act: Any) -> None:
+    """What an attempt has written and not handed in goes."""
+    command = stage(broker)
+    put_once(client, command, rows(value=[b"a"]))
+    assert act("withdraw", tokens=[command["stage"]["token"], "0" * 32]) == {"stages": 1}
+    assert act("withdraw", tokens=[command["stage"]["token"]]) == {"stages": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"name": "../../log"}, "the name of a file"),
+        ({"name": "manifest"}, "the name of a file"),
+        ({"token": "../x"}, "'token'"),
+        ({"query": "../q"}, "a batch has a query"),
+        ({"uuid": "another"}, "made anew"),
+        ({"topic": "nowhere"}, "takes topic 'nowhere'"),
+        ({"stream": "none"}, "there is no stream 'none'"),
+    ],
+)
+def test_a_stage_that_makes_no_sense_is_refused(
+    broker: qflow.Broker, client: Any, fields: dict[str, Any], text: str
+) -> None:
+    """Above all names that lead out of the inbox; nothing is left of it."""
+    error = refused(lambda: put(client, stage(broker, **fields), rows(value=[b"a"])))
+    assert text in str(error)
+    assert not list((Path(broker.path) / "inbox").rglob("*-a"))

@@ -1,0 +1,92 @@
+"""What clients can make the server hold is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqtt_loop import client, serving, unconnected
+from mqtt_wire import packet
+from qflow.mqtt.server import hub as hub_module
+
+run = asyncio.run
+
+
+def test_retained_with_qos_0_waits_for_the_log(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one client no more is read than may wait."""
+    run(_retained(spool, monkeypatch))
+
+
+async def _retained(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(spool) as server:
+        loop = asyncio.get_running_loop()
+        waiting: list[tuple[asyncio.Future[Any], Any]] = []
+        keep = hub_module.keep
+
+        def slow(broker: Any, rooms: Any) -> asyncio.Future[Any]:
+            future = loop.create_future()
+            waiting.append((future, rooms))
+            return future
+
+        monkeypatch.setattr(hub_module, "keep", slow)
+        other = await client(server)
+        sender = await client(server)
+        for number in range(400):
+            sender.publish(f"a/{number}", b"x" * 10_000, qos=0, retain=True)
+        for _ in range(50):
+            await other.nothing()
+        assert len(waiting) < 100
+        monkeypatch.setattr(hub_module, "keep", keep)
+        for future, _ in waiting:
+            future.set_result(None)
+        await sender.nothing()
+
+
+def test_answers_to_a_client_that_does_not_read(spool: Path) -> None:
+    """No more is read from it than it takes answers."""
+    run(_deaf(spool))
+
+
+async def _deaf(spool: Path) -> None:
+    async with serving(spool) as server:
+        raw = await client(server)
+        raw.writer.transport.pause_reading()
+        [inside] = server._clients
+        for _ in range(200):
+            raw.send(packet(0xC0, b"") * 20_000)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        other = await client(server)
+        for _ in range(500):
+            await other.nothing()
+        assert inside.pipe._transport.get_write_buffer_size() < 2 * 2**20
+
+
+def test_large_messages_that_are_sent_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read as the client takes them."""
+    run(_again(spool, monkeypatch))
+
+
+async def _again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(spool) as server:
+        raw = await client(server, "c", clean=False, SessionExpiryInterval=100)
+        await raw.subscribe("a")
+        sender = await client(server)
+        for number in range(60):
+            await sender.published("a", b"%d" % number + b"x" * 900_000)
+            await raw.message(ack=False)
+        await raw.cut()
+        again = await unconnected(server)
+        assert (await again.connect("c", clean=False, SessionExpiryInterval=100)).present
+        again.writer.transport.pause_reading()
+        inside = server.house.hub.sessions["c"]._line
+        while not inside.is_paused:
+            await sender.nothing()
+        await sender.nothing()
+        assert inside.pipe._transport.get_write_buffer_size() < 4 * 2**20
+        again.writer.transport.resume_reading()
+        got = [await again.message() for _ in range(60)]
+        assert [int(one.payload[:2].rstrip(b"x")) for one in got] == list(range(60))

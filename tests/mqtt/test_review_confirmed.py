@@ -1,0 +1,52 @@
+"""What is confirmed is stored where those who want it find it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from paho.mqtt.packettypes import PacketTypes
+
+from mqtt_loop import PUBACK, client, properties_of, serving
+from mqtt_wire import packet, string
+
+run = asyncio.run
+
+
+def test_order_with_a_queue_beside(spool: Path) -> None:
+    """Also where messages in between go to a queue, which takes longer."""
+    run(_beside(spool))
+
+
+async def _beside(spool: Path) -> None:
+    async with serving(spool) as server:
+        await server.broker.declare_queue("q")
+        await server.broker.bind("q", "q")
+        sender = await client(server)
+        empty = properties_of(PacketTypes.PUBLISH, None)
+        full = properties_of(PacketTypes.PUBLISH, {"ContentType": "text"})
+
+        def publish(topic: str, number: int, properties: bytes) -> bytes:
+            return packet(0x32, string(topic) + number.to_bytes(2, "big") + properties + b"%d" % number)
+
+        sender.send(publish("a", 1, empty), publish("q", 2, empty), publish("a", 3, full))
+        for _ in range(3):
+            await sender.expect(PUBACK)
+        found = [int(one.body) async for one in server.broker.stream("mqtt").query("a")]
+        assert found == [1, 3]
+
+
+def test_a_batch_refused_for_one(spool: Path) -> None:
+    """Messages of others are stored, whatever is wrong with one that comes in the same turn of the loop."""
+    run(_refused(spool))
+
+
+async def _refused(spool: Path) -> None:
+    async with serving(spool) as server:
+        await server.broker.alter_stream("mqtt", max_message_bytes=1000)
+        good, bad = await client(server), await client(server)
+        for _ in range(20):
+            bad.publish("a", b"x" * 2000)
+            good.publish("a", b"y")
+        assert {(await good.expect(PUBACK)).code for _ in range(20)} == {0}
+        assert {(await bad.expect(PUBACK)).code for _ in range(20)} == {0x95}

@@ -1,0 +1,56 @@
+"""What time does to wills and to the newest messages, where the log or their size is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqtt_loop import SetClock, client, serving_at, slept
+from qflow.errors import DiskFull
+from qflow.mqtt.model.messages import of_headers
+from qflow.mqtt.server.recent import MOST_BYTES, Recent
+
+run = asyncio.run
+
+
+def test_a_will_that_the_log_does_not_take_is_published_later(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(_later(spool, monkeypatch))
+
+
+async def _later(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SetClock()
+    async with serving_at(clock, spool) as server:
+        watcher = await client(server)
+        await watcher.subscribe("w")
+        will: dict[str, Any] = {"topic": "w", "payload": b"gone", "qos": 1, "properties": {"WillDelayInterval": 10}}
+        raw = await client(server, "c", will=will, SessionExpiryInterval=1000)
+        await raw.cut()
+        await slept(server, 1)
+        tried = asyncio.Event()
+
+        def full(*_: Any) -> Any:
+            tried.set()
+            raise DiskFull("no space")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.house.hub, "store", full)
+            clock.now_s += 11
+            server.tick()
+            await tried.wait()
+            await watcher.nothing()
+        clock.now_s += 100
+        server.tick()
+        assert await watcher.messages(1) == [b"gone"]
+
+
+def test_properties_count_among_what_is_kept_in_memory() -> None:
+    recent = Recent()
+    for offset in range(1000):
+        message = of_headers("a", b"", {"key": f"{offset:060000}"})
+        message.offset = offset
+        recent.add(message)
+    assert not recent.has(1000 - MOST_BYTES // 60_000 - 1)
+    assert recent.has(999)

@@ -1,0 +1,119 @@
+"""Who is let in where the system is short of something, and who cannot be; what closing costs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import qflow
+from door_raw import until
+from qflow import NotFound
+from qflow.door import Door
+from qflow.remote.server import serving
+
+OUT_OF_DESCRIPTORS = """
+import resource, sys, qflow
+broker = qflow.open(sys.argv[1])
+import qflow.remote.server.serving as serving
+serving.PAUSE_S = 0.01
+first = qflow.connect(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+print("up", flush=True)
+sys.stdin.read()
+broker.close()
+"""
+CLOSED_ALONE = """
+import sys, qflow
+for place in range(20):
+    qflow.open(sys.argv[1]).close()
+    assert "qflow.remote.server.serving" not in sys.modules, place
+    assert "asyncio" not in sys.modules, place
+"""
+
+
+def test_a_close_without_callers_starts_nothing(spool: Path) -> None:
+    """No server is imported, and no event loop runs."""
+    subprocess.run([sys.executable, "-c", CLOSED_ALONE, spool], check=True)
+
+
+def test_an_owner_that_was_short_of_descriptors_lets_others_in_later(spool: Path) -> None:
+    """Those who wait are let in, with one warning, when some connections have ended."""
+    command = [sys.executable, "-c", OUT_OF_DESCRIPTORS, str(spool)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as owner:  # type: ignore[call-overload]
+        assert owner.stdout.readline() == b"up\n"
+        connected = []
+        with pytest.raises(qflow.StorageError):
+            for _ in range(60):
+                connected.append(qflow.connect(spool, timeout_s=1))
+        for remote in connected:
+            remote.close()
+        with qflow.connect(spool, timeout_s=30) as remote:
+            assert remote.declare_queue("jobs").put(b"x") == 0
+        _, said = owner.communicate()
+        assert said.count(b"nobody else is let in for now") == 1
+
+
+def test_a_caller_that_is_gone_before_it_is_let_in_is_in_nobodys_way(
+    owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is let in."""
+    left: list[OSError] = [ConnectionAbortedError("it has gone"), InterruptedError("a signal")]
+    accept = serving.accept
+
+    def fail_first(door: Door) -> object:
+        if left:
+            raise left.pop()
+        return accept(door)
+
+    monkeypatch.setattr(serving, "accept", fail_first)
+    with qflow.connect(spool) as remote:
+        assert remote.queues() == []
+    assert left == []
+
+
+def test_a_server_that_cannot_run_lets_callers_know(
+    open_spool: Callable[..., qflow.Broker],
+    spool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The socket goes: they are told that nobody is there; the broker works, and closes."""
+
+    def fail(broker: qflow.Broker, door: Door) -> None:
+        raise OSError("there is no epoll")
+
+    monkeypatch.setattr(serving, "serve", fail)
+    broker = open_spool()
+    with caplog.at_level(logging.ERROR, "qflow"), pytest.raises(qflow.QflowError):
+        qflow.connect(spool, timeout_s=20)
+    assert not os.path.lexists(spool / "door")
+    with pytest.raises(NotFound):
+        qflow.connect(spool)
+    assert "the door failed" in caplog.text
+    assert broker.declare_queue("jobs").put(b"x") == 0
+    broker.close()
+
+
+def test_a_door_that_is_ended_in_its_own_thread_closes_all_it_had(tmp_path: Path) -> None:
+    """By a callback of the broker, for one."""
+    before = len(os.listdir("/proc/self/fd"))
+
+    def serve(door: Door) -> None:
+        door.shut()
+        door.end()
+
+    door = Door(str(tmp_path), serve)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(os.path.join(tmp_path, "door"))
+        until(lambda: "qflow-door" not in [thread.name for thread in threading.enumerate()])
+    assert len(os.listdir("/proc/self/fd")) == before
+    door.end()

@@ -1,0 +1,275 @@
+"""Lone puts go on connections of their own: they mean the same, overtake nothing, and never wait there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import qflow
+from door_raw import RawDoor
+from qflow import BrokerClosed, InDoubt, QueueDeleted, QueueFull
+from qflow.remote.client import lone
+from qflow.remote.client.link import Reply, Request
+from qflow.remote.client.lone import LonePuts
+from qflow.remote.server import lone as serving
+from qflow.remote.wire.frames import encode_frame
+
+PUT = {"op": "put", "queue": "jobs", "single": True}
+
+
+class Lines:
+    """Lines that connections of this process make, and what was asked on them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[Request] = []
+        self.made: list[LonePuts] = []
+        monkeypatch.setattr(lone, "SOON", 1)
+        monkeypatch.setattr(lone, "REST", 0)
+        ask, begin = lone.Line.ask, LonePuts.__init__
+
+        def asked(line: lone.Line, request: Request) -> Reply | Exception:
+            if request.columns:
+                self.asked.append(request)
+            return ask(line, request)
+
+        def made(puts: LonePuts, make: Callable[[], lone.Line | None], later: object) -> None:
+            self.made.append(puts)
+            begin(puts, make, lambda job: job())
+
+        monkeypatch.setattr(lone.Line, "ask", asked)
+        monkeypatch.setattr(LonePuts, "__init__", made)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """Made with the first put that finds none."""
+    return Lines(monkeypatch)
+
+
+@pytest.fixture
+def jobs(lines: Lines, owner: qflow.Broker, connect: Callable[[], qflow.RemoteBroker]) -> qflow.RemoteQueue:
+    """A queue, and a line for its puts."""
+    queue = connect().declare_queue("jobs")
+    queue.put(b"0")
+    return queue
+
+
+def bodies(queue: qflow.Queue) -> list[bytes]:
+    """Return what waits, in order."""
+    return [bytes(delivery.body) for delivery in queue.get_many(1000, 0)]
+
+
+def test_puts_return_what_they_return_elsewhere(jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker) -> None:
+    """Sequences, ranges, and what is in the queue."""
+    first = jobs.put(b"1")
+    assert first is not None
+    assert jobs.put_many([b"2", b"3", b""]) == range(first + 1, first + 4)
+    assert len(lines.asked) == 2
+    assert bodies(owner.queue("jobs")) == [b"0", b"1", b"2", b"3", b""]
+
+
+def test_a_transient_queue_is_put_into_as_well(jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker) -> None:
+    """Without a commit."""
+    del jobs
+    with qflow.connect(owner.path) as remote:
+        queue = remote.declare_queue("fleeting", durable=False)
+        queue.put(b"0")
+        queue.put(b"1")
+    assert len(lines.asked) == 1
+    assert bodies(owner.queue("fleeting")) == [b"0", b"1"]
+
+
+def test_what_cannot_be_put_at_once_waits_on_the_other_connection(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker
+) -> None:
+    """Where it is refused, or finds room; errors are those of the owner."""
+    owner.alter_queue("jobs", limit_messages=1)
+    waiting = threading.Thread(target=jobs.put, args=(b"1",))
+    waiting.start()
+    assert bytes(owner.queue("jobs").get(20).body) == b"0"
+    owner.queue("jobs").purge()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    owner.alter_queue("jobs", on_overflow="reject")
+    owner.queue("jobs").purge()
+    jobs.put(b"2")
+    with pytest.raises(QueueFull):
+        jobs.put(b"3")
+    assert bodies(owner.queue("jobs")) == [b"2"]
+    assert len(lines.asked) == 3
+    owner.delete_queue("jobs")
+    with pytest.raises(QueueDeleted):
+        jobs.put(b"4")
+
+
+def test_nothing_is_overtaken_that_nobody_waits_for(jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker) -> None:
+    """Puts that were submitted, and acks."""
+    owner.alter_queue("jobs", limit_messages=1, on_overflow="reject")
+    for number in range(100):
+        jobs.get(20).ack()
+        jobs.put(b"%d" % number)
+    assert not lines.asked
+    owner.alter_queue("jobs", limit_messages=None)
+    for number in range(0, 300, 2):
+        future = jobs.submit(b"%d" % number)
+        jobs.put(b"%d" % (number + 1))
+        future.result(20)
+    assert bodies(owner.queue("jobs"))[1:] == [b"%d" % number for number in range(300)]
+
+
+def test_an_interrupt_closes_the_line_and_the_next_put_finds_its_way(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer that is still to come is nobody's."""
+    feed = lone.Link.feed
+    with monkeypatch.context() as patch:
+        patch.setattr(lone.Link, "feed", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            jobs.put(b"1")
+    assert lone.Link.feed is feed
+    sequences = [jobs.put(b"%d" % number) for number in range(2, 6)]
+    assert sequences == sorted(sequences)
+    assert len(lines.asked) == 4  # one was interrupted, and one had another line made
+    assert bodies(owner.queue("jobs")) == [b"%d" % number for number in range(6)]
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_threads_have_lines_of_their_own(jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker) -> None:
+    """And each thread's messages keep their order."""
+
+    def put(letter: str) -> None:
+        for number in range(50):
+            jobs.put(f"{letter}{number:02}".encode())
+
+    threads = [threading.Thread(target=put, args=(letter,)) for letter in "abcdefgh"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = bodies(owner.queue("jobs"))[1:]
+    for letter in b"abcdefgh":
+        assert [body[1:] for body in found if body[0] == letter] == [b"%02d" % number for number in range(50)]
+    assert len(found) == 400
+    assert len(lines.asked) > 50
+
+
+def test_the_end_of_a_connection_or_of_its_owner_is_told(
+    lines: Lines, owner: qflow.Broker, connect: Callable[[], qflow.RemoteBroker]
+) -> None:
+    """Nothing hangs, and no file stays open."""
+    first, second = connect(), connect()
+    queues = [remote.declare_queue("jobs") for remote in (first, second)]
+    for queue in queues:
+        queue.put(b"0")
+        queue.put(b"1")
+    first.close()
+    with pytest.raises(BrokerClosed):
+        queues[0].put(b"2")
+    owner.close()
+    with pytest.raises((BrokerClosed, InDoubt)):
+        queues[1].put(b"2")
+    assert len(lines.asked) == 2
+
+
+def test_an_owner_that_makes_none_is_put_to_as_before(
+    lines: Lines, owner: qflow.Broker, connect: Callable[[], qflow.RemoteBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of an earlier version, or where there are enough of them."""
+    monkeypatch.setattr("qflow.remote.server.connection.MOST_LONE", 0)
+    queue = connect().declare_queue("jobs")
+    assert [queue.put(b"x") is not None for _ in range(5)] == [True] * 5
+    assert not lines.asked
+    assert len(owner.queue("jobs")) == 5
+
+
+@pytest.fixture
+def raw(owner: qflow.Broker, spool: Path) -> Iterator[RawDoor]:
+    """A connection that is served by the thread."""
+    owner.declare_queue("jobs").put(b"0")
+    with RawDoor(spool, timeout_s=20).greeted() as door:
+        door.request({"op": "lone"}, number=7)
+        frame = door.frame()
+        assert frame is not None
+        assert frame.head == {"result": True}
+        yield door
+
+
+def test_whoever_does_not_keep_to_it_is_ended_and_what_was_put_is_put(raw: RawDoor, owner: qflow.Broker) -> None:
+    """The owner goes on, and closes."""
+    raw.send(b"".join(b"".join(encode_frame(number, PUT, [[b"x"]])) for number in range(1, 9)))
+    with suppress(ConnectionError):
+        for _ in range(8):
+            if raw.frame() is None:
+                break
+    assert 2 <= len(owner.queue("jobs")) <= 9
+    with qflow.connect(owner.path) as remote:
+        assert remote.queues() == ["jobs"]
+    owner.close()
+
+
+@pytest.mark.parametrize("sent", [b"\0" * 20, b"\xff" * 100, b"".join(encode_frame(1, PUT, [[bytes(2**20)]]))])
+def test_no_frame_and_too_large_ones_end_the_connection(raw: RawDoor, owner: qflow.Broker, sent: bytes) -> None:
+    """Of those that are none, and of those that are larger than such a connection takes."""
+    with suppress(ConnectionError):
+        raw.send(sent)
+    with suppress(ConnectionError):
+        assert raw.frame() is None
+    assert len(owner.queue("jobs")) == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "columns"),
+    [
+        ({**PUT, "headers": {"a": 1}}, [[b"x"]]),
+        ({**PUT, "queue": 7}, [[b"x"]]),
+        ({**PUT, "queue": "none"}, [[b"x"]]),
+        (PUT, [[None]]),
+        (PUT, []),
+        ({"op": "purge", "queue": "jobs"}, []),
+    ],
+)
+def test_what_is_no_plain_put_is_not_done(
+    raw: RawDoor, owner: qflow.Broker, head: dict[str, object], columns: list[list[bytes | None]]
+) -> None:
+    """And answered with null: the connection goes on."""
+    raw.send(b"".join(encode_frame(3, head, columns)))
+    frame = raw.frame()
+    assert frame is not None
+    assert (frame.number, frame.head) == (3, {"result": None})
+    raw.send(b"".join(encode_frame(4, PUT, [[b"x"]])))
+    frame = raw.frame()
+    assert frame is not None
+    assert frame.head["result"]["count"] == 1
+    assert len(owner.queue("jobs")) == 2
+
+
+def test_answers_of_many_are_sent_by_the_thread(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of few are by the writer."""
+    monkeypatch.setattr(serving, "FEW", 0)
+    for number in range(1, 20):
+        jobs.put(b"%d" % number)
+    assert len(lines.asked) == 19
+    assert bodies(owner.queue("jobs")) == [b"%d" % number for number in range(20)]
+
+
+def test_the_connection_of_a_line_is_the_same_spools(
+    lines: Lines, owner: qflow.Broker, connect: Callable[[], qflow.RemoteBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another one lies at the path now, there is no line."""
+    remote = connect()
+    begin = lone.Line.begin
+    monkeypatch.setattr(lone.Line, "begin", lambda line, uuid, limits: begin(line, uuid[::-1], limits))
+    queue = remote.declare_queue("jobs")
+    queue.put(b"0")
+    queue.put(b"1")
+    assert not lines.asked
+    assert len(owner.queue("jobs")) == 2

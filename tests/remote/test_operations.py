@@ -1,0 +1,87 @@
+"""Operations of the wire that clients make of several calls: transactions, pages of what waits, dead letters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import qflow
+from door_raw import RawDoor
+from qflow.remote.wire.errors import decode_error
+
+
+def test_a_transaction_is_done_whole_or_not_at_all(owner: qflow.Broker, spool: Path) -> None:
+    """Puts, publishes and acks in one commit; one that fails settles nothing."""
+    jobs, results = owner.declare_queue("jobs"), owner.declare_queue("results")
+    owner.declare_stream("log", topics=["plant/#"])
+    jobs.put_many([b"1", b"2", b"3"])
+    with RawDoor(spool).greeted() as raw:
+        grant = raw.ask({"op": "get", "queue": "jobs", "most": 3}).head["result"]["grant"]
+        steps: list[dict[str, Any]] = [
+            {"do": "put", "queue": "results", "single": True, "bodies": 1, "headers": {"a": 1}},
+            {"do": "publish", "topic": "plant/1", "key": True},
+            {"do": "put", "queue": "results", "bodies": 2},
+            {"do": "ack", "grant": grant, "places": [[0, 2]]},
+        ]
+        columns = [b"single", b"published", b"one", b"two"], [b"key"]
+        failed = raw.ask({"op": "transaction", "steps": [*steps, {"do": "ack", "grant": 99}]}, *columns)
+        assert type(decode_error(failed.head)) is qflow.AlreadySettled
+        assert (len(jobs), len(results)) == (3, 0)
+        told = raw.ask({"op": "transaction", "steps": steps, "timeout_s": 10}, *columns).head["result"]
+        published = {"offsets": {"log": 0}, "sequences": {}}
+        assert told == [{"sequence": 0}, {"published": [[1, published]]}, {"range": [1, 3]}]
+        assert raw.ask({"op": "ack", "grant": grant, "wait": True}).head == {"result": None}
+    assert len(jobs) == 0
+    assert results.get_many(10).bodies == [b"single", b"one", b"two"]
+    assert owner.stream("log").last("plant/1")["plant/1"].key == b"key"
+
+
+def test_what_waits_is_shown_in_pages_and_moved(owner: qflow.Broker, spool: Path) -> None:
+    """As it was when the first page was asked for."""
+    jobs = owner.declare_queue("jobs", durable=False)
+    jobs.put_many([b"x"] * 2500)
+    with RawDoor(spool).greeted() as raw:
+        page = raw.ask({"op": "browse", "queue": "jobs"}).head["result"]
+        jobs.put(b"late")
+        found = page["entries"]
+        while page["browse"] is not None:
+            page = raw.ask({"op": "browse_next", "browse": page["browse"]}).head["result"]
+            found += page["entries"]
+        assert [sequence for sequence, *_ in found] == list(range(2500))
+        assert found[0] == [0, 1, "resident", None]
+        move = {"op": "move_entry", "queue": "jobs", "sequence": 7}
+        assert raw.ask({**move, "to": "disk"}).head["result"] == "spilled"
+        assert raw.ask({**move, "to": "memory"}).head["result"] == "resident"
+        again = raw.ask({"op": "browse", "queue": "jobs"}).head["result"]["browse"]
+        assert raw.ask({"op": "browse_close", "browse": again}).head == {"result": None}
+        gone = decode_error(raw.ask({"op": "browse_next", "browse": again}).head)
+        assert type(gone) is qflow.NotFound
+
+
+def test_dead_letters_are_moved_back(owner: qflow.Broker, spool: Path) -> None:
+    """As `qflow redrive` does it."""
+    jobs = owner.declare_queue("jobs", dead_letter="dead")
+    jobs.put(b"x")
+    jobs.get().nack(requeue=False)
+    owner.engine.log.drain()
+    with RawDoor(spool).greeted() as raw:
+        assert raw.ask({"op": "redrive", "queue": "dead"}).head["result"] == {"moved": {"jobs": 1}, "kept": {}}
+    assert jobs.get(5).body == b"x"
+
+
+def test_copies_figures_and_events(owner: qflow.Broker, spool: Path, tmp_path: Path) -> None:
+    """Of the whole broker."""
+    jobs = owner.declare_queue("jobs", limit_messages=1, on_overflow=qflow.Overflow.DROP_NEWEST)
+    with RawDoor(spool).greeted() as raw:
+        assert raw.ask({"op": "events"}).head == {"result": None}
+        jobs.put_many([b"x"])
+        jobs.put(b"y")
+        notice = raw.frame()
+        assert notice is not None
+        assert (notice.number, notice.head["event"]["kind"]) == (0, "limit_reached")
+        report = raw.ask({"op": "snapshot", "path": str(tmp_path / "copy")}).head["result"]
+        assert report["path"] == str(tmp_path / "copy")
+        assert "error" not in raw.ask({"op": "compact"}).head
+        assert raw.ask({"op": "recovery"}).head["result"]["clean"]
+    with qflow.open(tmp_path / "copy") as copy:
+        assert len(copy.queue("jobs")) == 1

@@ -1,0 +1,86 @@
+"""Handlers that raise, at every place of a call through the door where one can strike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import qflow
+from door_raw import until
+from faults.strikes import Strike, places, reach
+
+MOST = 60
+"""Places of each call that are struck in a normal run."""
+NEVER = 2**60
+
+
+@pytest.mark.parametrize("way", ["get", "get_many", "none"])
+def test_wherever_a_get_is_interrupted_its_message_is_there_for_the_next(
+    owner: qflow.Broker, remote: qflow.RemoteBroker, way: str
+) -> None:
+    """On the way in, while it waits, and on the way out; also where there is nothing in time."""
+    jobs = owner.declare_queue("jobs", durable=False)
+    queue = remote.queue("jobs")
+    if way != "none":
+        jobs.put(b"x")
+    got: list[Any] = []
+
+    def get() -> None:
+        if way == "get_many":
+            got.append(queue.get_many(1))
+        elif way == "get":
+            got.append(queue.get())
+        else:
+            with pytest.raises(qflow.QueueEmpty):
+                queue.get_nowait()
+
+    def strike_at(at: int) -> tuple[Strike, bool]:
+        strike = Strike(at)
+        ended = strike.run(get)
+        while got:
+            got.pop().nack()
+        return strike, ended
+
+    strike_at(NEVER)
+    for at in places(strike_at(NEVER)[0].seen, MOST, 1):
+        strike, _ = reach(at, strike_at)
+        until(lambda: jobs.stats().acquired_messages == 0, strike.where)
+
+
+@pytest.mark.parametrize("way", ["loop", "batches", "get"])
+def test_wherever_a_subscriber_is_interrupted_each_message_comes_once_and_in_order(
+    owner: qflow.Broker, remote: qflow.RemoteBroker, way: str
+) -> None:
+    """In a loop over a batch that is there, over batches of one, and in `get`: none is acked that was not returned."""
+    owner.declare_stream("s", topics=["s"])
+    subscription = remote.subscribe("s", start="earliest", name="n")
+    loop = iter(subscription)
+    take: Callable[[], Any] = subscription.get if way == "get" else loop.__next__
+    got: list[Any] = []
+    put = 0
+
+    def publish() -> None:
+        nonlocal put
+        owner.publish("s", b"%d" % put)
+        put += 1
+
+    def strike_at(at: int) -> tuple[Strike, bool]:
+        publish()
+        strike, before = Strike(at), len(got)
+        ended = strike.run(lambda: got.append(take()))
+        if way == "get" and len(got) > before:
+            got[-1].ack()
+        return strike, ended
+
+    for _ in range(150 if way == "loop" else 0):
+        publish()
+    strike_at(NEVER)
+    for at in places(strike_at(NEVER)[0].seen, MOST, 1):
+        reach(at, strike_at)
+    while len(got) < put:
+        got.append(take())
+        if way == "get":
+            got[-1].ack()
+    assert [delivery.body for delivery in got] == [b"%d" % place for place in range(put)]

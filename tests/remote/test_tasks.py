@@ -1,0 +1,206 @@
+"""The door for tasks: the surface of `qflow.aio`, cancelled calls, and connections that end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+import qflow.aio
+from doors.event_loop import run, turns, until
+from unit import clocks
+
+Scenario = Callable[[qflow.aio.AsyncRemoteBroker], Any]
+
+
+def through(owner: qflow.Broker, scenario: Scenario) -> Any:
+    """Run a scenario with a connection for tasks."""
+
+    async def whole() -> Any:
+        async with qflow.aio.connect(owner.path) as broker:
+            return await scenario(broker)
+
+    return run(whole())
+
+
+def test_messages_go_through_with_all_they_have(owner: qflow.Broker) -> None:
+    """Put, get and settle, singly, in batches and by futures."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs", priorities=3)
+        assert await asyncio.gather(*(queue.put(b"%d" % number) for number in range(5))) == list(range(5))
+        assert await queue.submit(b"5") == 5
+        assert await queue.put_many([b"6", b"7"]) == range(6, 8)
+        await queue.put(bytearray(b"rich"), headers={"n": 1}, priority=2, ttl_s=1000)
+        async with await queue.get() as delivery:
+            assert (delivery.body, delivery.headers, delivery.queue) == (b"rich", {"n": 1}, "jobs")
+            assert delivery.expires_at_s is not None
+        with pytest.raises(qflow.AlreadySettled):
+            await delivery.ack()
+        batch = await queue.get_many(4)
+        await batch[0].nack()
+        await batch.ack(wait=True)
+        again = await queue.get_nowait()
+        assert (again.body, again.delivery_count) == (b"0", 2)
+        await queue.ack_many([again], wait=True)
+        assert await queue.length() == 4
+        assert (await broker.queue("jobs")).settings.priorities == 3
+        with pytest.raises(qflow.NotFound):
+            await broker.queue("nope")
+        assert await broker.queues() == ["jobs"]
+        assert [entry.sequence async for entry in queue.browse()] == [4, 5, 6, 7]
+        assert (await queue.stats()).acked_total == 5
+        assert await queue.purge() == 4
+
+    through(owner, scenario)
+
+
+def test_a_task_that_is_cancelled_takes_nothing(owner: qflow.Broker) -> None:
+    """Whenever it is cancelled: what it may have acquired goes back uncounted, and the connection goes on."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs")
+        for number in range(60):
+            getting = asyncio.create_task(queue.get())
+            await turns(number % 6)
+            putting = queue.put(b"%d" % number)
+            if number % 3:
+                await putting
+            getting.cancel()
+            if not number % 3:
+                await putting
+            try:
+                delivery = await getting
+            except asyncio.CancelledError:
+                delivery = await queue.get()
+            assert (delivery.body, delivery.delivery_count) == (b"%d" % number, 1)
+            await delivery.ack()
+        assert await queue.length() == 0
+
+    through(owner, scenario)
+
+
+def test_loops_and_consumers_give_back_what_they_did_not_show(owner: qflow.Broker) -> None:
+    """A loop that is left, and a consumer that is closed."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs")
+        await queue.put_many([b"%d" % number for number in range(10)])
+        loop = queue.iterate()
+        assert [(await anext(loop)).body for _ in range(3)] == [b"0", b"1", b"2"]
+        await loop.aclose()
+        seen: list[bytes] = []
+        enough = asyncio.Event()
+
+        async def work(delivery: qflow.aio.AsyncDelivery) -> None:
+            seen.append(delivery.body)
+            assert delivery.delivery_count == 1
+            if len(seen) == 4:
+                consumers[0].stop()
+                enough.set()
+
+        consumers = [queue.consume(work)]
+        await enough.wait()
+        await consumers[0].close()
+        assert seen == [b"3", b"4", b"5", b"6"]
+        assert await queue.length() == 6
+
+    through(owner, scenario)
+    clocks.until(lambda: not owner.queue("jobs").stats().acquired_messages)  # the owner hears of the end
+    assert [(one.body, one.delivery_count) for one in owner.queue("jobs").get_many(10)] == [
+        *((b"%d" % number, 2) for number in (0, 1, 2)),
+        *((b"%d" % number, 1) for number in (7, 8, 9)),
+    ]
+
+
+def test_streams_are_read_in_loops_and_batches(owner: qflow.Broker) -> None:
+    """Published, queried, subscribed to, sought in."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        stream = await broker.declare_stream("s", topics=["a/#"])
+        results = await broker.publish_many([("a/1", b"%d" % number) for number in range(600)])
+        assert results[599].offsets == {"s": 599}
+        assert (await broker.submit_publish("a/2", b"600")).offsets == {"s": 600}
+        assert [one.offset async for one in stream.query(newest=2)] == [599, 600]
+        assert (await stream.last("a/2"))["a/2"].body == b"600"
+        async with broker.subscribe("s", name="n", start="earliest", follow=False) as subscription:
+            assert [one.offset async for one in subscription] == list(range(601))
+            assert (await subscription.position, await subscription.lag) == (601, 0)
+            await subscription.seek(598)
+            batch = await subscription.get_many(2)
+            assert batch.offsets == [598, 599]
+            await batch.ack(wait=True)
+        async with broker.subscribe("s", name="n", follow=False) as subscription:
+            assert (await subscription.get()).offset == 600
+            with pytest.raises(qflow.QueueEmpty):
+                await subscription.get(0)
+
+    through(owner, scenario)
+
+
+def test_a_transaction_is_whole(owner: qflow.Broker) -> None:
+    """Committed, or undone by an exception."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue, out = await broker.declare_queues(["jobs", "out"])
+        await queue.put_many([b"1", b"2"])
+        first, second = await queue.get(), await queue.get()
+        async with broker.transaction() as tx:
+            await tx.put(out, first.body)
+            await tx.put_many("out", [])
+            await tx.ack(first)
+        assert tx.result == [0, range(0)]
+        with pytest.raises(ZeroDivisionError):
+            async with broker.transaction() as tx:
+                await tx.put(out, second.body)
+                await tx.ack(second)
+                raise ZeroDivisionError
+        await second.nack()
+        assert (await queue.length(), await out.length()) == (1, 1)
+
+    through(owner, scenario)
+
+
+def test_the_end_of_the_owner_ends_what_waits(spool: Path, open_spool: Callable[..., qflow.Broker]) -> None:
+    """With the errors of the owner; what was held is back."""
+    owner = open_spool()
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs")
+        await queue.put(b"x")
+        held = await queue.get()
+        waiting = asyncio.create_task(queue.get())
+        await turns()
+        await asyncio.to_thread(owner.close)
+        with pytest.raises(qflow.BrokerClosed, match="open the spool again"):
+            await waiting
+        await until(lambda: broker.closed)
+        with pytest.raises(qflow.BrokerClosed):
+            await held.ack()
+        with pytest.raises(qflow.BrokerClosed):
+            await queue.put(b"y")
+        with pytest.raises(qflow.NotFound, match="nobody owns"):
+            await qflow.aio.connect(spool)
+
+    through(owner, scenario)
+    assert open_spool().queue("jobs").get().delivery_count == 2
+
+
+def test_events_are_told_in_the_loop(owner: qflow.Broker) -> None:
+    """Those of any caller."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        told: list[qflow.Event] = []
+        broker.on_event(told.append)
+        await broker.declare_queue("jobs", limit_messages=1)
+        owner.queue("jobs").put(b"1")
+        with pytest.raises(qflow.QueueFull):
+            owner.queue("jobs").put(b"2", timeout_s=0)
+        await until(lambda: told)
+        assert (told[0].kind, told[0].queue) == (qflow.EventKind.LIMIT_REACHED, "jobs")
+
+    through(owner, scenario)

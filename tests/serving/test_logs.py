@@ -1,0 +1,96 @@
+"""The log on one line for each record: for people, and as JSON with fields."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import mqtt_served
+import qflow
+from layout import ROOT
+from qflow.serving.logs import FORMATTERS, JsonLines, OneLine
+
+
+def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+    """Return one as a logger makes it."""
+    return logging.getLogger("qflow").makeRecord(
+        "qflow", logging.ERROR, "f.py", 1, message, arguments, None, extra=extra
+    )
+
+
+def test_a_record_is_a_json_object_on_one_line() -> None:
+    """With its fields, whatever they are, and nothing of the process."""
+    line = JsonLines().format(record("queue %r is\nfull", "a\x1b", queue="a\x1b", event="full", path=Path("/x")))
+    assert "\n" not in line
+    told = json.loads(line)
+    assert told.pop("time").endswith("+00:00")
+    assert told == {
+        "level": "error",
+        "logger": "qflow",
+        "message": "queue 'a\\x1b' is\nfull",
+        "queue": "a\x1b",
+        "event": "full",
+        "path": "/x",
+    }
+
+
+def test_a_traceback_is_a_field() -> None:
+    """So it does not break the line."""
+    one = record("it failed")
+    try:
+        raise LookupError("no such thing")
+    except LookupError:
+        one.exc_info = sys.exc_info()
+    line = JsonLines().format(one)
+    assert "\n" not in line
+    assert "LookupError: no such thing" in json.loads(line)["exception"]
+    assert OneLine("%(message)s").format(one).count("\n") > 1
+
+
+def test_people_get_one_line() -> None:
+    """Whatever a client sent."""
+    assert FORMATTERS["text"]().format(record("bad\r\nname")) == "qflow: bad name"
+
+
+def test_records_of_a_broker_have_fields(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A consumer that fails says of which queue."""
+    called = threading.Event()
+
+    def fail(delivery: qflow.Delivery) -> None:
+        called.set()
+        raise LookupError("no such customer")
+
+    with qflow.open(tmp_path / "spool") as broker:
+        jobs = broker.declare_queue("jobs", max_deliveries=1)
+        jobs.put(b"x")
+        with jobs.consume(fail):
+            assert called.wait(60)
+    found = [one for one in caplog.records if getattr(one, "event", None) == "consumer_failed"]
+    assert [vars(one)["queue"] for one in found] == ["jobs"]
+
+
+def test_a_server_logs_json(tmp_path: Path) -> None:
+    """Each line of stderr is an object, also what is said of the service."""
+    options = ("--mqtt", "127.0.0.1:0", "--log-format", "json")
+    with mqtt_served.serving(tmp_path, *options) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert any(line["event"] == "service" and "SIGTERM" in line["message"] for line in lines)
+
+
+def test_the_page_lists_every_event() -> None:
+    """Those that the code tells."""
+    code = "".join(path.read_text() for path in (ROOT / "qflow").rglob("*.py"))
+    events = set(re.findall(r'"event": "(\w+)"', code))
+    section = (ROOT / "docs/howto/metrics.md").read_text().split("## The log")[1]
+    assert events == {
+        name for row in re.findall(r"^\| (`.+?) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)
+    } - {"event"}

@@ -1,0 +1,42 @@
+"""Owns a spool with a door for Arrow Flight, until it is killed; publishes numbered messages, if it is told how many.
+
+    python flight_owner.py SPOOL PORT COUNT TOKENS
+
+The door has TLS, and asks for a token of the file TOKENS.
+It goes on behind the last number of stream `plants`, whose bodies are the spool's name and a number, and says `ready`,
+then `pub NUMBER` for the last of each batch that is confirmed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import qflow
+from qflow.flight import serve
+from qflow.serving.certificates import Certificates
+
+AT_ONCE = 5
+
+
+PEM = Path(__file__).parent.parent / "serving" / "certificates"
+CERTIFICATES = Certificates(PEM / "server.pem", PEM / "server.key")
+
+
+def main(spool: str, port: str, count: str, tokens: str) -> None:
+    """Publish, then wait for the kill."""
+    name = Path(spool).name
+    with (
+        qflow.open(spool) as broker,
+        serve(broker, port=int(port), certificates=CERTIFICATES, token_file=Path(tokens)),
+    ):
+        print("ready", flush=True)
+        first = sum(broker.stream("plants").stats().next_offsets)
+        for start in range(first, first + int(count), AT_ONCE):
+            numbers = range(start, start + AT_ONCE)
+            broker.publish_many([(f"plant/{n % 5}", f"{name} {n}".encode(), f"{n % 50}") for n in numbers])
+            print("pub", start + AT_ONCE - 1, flush=True)
+        sys.stdin.read()
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,232 @@
+"""Queries of brokers at their doors, step by step and without a Spark: they do what those of a path do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+from spark import reader_process as there
+from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
+from spark.trees import left_in_inbox
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
+pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
+
+QUICK = {"brokerTimeout": "1"}
+
+
+class Served:
+    """Opens spools by name, each with a stream and a door."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.servers: dict[qflow.Broker, Any] = {}
+
+    def __call__(self, name: str, port: int = 0) -> tuple[qflow.Broker, str]:
+        """Return the owner, and the URL of its door."""
+        from qflow.flight import serve
+
+        broker = qflow.open(self._directory / name)
+        if "plants" not in broker.streams():
+            broker.declare_stream("plants", topics=["plant/#"], partitions=2)
+        self.servers[broker] = serve(broker, port=port)
+        return broker, f"grpc://127.0.0.1:{self.servers[broker].port}"
+
+    def close(self, broker: qflow.Broker) -> None:
+        """Close a broker, with its door."""
+        self.servers.pop(broker).close()
+        broker.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path, process: ReaderProcess) -> Iterator[Served]:
+    found = Served(tmp_path)
+    yield found
+    process(there.end)
+    for broker in list(found.servers):
+        found.close(broker)
+
+
+def test_a_batch_query_reads_what_a_path_reads(served: Served, process: ReaderProcess) -> None:
+    """In the same record batches, with the same bounds, filters and limits."""
+    broker, url = served("one")
+    publish(broker, 3000)
+    options: list[dict[str, str]] = [
+        {},
+        {"filter": "plant/3/#"},
+        {"minPartitions": "7"},
+        {"maxRecordsPerPartition": "100"},
+        {"startingTimestamp": "1", "endingTimestamp": "99999999999999"},
+        {"startingOffsets": '{"plants":{"0":5,"1":-2}}', "endingOffsets": '{"plants":{"0":20,"1":-1}}'},
+        {"assign": '{"plants":[1]}', "subscribe": ""},
+    ]
+    for option in options:
+        assert process(there.batch, url, **option) == process(there.batch, str(broker.path), **option)
+        ours, theirs = (process(there.batches, where, **option) for where in (url, str(broker.path)))
+        assert [offsets for offsets, _ in ours] == [offsets for offsets, _ in theirs]
+    with pytest.raises(Told, match="NotFound: there is no stream 'less' in grpc://.*; there are: 'plants'"):
+        process(there.batch, url, subscribe="less")
+    with pytest.raises(Told, match="startingOffsets: offset 5000 is past the end"):
+        process(there.batch, url, startingOffsets='{"plants":{"0":5000,"1":0}}')
+    process(there.let_go, str(broker.path))
+
+
+def test_a_query_goes_on_at_a_url_from_a_checkpoint_of_a_path(served: Served, process: ReaderProcess) -> None:
+    """And back; its group is the same one."""
+    broker, url = served("one")
+    options = {"group": "g", "maxBytesPerTrigger": "20"} | EARLIEST
+    at = process(there.begin, str(broker.path), **options)
+    read: list[int] = []
+    for number, where in enumerate((str(broker.path), url, str(broker.path), url)):
+        publish(broker, 25, start=25 * number)
+        process(there.go_on, where, **options)
+        while (end := process(there.latest, at)) != at:
+            read += process(there.micro_batch, at, end)
+            at = end
+    assert sorted(read) == list(range(100))
+    assert sorted(process(there.batch, url, startingOffsets="committed", group="g")) == []
+    process(there.end)
+    process(there.let_go, str(broker.path))
+
+
+def test_a_broker_that_is_away_is_waited_for_and_another_spool_in_its_place_is_refused(
+    served: Served, process: ReaderProcess
+) -> None:
+    """By a query of two; with failOnDataLoss false it goes on without the one that is away, and then with it."""
+    (one, first), (other, second) = served("one"), served("other")
+    publish(one, 10)
+    publish(other, 10, start=10)
+    both = f"{first},{second}"
+    at = process(there.begin, both, **EARLIEST, **QUICK)
+    end = process(there.latest, at)
+    assert sorted(process(there.micro_batch, at, end)) == list(range(20))
+    at = end
+    port = int(second.rpartition(":")[2])
+    served.close(other)
+    publish(one, 5, start=20)
+    with pytest.raises(
+        Told, match="StorageError: the broker at grpc://.* is away .*waited for .*see option brokerTimeout"
+    ):
+        process(there.latest, at)
+    process(there.go_on, both, failOnDataLoss="false", **QUICK)
+    end = process(there.latest, at)
+    assert sorted(process(there.micro_batch, at, end)) == list(range(20, 25))
+    at = end
+    again, _ = served("other", port)
+    publish(again, 5, start=25)
+    process(there.go_on, both, **QUICK)
+    end = process(there.latest, at)
+    assert sorted(process(there.micro_batch, at, end)) == list(range(25, 30))
+    served.close(again)
+    served("third", port)
+    with pytest.raises(Told, match="this query has read from log .*, and none of grpc.* holds it"):
+        process(there.latest, end)
+
+
+def test_rows_are_staged_and_adopted_once_over_several_brokers(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the answer of one is lost, and the batch is handed over again; what is not committed is removed."""
+    import pyarrow as pa
+    from pyspark.sql import types
+
+    from qflow.spark.places.calls import Door
+    from qflow.spark.source import QflowDataSource
+
+    (one, first), (other, second) = served("one"), served("other")
+    schema = (
+        types.StructType().add("key", "string").add("value", "string").add("topic", "string").add("more", "integer")
+    )
+    options = {"path": f"{first},{second}", "txnAppId": "app", "txnVersion": "7"}
+    rows = pa.table(
+        {
+            "key": [f"{n % 10}" for n in range(500)],
+            "value": [str(n) for n in range(500)],
+            "topic": [f"plant/{n % 3}" for n in range(500)],
+            "more": [1] * 500,
+        }
+    ).to_batches(max_chunksize=100)
+    writer: Any = QflowDataSource(options).writer(schema, False)
+    messages = [writer.write(iter(rows[:3])), writer.write(iter(rows[3:])), writer.write(iter([]))]
+    asked = Door.action
+
+    def unheard(door: Door, name: str, body: Any, **more: Any) -> Any:
+        answer = asked(door, name, body, **more)
+        assert name != "adopt", "the answer is lost"
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Door, "action", unheard)
+        with pytest.raises(AssertionError, match="the answer is lost"):
+            writer.commit(messages)
+    for _ in range(2):
+        writer.commit(messages)
+    again: Any = QflowDataSource(options).writer(schema, False)
+    again.commit([again.write(iter(rows))])
+    left: Any = QflowDataSource(options | {"txnVersion": "8"}).writer(schema, False)
+    left.abort([left.write(iter(rows))])
+    stored = [sorted(int(m.body) for m in broker.stream("plants").query()) for broker in (one, other)]
+    assert sorted(stored[0] + stored[1]) == list(range(500))
+    assert {n % 10 for n in stored[0]}.isdisjoint({n % 10 for n in stored[1]})
+    for broker in (one, other):
+        assert left_in_inbox(Path(broker.path)) == []
+    with pytest.raises(qflow.NotFound, match="takes topic 'nobody'"):
+        left.write(iter([rows[0].set_column(2, "topic", pa.array(["nobody"] * 100))]))
+
+
+def test_a_group_is_one_query_s_until_its_lease_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has lost it acknowledges nothing more, and says so."""
+    from qflow.spark.places import flight
+    from qflow.spark.places.calls import Door
+
+    monkeypatch.setattr(flight, "LEASE_S", 0.5)
+    broker, url = served("one")
+    place = flight.FlightPlace(Door(url))
+    uuid, number = str(broker.uuid), place.look().streams["plants"].owner
+    lease = place.lease(uuid, "g")
+    lease.acknowledge({number: {0: 3}})
+    with monkeypatch.context() as patched:
+        patched.setattr(flight, "LEASE_S", 1e-6)  # nothing is waited for
+        with pytest.raises(qflow.GroupInUse, match="in use by another reader"):
+            place.lease(uuid, "g")
+    lease.stop()
+    later = place.lease(uuid, "g")  # waits for its end
+    assert later.committed() == {number: {0: 3}}
+    with pytest.raises(qflow.GroupInUse, match="another reader has taken the group since"):
+        lease.acknowledge({number: {0: 4}})
+    assert place.committed(uuid, "g") == {number: {0: 3}}
+    later.close()
+
+
+def test_tokens_and_certificates(tmp_path: Path, process: ReaderProcess) -> None:
+    """Those of the options; a wrong one is refused at once, in a sentence that does not show it."""
+    from qflow.flight import serve
+    from qflow.serving.certificates import Certificates
+
+    pem = Path(__file__).parent.parent / "serving" / "certificates"
+    tokens = tmp_path / "tokens"
+    tokens.write_text("one-token-0123456789\n")
+    with (
+        qflow.open(tmp_path / "spool") as broker,
+        serve(
+            broker, port=0, certificates=Certificates(pem / "server.pem", pem / "server.key"), token_file=tokens
+        ) as door,
+    ):
+        broker.declare_stream("plants", topics=["plant/#"])
+        publish(broker, 10)
+        url = f"grpc+tls://127.0.0.1:{door.port}"
+        ca = str(pem / "ca.pem")
+        assert process(there.batch, url, ca=ca, tokenFile=str(tokens)) == list(range(10))
+        assert process(there.batch, url, ca=ca, token="one-token-0123456789") == list(range(10))
+        for option in ({}, {"token": "other-token-0123456789"}):
+            with pytest.raises(Told, match="InvalidArgument: the broker at .* refuses this token") as caught:
+                process(there.batch, url, ca=ca, **option)
+            assert "other-token" not in str(caught.value)
+        with pytest.raises(Told, match="StorageError: the broker at .* is away .*waited for"):
+            process(there.batch, url, token="one-token-0123456789", **QUICK)
+        with pytest.raises(Told, match="NotFound: option 'ca' is '/nowhere', which cannot be read"):
+            process(there.batch, url, ca="/nowhere")
+        with pytest.raises(Told, match="options 'token' and 'tokenFile' say the same"):
+            process(there.batch, url, token="a", tokenFile=str(tokens))

@@ -1,0 +1,182 @@
+"""Drop-ins for `queue.Queue` and `asyncio.Queue`, under the tests that Python has of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import queue
+import threading
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow import compat
+from unit.clocks import LONG_S
+
+NOT_FOR_US = {"test_repr", "test_str"}
+"""They look for each item in the text that shows a queue: ours has their number."""
+
+
+def adapted(module: str, name: str, **attributes: Any) -> unittest.TestSuite:
+    """Return tests of Python's own suite, which make our queues."""
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        pytest.skip(f"this Python comes without its own tests: {module}")
+    bases = (getattr(found, name),)
+    if not issubclass(bases[0], unittest.TestCase):
+        bases = (*bases, unittest.TestCase)
+    kind = type(name, bases, attributes)
+    names = [one for one in unittest.TestLoader().getTestCaseNames(kind) if one not in NOT_FOR_US]
+    assert names
+    return unittest.TestSuite(map(kind, names))
+
+
+def passes(suite: unittest.TestSuite) -> None:
+    result = unittest.TestResult()
+    suite.run(result)
+    assert result.testsRun > 0
+    assert [trace for _, trace in result.failures + result.errors] == []
+
+
+def for_threads() -> Any:
+    kinds = SimpleNamespace(Queue=compat.Queue, Full=queue.Full, Empty=queue.Empty, ShutDown=compat.ShutDown)
+    return {"queue": kinds, "type2test": compat.Queue}
+
+
+@pytest.mark.parametrize("name", ["BaseQueueTestMixin", "FailingQueueTest"])
+def test_pythons_own_tests_of_queue_pass(name: str) -> None:
+    """Those of threads; the queue that fails overrides `_put` and `_get`, as its users do."""
+    passes(adapted("test.test_queue", name, **for_threads()))
+
+
+@pytest.mark.parametrize("name", ["QueueBasicTests", "QueueGetTests", "QueuePutTests", "QueueJoinTests"])
+def test_pythons_own_tests_of_asyncio_queues_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of tasks."""
+    monkeypatch.setattr(asyncio, "Queue", compat.AsyncQueue)
+    passes(adapted("test.test_asyncio.test_queues", name, **({"q_class": compat.AsyncQueue} if "Join" in name else {})))
+
+
+def test_items_that_are_kept_are_there_for_the_next_process(spool: Path) -> None:
+    """They count as unfinished tasks; two queues of one spool are kept apart."""
+    first: compat.Queue[Any] = compat.Queue(path=spool, name="a", serializer="json")
+    first.put({"n": 1})
+    first.put([2])
+    first.close()
+    again: compat.Queue[Any] = compat.Queue(path=spool, name="a", serializer="json")
+    assert (again.qsize(), again.unfinished_tasks) == (2, 2)
+    assert [again.get(), again.get()] == [{"n": 1}, [2]]
+    again.close()
+    with qflow.open(spool) as broker:
+        assert len(broker.queue("a")) == 0
+
+
+def test_items_beyond_memory_lie_on_the_disk_and_go_with_the_queue() -> None:
+    """Its directory is gone when nothing refers to it."""
+    items: compat.Queue[bytes] = compat.Queue(capacity_bytes="256KiB", serializer="bytes")
+    directory = Path(items._items.queue._parts.context.shared.keys._log._env.path).parent
+    for number in range(1000):
+        items.put(b"%04d" % number * 250)
+    assert items.qsize() == 1000
+    assert items._items.queue.stats().spilled_messages > 500
+    assert [int(items.get()[:4]) for _ in range(1000)] == list(range(1000))
+    assert directory.exists()
+    del items
+    gc.collect()
+    assert not directory.exists()
+
+
+def test_what_cannot_be_stored_or_loaded_changes_nothing() -> None:
+    """An error, and the queue as it was."""
+    items: compat.Queue[Any] = compat.Queue(serializer="json")
+    with pytest.raises(TypeError):
+        items.put(object())
+    assert (items.qsize(), items.unfinished_tasks) == (0, 0)
+    items._items.queue.put(b"{")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Expecting property name"):
+            items.get()
+    assert items.qsize() == 1
+    with pytest.raises(qflow.InvalidArgument, match="serializer='bytes' takes items that are bytes"):
+        compat.Queue(serializer="bytes").put("text")
+    for bad in ("xml", 7, json_without_loads()):
+        with pytest.raises(qflow.InvalidArgument, match="serializer must be"):
+            compat.Queue(serializer=bad)  # type: ignore[arg-type]
+
+
+def json_without_loads() -> Any:
+    return SimpleNamespace(dumps=str)
+
+
+def test_shutdown_ends_those_who_wait() -> None:
+    """Puts at once, gets when it is empty; with `immediate`, what is there is dropped and `join` returns."""
+    items: compat.Queue[int] = compat.Queue(maxsize=1)
+    items.put(1)
+    ended: list[type[BaseException]] = []
+
+    def end(call: Any) -> None:
+        try:
+            call()
+        except BaseException as error:
+            ended.append(type(error))
+
+    threads = [threading.Thread(target=end, args=(call,)) for call in (lambda: items.put(2), lambda: items.put(3))]
+    for thread in threads:
+        thread.start()
+    items.shutdown()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert ended == [compat.ShutDown] * 2
+    assert items.get() == 1
+    with pytest.raises(compat.ShutDown):
+        items.get_nowait()
+    other: compat.Queue[int] = compat.Queue()
+    other.put(1)
+    getter = threading.Thread(target=end, args=(lambda: [other.get(), other.get()],))
+    getter.start()
+    other.shutdown(immediate=True)
+    getter.join(LONG_S)
+    assert ended[2:] == [compat.ShutDown]
+    assert other.empty()
+
+
+def test_a_queue_is_shown_with_the_number_of_its_items() -> None:
+    """They are not read for that."""
+
+    async def main() -> None:
+        items: compat.AsyncQueue[int] = compat.AsyncQueue(maxsize=5)
+        await items.put(1)
+        assert "maxsize=5 qsize=1" in repr(items)
+        assert "maxsize=5 qsize=1" in str(items)
+
+    asyncio.run(main())
+
+
+def test_shutdown_ends_tasks_that_wait() -> None:
+    """As it does in asyncio from Python 3.13 on."""
+
+    async def main() -> None:
+        items: compat.AsyncQueue[int] = compat.AsyncQueue(maxsize=1)
+        getter = asyncio.create_task(items.get())
+        await asyncio.sleep(0)
+        items.shutdown()
+        with pytest.raises(compat.QueueShutDown):
+            await getter
+        full: compat.AsyncQueue[int] = compat.AsyncQueue(maxsize=1)
+        await full.put(1)
+        putter = asyncio.create_task(full.put(2))
+        await asyncio.sleep(0)
+        full.shutdown(immediate=True)
+        with pytest.raises(compat.QueueShutDown):
+            await putter
+        await full.join()
+        for call in (full.get, full.get_nowait):
+            with pytest.raises(compat.QueueShutDown):
+                await call()  # type: ignore[misc]
+
+    asyncio.run(main())

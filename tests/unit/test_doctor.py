@@ -1,0 +1,206 @@
+"""`qflow.doctor`: what is told of which figures, and how bad it is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+import pytest
+
+import qflow
+from pages import ROOT
+from qflow.doctor import KINDS, Finding, Letters, Look, Severity, judge
+from qflow.doctor.words import argument, harmless, size, span
+from qflow.errors import CorruptionError, FormatTooNew
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The statistics of a broker where all is well, with a queue and a stream."""
+    with qflow.open(tmp_path_factory.mktemp("doctor") / "spool", capacity_bytes="1MiB", door=False) as broker:
+        broker.declare_queue("q", limit_messages=1000)
+        broker.declare_stream("plant", topics=["plant/#"])
+        broker.subscribe("plant", "plant/#", name="reader").close()
+        return attrs.asdict(broker.stats())
+
+
+def told(empty: dict[str, Any], **of_queue: Any) -> dict[str, Any]:
+    """Return statistics with other figures of the queue."""
+    return {**empty, "queues": {"q": {**empty["queues"]["q"], **of_queue}}}
+
+
+def only(look: Look) -> Finding:
+    (found,) = judge(look)
+    return found
+
+
+def test_nothing_is_found_where_all_is_well(empty: dict[str, Any]) -> None:
+    """Neither with an owner nor without one."""
+    assert judge(Look(path="spool", stats=empty, owner_pid=7)) == []
+    assert judge(Look(path="spool", disk_bytes=100 * GIB, disk_free_bytes=50 * GIB)) == []
+
+
+HOLDER = {"consumer": "mailer-3", "pid": 4711, "messages": 1, "oldest_s": 2400.0}
+
+
+def test_who_holds_a_message_too_long_is_named(empty: dict[str, Any]) -> None:
+    """With process, time and what it pins; for a remedy, another than to end the owner itself."""
+    stats = told(empty, holders=[HOLDER], pinned_blocks=212, oldest_unacked_s=2400.0)
+    found = only(Look(path="sp ool", stats=stats, owner_pid=7))
+    assert found.sentence == (
+        "consumer 'mailer-3' of process 4711 has held a message of queue 'q' for 40 minutes, and pins 212 blocks of the "
+        "log"
+    )
+    assert (found.severity, found.kind, found.queue) == (Severity.URGENT, "held-too-long", "q")
+    assert "`kill 4711`" in found.remedy
+    assert "`qflow alter 'sp ool' q ack_timeout_s=600`" in found.remedy
+    assert "`kill" not in only(Look(path="spool", stats=stats, owner_pid=4711)).remedy
+    assert only(Look(path="s", stats=told(empty, oldest_unacked_s=400.0))).severity is Severity.PROBLEM
+    assert judge(Look(path="s", stats=told(empty, oldest_unacked_s=200.0))) == []
+
+
+def test_blocked_producers_are_counted(empty: dict[str, Any]) -> None:
+    """With the limit that they are blocked at, and who takes."""
+    stats = told(empty, blocked_putters=5, blocked_longest_s=12.0, blocked_on="limit_messages")
+    found = only(Look(path="spool", stats=stats))
+    assert found.sentence == (
+        "5 producers blocked for up to 12 s at limit_messages of queue 'q' (1,000); nobody takes from it"
+    )
+    assert (found.severity, found.kind) == (Severity.URGENT, "blocked-producers")
+    assert "limit_messages=2000" in found.remedy
+    growing = {"lag_messages": 500, "messages": 500, "rates": {**RATES, "put_60s": 4.0}}
+    assert (
+        only(Look(path="spool", stats=told(stats, **{**stats["queues"]["q"], **growing}))).kind == "blocked-producers"
+    )
+    by_memory = told(empty, blocked_putters=1, blocked_longest_s=2.0, blocked_on="capacity", consumers_total=2)
+    found = only(Look(path="spool", stats=by_memory))
+    assert found.sentence.startswith("1 producer blocked for up to 2.0 s at the capacity of memory")
+    assert found.sentence.endswith("; 2 consumers take from it")
+
+
+RATES = dict.fromkeys((f"{what}_{span}s" for what in ("put", "delivered", "acked") for span in (1, 10, 60)), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"rates": {**RATES, "put_60s": 4.0}}, "no-consumer"),
+        ({"rates": {**RATES, "put_60s": 4.0}, "consumers_total": 1}, "slow-consumers"),
+        ({"rates": RATES}, None),
+        ({"rates": {}, "put_total": 500}, "no-consumer"),
+        ({"rates": {}, "put_total": 500, "delivered_total": 1}, None),
+        ({"rates": {**RATES, "put_60s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}, "consumers_total": 1}, "slow-consumers"),
+        ({"rates": {**RATES, "put_60s": 9.0, "acked_60s": 9.0, "delivered_60s": 9.0}, "consumers_total": 1}, None),
+        ({"rates": RATES, "paused": True}, "paused"),
+    ],
+)  # fmt: skip
+def test_a_queue_that_grows_is_told(empty: dict[str, Any], changes: dict[str, Any], kind: str | None) -> None:
+    """By its rates, or by what its owner has counted if that has no rates; a queue of dead letters has no consumers."""
+    stats = told(empty, **{"lag_messages": 500, "messages": 500, "consumers_total": 0, **changes})
+    assert [finding.kind for finding in judge(Look(path="s", stats=stats))] == ([kind] if kind else [])
+    assert judge(Look(path="s", stats=stats, letters={"q": Letters(messages=0)})) == []
+
+
+def test_dead_letters_have_a_reason() -> None:
+    """The one that is the most frequent among those that were looked at."""
+    letters = Letters(messages=2000, reasons=(("card declined", 400), ("expired", 100)), looked_at=500)
+    found = only(Look(path="spool", letters={"dead": letters}))
+    assert found.sentence == (
+        "2,000 dead letters in queue 'dead'; the commonest reason, of 400 of 500: 'card declined'"
+    )
+    assert "`qflow redrive spool dead`" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("look", "kind", "severity"),
+    [
+        ({"disk_bytes": 100 * GIB, "disk_free_bytes": 5 * GIB}, "disk-full", Severity.PROBLEM),
+        ({"disk_bytes": 100 * GIB, "disk_free_bytes": GIB // 2}, "disk-full", Severity.URGENT),
+        ({"disk_bytes": 10_000 * GIB, "disk_free_bytes": 20 * GIB}, None, None),
+        ({"log_bytes": GIB, "log_used_bytes": GIB // 4}, "log-mostly-dead", Severity.NOTICE),
+        ({"log_bytes": 2**20, "log_used_bytes": 0}, None, None),
+        ({"readers": ((99, 5000),)}, "pinned-pages", Severity.PROBLEM),
+        ({"readers": ((99, 5),)}, None, None),
+        ({"clean": False}, "not-closed", Severity.NOTICE),
+        ({"problems": ("block 7 is damaged", "more")}, "damage", Severity.URGENT),
+        ({"failure": CorruptionError("pages are damaged")}, "damage", Severity.URGENT),
+        ({"failure": FormatTooNew("it has format 9")}, "newer-format", Severity.URGENT),
+        ({"refused_batches": 2}, "refused-batches", Severity.PROBLEM),
+        ({"stats": {"troubles": {"spilling": "no room"}}}, "maintenance", Severity.PROBLEM),
+        ({"stats": {"inbox": {"problem": "the queue is full"}}}, "maintenance", Severity.PROBLEM),
+        ({"stats": {"capacity_bytes": 100, "resident_bytes": 99, "queues": {}}}, "memory-full", Severity.NOTICE),
+        ({"owner_pid": 7, "is_told": False, "told_s_ago": 2.0, "stats": {}}, "no-door", Severity.NOTICE),
+    ],
+)
+def test_what_the_spool_itself_has(look: dict[str, Any], kind: str | None, severity: Severity | None) -> None:
+    """Disk, log, readers, owner, damage."""
+    found = [(finding.kind, finding.severity) for finding in judge(Look(path="spool", **look))]
+    assert found == ([(kind, severity)] if kind else [])
+
+
+def test_an_owner_that_tells_nothing_is_told(empty: dict[str, Any]) -> None:
+    """It is stopped, or its disk is full."""
+    found = judge(Look(path="s", stats=empty, owner_pid=7, is_told=False, told_s_ago=300.0))
+    assert [finding.kind for finding in found] == ["silent-owner", "no-door"]
+    assert "5 minutes ago" in found[0].sentence
+
+
+def test_streams_are_judged(empty: dict[str, Any]) -> None:
+    """Subscriptions that nobody has open, and blocks that are damaged."""
+    stream = empty["streams"]["plant"]
+    behind = {**stream["subscriptions"][0], "lag_messages": 5000}
+    stats = {**empty, "streams": {"plant": {**stream, "subscriptions": [behind], "damaged_total": 3}}}
+    assert [finding.kind for finding in judge(Look(path="s", stats=stats))] == ["lost-messages", "stream-behind"]
+
+
+def test_the_worst_comes_first(empty: dict[str, Any]) -> None:
+    """As in a hospital."""
+    stats = told(empty, holders=[HOLDER], blocked_putters=1, blocked_longest_s=2.0, blocked_on="capacity", lost_total=1)
+    look = Look(path="s", stats=stats, clean=False, letters={"dead": Letters(messages=1)})
+    found = judge(look)
+    assert [finding.kind for finding in found] == [
+        "lost-messages", "held-too-long", "blocked-producers", "dead-letters", "not-closed",
+    ]  # fmt: skip
+    assert [finding.severity for finding in found] == sorted((one.severity for one in found), reverse=True)
+
+
+def test_hostile_names_do_nothing_to_a_terminal(empty: dict[str, Any]) -> None:
+    """Nor does a command in a remedy do more in a shell than it says."""
+    name = "\x1b[2J'; rm -rf ~\n"
+    queue = {**empty["queues"]["q"], "holders": [{**HOLDER, "consumer": "\x07" + "x" * 1000}]}
+    (found,) = judge(Look(path="a\x1bb", stats={**empty, "queues": {name: queue}}))
+    assert found.sentence.isprintable()
+    assert found.remedy.isprintable()
+    assert len(found.sentence) < 400
+    assert argument(name) == r"$'\x1b[2J\'; rm -rf ~\n'"
+    assert harmless("a\x1bb\n c") == r"a b c".replace(" ", r"\x1b", 1)
+
+
+def test_numbers_in_words() -> None:
+    """As people say them."""
+    assert [span(s) for s in (0.5, 12, 119, 120, 2400, 9000, 200_000)] == [
+        "0.5 s", "12 s", "119 s", "2 minutes", "40 minutes", "2.5 hours", "2.3 days",
+    ]  # fmt: skip
+    assert [size(n) for n in (0, 1023, 1024, 5 * 2**20, 3 * 2**40)] == [
+        "0 bytes",
+        "1,023 bytes",
+        "1.0 KiB",
+        "5.0 MiB",
+        "3.0 TiB",
+    ]
+
+
+def test_the_runbook_has_a_section_for_each_kind() -> None:
+    """In the order in which the doctor tells them."""
+    page = (ROOT / "docs" / "howto" / "runbook.md").read_text()
+    assert tuple(re.findall(r"^## ([a-z-]+)$", page, flags=re.M)) == KINDS
+
+
+def test_a_finding_is_json(empty: dict[str, Any]) -> None:
+    """With its severity as a word."""
+    found = only(Look(path="s", clean=False)).to_dict()
+    assert found.keys() == {"severity", "kind", "sentence", "remedy", "queue", "facts"}
+    assert found["severity"] == "notice"

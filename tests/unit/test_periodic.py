@@ -1,0 +1,164 @@
+"""Schedules: messages that are put again and again, each moment once, in threads, in tasks and through the door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import qflow
+import qflow.aio
+from qflow.cli.main import app
+from unit.clocks import Clock, open_still
+
+
+def pass_time(broker: qflow.Broker, clock: Clock, seconds: float) -> None:
+    """Let time pass, and maintenance do what it does then."""
+    clock.advance(seconds)
+    broker.engine.upkeep.tick()
+
+
+def test_a_message_comes_each_time_and_missed_ones_come_together(spool: Path, clock: Clock) -> None:
+    """On the grid of the first moment, also after the spool was closed."""
+    start = clock.wall_s
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        made = broker.schedule("poll", jobs, b"look", every_s="1m", headers={"kind": "mail"})
+        assert (made.next_s, made.every_s, made.last_s) == (start + 60, 60, None)
+        pass_time(broker, clock, 59)
+        assert len(jobs) == 0
+        pass_time(broker, clock, 1)
+        pass_time(broker, clock, 1)
+        assert len(jobs) == 1
+        delivery = jobs.get()
+        assert delivery.body == b"look"
+        assert delivery.headers == {"schedule": "poll", "scheduled_for_s": start + 60, "kind": "mail"}
+        delivery.ack()
+        pass_time(broker, clock, 300)
+        assert len(jobs) == 1
+        (now,) = broker.schedules()
+        assert (now.next_s, now.last_s) == (start + 420, start + 120)
+    clock.advance(1000)
+    with open_still(spool, clock) as broker:
+        jobs = broker.queue("jobs")
+        broker.engine.upkeep.tick()
+        assert len(jobs) == 2
+        again = broker.schedule("poll", "jobs", b"look", every_s=60, headers={"kind": "mail"})
+        assert again == broker.schedules()[0]
+        assert again.next_s == start + 1380
+        other = broker.schedule("poll", "jobs", b"look", every_s=30)
+        assert other.next_s == clock.wall_s + 30
+        broker.cancel_schedule("poll")
+        pass_time(broker, clock, 1000)
+        assert (len(jobs), broker.schedules()) == (2, [])
+        with pytest.raises(qflow.NotFound, match="no schedule 'poll'"):
+            broker.cancel_schedule("poll")
+    with open_still(spool, clock) as broker:
+        assert broker.schedules() == []
+
+
+def test_what_has_no_room_comes_later_and_once(spool: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """A full queue, and one that was deleted; nothing else waits for it."""
+    with open_still(spool, clock) as broker:
+        full, gone = broker.declare_queue("full", limit_messages=1), broker.declare_queue("gone", durable=False)
+        full.put(b"fills it")
+        for queue in (full, gone):
+            broker.schedule(queue.name, queue, b"x", every_s=10)
+        broker.delete_queue("gone")
+        for _ in range(5):
+            pass_time(broker, clock, 10)
+        assert len(full) == 1
+        assert "no queue 'gone'" in broker.schedules()[1].trouble
+        assert [record.getMessage().count("later") for record in caplog.records] == [1, 1]
+        full.get().ack()
+        gone = broker.declare_queue("gone", durable=False)
+        broker.engine.upkeep.hurry()
+        pass_time(broker, clock, 1)
+        assert (len(full), len(gone)) == (1, 1)
+        assert [one.trouble for one in broker.schedules()] == ["", ""]
+
+
+def test_cron_says_when_and_where(spool: Path, clock: Clock) -> None:
+    """In the time of a place, also over the change of its clocks."""
+    pytest.importorskip("cronsim")
+    clock.wall_s = datetime(2026, 3, 28, 12, tzinfo=UTC).timestamp()
+    with open_still(spool, clock) as broker:
+        broker.declare_queue("jobs")
+        made = broker.schedule("nightly", "jobs", b"x", cron="0 3 * * *", time_zone="Europe/Berlin")
+        assert datetime.fromtimestamp(made.next_s, UTC) == datetime(2026, 3, 29, 1, tzinfo=UTC)
+        pass_time(broker, clock, 86_400)
+        assert len(broker.queue("jobs")) == 1
+        assert datetime.fromtimestamp(broker.schedules()[0].next_s, UTC) == datetime(2026, 3, 30, 1, tzinfo=UTC)
+        for cron in ("0 3 * *", "soon", "0 0 30 2 *", "* * * * * * *", "\0"):
+            with pytest.raises(qflow.InvalidArgument, match="cron must be five fields"):
+                broker.schedule("bad", "jobs", b"x", cron=cron)
+        for zone in ("Nowhere/Else", "../etc/passwd", ""):
+            with pytest.raises(qflow.InvalidArgument, match="time_zone must be"):
+                broker.schedule("bad", "jobs", b"x", cron="0 3 * * *", time_zone=zone)
+        assert len(broker.schedules()) == 1
+
+
+@pytest.mark.two_drivers
+def test_bad_schedules_are_refused(open_spool: Callable[..., Any]) -> None:
+    """With a sentence; nothing is kept."""
+    broker = open_spool()
+    broker.declare_queue("jobs")
+    for options, sentence in (
+        ({}, "one of them"),
+        ({"every_s": 1, "cron": "0 3 * * *"}, "one of them"),
+        ({"every_s": "500ms"}, "every_s must be at least 1 s"),
+        ({"every_s": "soon"}, "every_s must be from 0 to"),
+        ({"every_s": 5, "headers": {"a": []}}, "header"),
+    ):
+        with pytest.raises(qflow.InvalidArgument, match=sentence):
+            broker.schedule("bad", "jobs", b"x", **options)
+    with pytest.raises(qflow.InvalidArgument, match="schedule name"):
+        broker.schedule("", "jobs", b"x", every_s=5)
+    with pytest.raises(qflow.NotFound, match="no queue 'other'"):
+        broker.schedule("bad", "other", b"x", every_s=5)
+    made = broker.schedule("good", "jobs", b"\xff\0", every_s="1h")
+    assert broker.schedules() == [made]
+    assert made.body == b"\xff\0"
+    broker.cancel_schedule("good")
+    assert broker.schedules() == []
+
+
+def test_tasks_have_schedules_too(spool: Path) -> None:
+    """Beside the broker, and through its door."""
+
+    async def main() -> None:
+        async with qflow.aio.open(spool) as broker, qflow.aio.connect(spool) as remote:
+            jobs = await broker.declare_queue("jobs")
+            made = await broker.schedule("a", jobs, b"x", every_s="1h")
+            assert await remote.schedule("a", "jobs", b"x", every_s=3600) == made
+            assert await remote.schedules() == broker.schedules() == [made]
+            await remote.cancel_schedule("a")
+            assert broker.schedules() == []
+
+    asyncio.run(main())
+
+
+def test_the_command_line_shows_adds_and_cancels(spool: Path) -> None:
+    """With and without an owner; names are made readable."""
+    run = CliRunner().invoke
+    with qflow.open(spool) as broker:
+        broker.declare_queue("jobs")
+        add = ["schedules", str(spool), "--add", "po\x1bll", "--queue", "jobs", "--every", "1m"]
+        assert run(app, add).exit_code == 0
+        assert broker.schedules()[0].every_s == 60
+    shown = run(app, ["schedules", str(spool)])
+    assert "every 60 s" in shown.output
+    assert "\x1b" not in shown.output
+    assert json.loads(run(app, ["schedules", str(spool), "--json"]).output)[0]["queue"] == "jobs"
+    for wrong in (["--every", "1m"], ["--add", "x"], ["--add", "x", "--queue", "jobs"], ["--cancel", "x"]):
+        done = run(app, ["schedules", str(spool), *wrong])
+        assert done.exit_code != 0
+        assert "Traceback" not in done.output
+    assert run(app, ["schedules", str(spool), "--cancel", "po\x1bll"]).exit_code == 0
+    assert json.loads(run(app, ["schedules", str(spool), "--json"]).output) == []

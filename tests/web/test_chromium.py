@@ -1,0 +1,116 @@
+"""The page in a real Chromium: charts move, nothing comes from elsewhere, and no mouse is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow.aio
+import qflow.web
+
+pytest.importorskip("starlette")
+pytest.importorskip("jinja2")
+playwright = pytest.importorskip("playwright.async_api")
+web_served = pytest.importorskip("web_served")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+PATIENCE_MS = 60_000
+
+
+@asynccontextmanager
+async def browsing(spool: Path) -> AsyncIterator[tuple[qflow.aio.AsyncBroker, Any, str]]:
+    """Yield a broker with a page, and a tab that has logged in by the keyboard; nothing may go wrong in it."""
+    wrong: list[str] = []
+    async with (
+        qflow.aio.open(spool) as broker,
+        await qflow.web.serve(broker, port=0, users=web_served.users()) as server,
+        playwright.async_playwright() as driver,
+    ):
+        home = f"http://127.0.0.1:{server.port}"
+        options = {"executable_path": CHROMIUM, "args": ["--no-sandbox", "--disable-dev-shm-usage"]}
+        chromium = await driver.chromium.launch(**options)
+        try:
+            tab = await chromium.new_page()
+            tab.set_default_timeout(PATIENCE_MS)
+            tab.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+            tab.on("pageerror", lambda error: wrong.append(str(error)))
+            tab.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(home) else None)
+            await tab.goto(f"{home}/queues")
+            await tab.keyboard.type("anna")
+            await tab.keyboard.press("Tab")
+            await tab.keyboard.type(web_served.PASSWORD)
+            await tab.keyboard.press("Enter")
+            await tab.wait_for_url(f"{home}/queues")
+            yield broker, tab, home
+        finally:
+            await chromium.close()
+    assert wrong == []
+
+
+def test_charts_and_figures_move_while_the_page_is_open(spool: Path) -> None:
+    """A point more each time, and figures that follow, without a load."""
+
+    async def test() -> None:
+        async with browsing(spool) as (broker, tab, home):
+            queue = await broker.declare_queue("jobs")
+            await tab.goto(home)
+            await tab.wait_for_selector("[data-chart=rates] canvas")
+            await tab.wait_for_selector("[data-chart=rates][data-points]:not([data-points='1'])")
+            await queue.put_many([b"x"] * 37)
+            await tab.locator("#tiles", has_text="37").wait_for()
+            await tab.wait_for_selector("#deepest a[href='/queue?queue=jobs']")
+            assert await tab.locator(".uplot").count() == 3
+
+    asyncio.run(test())
+
+
+def test_a_purge_by_the_keyboard_alone(spool: Path) -> None:
+    """From the table to the queue, to the question, to the answer."""
+
+    async def test() -> None:
+        async with browsing(spool) as (broker, tab, home):
+            queue = await broker.declare_queue("<img src=x onerror=alert(1)>")
+            await queue.put_many([b"x", b"y"])
+            await tab.goto(f"{home}/queues")
+            await tab.wait_for_selector("#rows a")
+
+            async def go_to(text: str) -> None:
+                for _ in range(60):
+                    await tab.keyboard.press("Tab")
+                    if text in await tab.evaluate("document.activeElement.textContent"):
+                        await tab.keyboard.press("Enter")
+                        return
+                raise AssertionError(f"no Tab leads to {text}")
+
+            await go_to("<img src=x")
+            await tab.wait_for_url("**/queue?queue=*")
+            await go_to("Purge")
+            await tab.wait_for_url("**/confirm/purge*")
+            assert await tab.inner_text("#seen") == "2"
+            await go_to("Yes, delete")
+            await tab.wait_for_selector("p.done")
+            assert "2 messages deleted" in await tab.inner_text("p.done")
+            assert len(queue) == 0
+
+    asyncio.run(test())
+
+
+def test_what_comes_after_the_end_of_the_broker_is_said_on_the_page(spool: Path) -> None:
+    """The figures are old, and the page says so instead of showing them as if they were new."""
+
+    async def test() -> None:
+        async with browsing(spool) as (broker, tab, home):
+            await tab.goto(f"{home}/consumers")
+            await tab.evaluate("void (window.fetch = () => Promise.reject(new TypeError('gone')))")
+            await tab.wait_for_selector("#offline:not([hidden])")
+            assert "old" in await tab.inner_text("#offline")
+            await broker.close()
+
+    asyncio.run(test())

@@ -1,0 +1,89 @@
+"""The door itself: sockets, the clients of doors beside it, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import qflow.aio
+import qflow.amqp
+import qflow.mqtt
+import qflow.web
+from qflow.errors import InvalidArgument
+
+pytest.importorskip("starlette")
+pytest.importorskip("jinja2")
+httpx = pytest.importorskip("httpx")
+web_served = pytest.importorskip("web_served")
+
+
+def test_clients_of_the_doors_beside_it_are_shown(spool: Path) -> None:
+    """Protocol, name and user of each; none when they have gone."""
+    aio_pika = pytest.importorskip("aio_pika")
+
+    async def test() -> None:
+        async with (
+            qflow.aio.open(spool) as broker,
+            await qflow.web.serve(broker, port=0) as server,
+            await qflow.amqp.serve(broker, port=0) as amqp,
+            await qflow.mqtt.serve(broker, port=0) as mqtt,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as browser,
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", mqtt.port)
+            writer.write(b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04pump")
+            await reader.readexactly(4)
+            connection = await aio_pika.connect(
+                f"amqp://guest:guest@127.0.0.1:{amqp.port}/", client_properties={"connection_name": "mailer"}
+            )
+            found = (await browser.get("/api/connections")).json()["connections"]
+            assert sorted((one["door"], one["name"], one["user"]) for one in found) == [
+                ("amqp", "mailer", "guest"),
+                ("mqtt", "pump", ""),
+            ]
+            page = (await browser.get("/connections")).text
+            assert "mailer" in page
+            assert "pump" in page
+            await connection.close()
+            writer.close()
+            await writer.wait_closed()
+
+    web_served.run(test)
+
+
+def test_a_request_that_does_not_come_to_its_end_is_closed(spool: Path) -> None:
+    """One that is idle between requests, or has said nothing, takes a place for a while only."""
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker, await qflow.web.serve(broker, port=0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: loc")
+            other, talking = await asyncio.open_connection("127.0.0.1", server.port)
+            talking.write(b"GET /static/page.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await other.readline()).startswith(b"HTTP/1.1 200")
+            for _ in range(qflow.web.door.PATIENCE_LOOKS + 1):
+                server.look()
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+            talking.close()
+            writer.close()
+
+    web_served.run(test)
+
+
+def test_it_listens_for_others_only_with_users(spool: Path) -> None:
+    """And says so."""
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker:
+            with pytest.raises(InvalidArgument, match="give users"):
+                await qflow.web.serve(broker, host="0.0.0.0", port=0)
+            async with await qflow.web.serve(broker, port=0) as server:
+                assert server.site.cookie == f"qflow-{server.port}"
+                port = server.port
+                await server.drain(1.0)
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.open_connection("127.0.0.1", port)
+
+    web_served.run(test)

@@ -1,0 +1,198 @@
+"""The pages and their forms: what is there, what is done, what is said if it cannot be."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("jinja2")
+pytest.importorskip("httpx")
+
+from web_served import run, served, token, users
+
+HOSTILE = "pay/<script>alert(1)</script>\x1b[31m\u202e&\"'"
+
+
+def test_every_page_is_shown_without_users_and_has_no_form_that_changes_anything(spool: Path) -> None:
+    """Whoever comes from this machine looks; hostile names are escaped."""
+
+    async def test() -> None:
+        async with served(spool) as site:
+            browser = site.client(headers={"Accept": "text/html"})
+            queue = await site.broker.declare_queue(HOSTILE)
+            await queue.put(b"<b>\x00body", headers={"<i>": "\x1b]0;x\x07"})
+            await site.broker.declare_stream("log", topics=["log/#"])
+            await site.broker.publish("log/a", b"one")
+            pages: list[tuple[str, dict[str, str]]] = [
+                *((page, {}) for page in ("/", "/queues", "/streams", "/consumers", "/connections", "/publish")),
+                ("/queue", {"queue": HOSTILE}),
+                ("/messages", {"queue": HOSTILE}),
+                ("/messages", {"queue": HOSTILE, "as": "hex"}),
+                ("/stream", {"stream": "log"}),
+                ("/messages", {"stream": "log", "filter": "log/+"}),
+            ]
+            for page, query in pages:
+                answer = await browser.get(page, params=query)
+                assert answer.status_code == 200, (page, answer.text)
+                hidden = html.escape(HOSTILE).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+                assert "<script>alert" not in answer.text
+                assert "\x1b" not in answer.text.replace(f'value="{hidden}"', ""), page
+                assert 'method="post"' not in answer.text
+
+    run(test)
+
+
+def test_a_body_is_shown_as_text_json_and_hex_and_is_cut(spool: Path) -> None:
+    """Control characters are escaped; what is longer than is shown says so; nothing is taken."""
+
+    async def test() -> None:
+        async with served(spool) as site:
+            browser = site.client()
+            queue = await site.broker.declare_queue("jobs")
+            await queue.put_many([b'{"a": [1, "\\u001b"]}', b"\x1b[2J\xff", b"x" * 10_000])
+
+            async def shown(form: str) -> str:
+                return html.unescape((await browser.get("/messages", params={"queue": "jobs", "as": form})).text)
+
+            text, as_json, as_hex = await shown("text"), await shown("json"), await shown("hex")
+            assert "\\x1b[2J\\xff" in text
+            assert "the body has 10,000 bytes" in text
+            assert '"a": [\n    1,\n    "\\u001b"' in as_json
+            assert "(not JSON)" in as_json
+            assert "00000000  1b 5b 32 4a ff" in as_hex
+            assert ".[2J." in as_hex
+            assert len(queue) == 3
+            answer = await browser.get("/messages", params={"queue": "jobs", "as": "yaml"})
+            assert answer.status_code == 400
+            assert "not as &#39;yaml&#39;" in answer.text
+
+    run(test)
+
+
+def test_a_user_puts_moves_alters_and_redrives_by_forms(spool: Path) -> None:
+    """Each goes back to the page, which says what was done, once."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            browser = await site.browser()
+            jobs = await site.broker.declare_queue("jobs", max_deliveries=1, dead_letter="dead")
+            await site.broker.declare_queue("other")
+            csrf = await token(browser, "/queue", queue="jobs")
+
+            async def do(action: str, **fields: str) -> str:
+                answer = await browser.post(f"/do/{action}", data={"csrf": csrf, **fields})
+                assert answer.status_code == 303, answer.text
+                return html.unescape((await browser.get(answer.headers["location"])).text)
+
+            assert "jobs: put as message 0" in await do(
+                "put", queue="jobs", body="one", headers="a: b\nc: d", ttl_s="60"
+            )
+            async with await jobs.get() as delivery:
+                assert delivery.headers == {"a": "b", "c": "d"}
+            await do("put", queue="jobs", body="two")
+            assert "jobs: moved: other: 1; kept: nothing" in await do("move", queue="jobs", to="other")
+            page = await do("alter", queue="other", limit_messages="7", ttl_s="1h", capacity_bytes="1MiB")
+            assert "limit_messages: 7" in page
+            assert site.broker.queue("other").settings.ttl_s == 3600
+            assert "delivers nothing" in await do("pause", queue="other")
+            assert (await browser.get("/queue", params={"queue": "other"})).text.count("/do/resume") == 1
+            assert "delivers again" in await do("resume", queue="other")
+            await do("alter", queue="other", limit_messages="", ttl_s="")
+            assert site.broker.queue("other").settings.limit_messages is None
+            assert "put as" not in (await browser.get("/queue", params={"queue": "other"})).text
+            await do("put", queue="jobs", body="three")
+            await (await jobs.get()).nack(requeue=False)
+            await (await site.broker.queue("dead").get()).nack()
+            page = await do("redrive", queue="dead")
+            assert "dead: moved: jobs: 1" in page, page
+
+    run(test)
+
+
+def test_a_purge_says_how_many_it_saw_and_asks_again_if_there_are_more(spool: Path) -> None:
+    """Two browsers at once: what came since is not deleted unseen."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            browser = await site.browser()
+            queue = await site.broker.declare_queue("jobs")
+            await queue.put_many([b"1", b"2"])
+            asked = (await browser.get("/confirm/purge", params={"queue": "jobs"})).text
+            assert '<b id="seen">2</b>' in asked, asked
+            assert 'name="seen" value="2"' in asked
+            await queue.put(b"3")
+            form = {"csrf": await token(browser), "queue": "jobs", "seen": "2"}
+            answer = await browser.post("/do/purge", data=form)
+            assert answer.status_code == 409
+            assert "there are 3 messages" in answer.text
+            assert len(queue) == 3
+            answer = await browser.post("/do/purge", data=form | {"newer": "on"})
+            assert answer.status_code == 303
+            assert len(queue) == 0
+            assert "3 messages deleted" in (await browser.get(answer.headers["location"])).text
+
+    run(test)
+
+
+def test_what_is_gone_is_said(spool: Path) -> None:
+    """An action on a queue that somebody else has deleted is an error that is shown, with the nearest names."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            one, other = await site.browser(), await site.browser()
+            await site.broker.declare_queue("orders")
+            await site.broker.declare_queue("jobs")
+            form = {"queue": "jobs", "seen": "0"}
+            answer = await one.post("/do/delete", data=form | {"csrf": await token(one)})
+            assert (answer.status_code, answer.headers["location"]) == (303, "/queues")
+            for action in ("delete", "purge", "put", "alter"):
+                answer = await other.post(f"/do/{action}", data={"queue": "jobs", "csrf": await token(other)})
+                assert (answer.status_code, "&#39;jobs&#39;" in answer.text) == (404, True), (action, answer.text)
+            answer = await other.get("/queue", params={"queue": "order"})
+            assert answer.status_code == 404
+            assert "orders" in answer.text
+            assert (await other.get("/confirm/nothing")).status_code == 404
+
+    run(test)
+
+
+def test_a_broker_that_is_closed_is_said(spool: Path) -> None:
+    """The owner ends while a page is open."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            browser, api = await site.browser(), site.api()
+            await site.broker.declare_queue("jobs")
+            csrf = await token(browser)
+            await site.broker.close()
+            for page in ("/", "/queues", "/queue?queue=jobs"):
+                answer = await browser.get(page)
+                assert answer.status_code == 503
+                assert "closed" in answer.text
+            answer = await browser.post("/do/put", data={"queue": "jobs", "csrf": csrf})
+            assert answer.status_code == 503
+            assert (await api.get("/api/live")).status_code == 503
+
+    run(test)
+
+
+def test_a_thousand_queues_are_sorted_filtered_and_shown_a_hundred_at_once(spool: Path) -> None:
+    """Orders go round at the second click."""
+
+    async def test() -> None:
+        async with served(spool) as site:
+            browser = site.client()
+            queues = await site.broker.declare_queues([f"q{number:04}" for number in range(1000)], durable=False)
+            await queues[777].put_many([b"x", b"y"], durable=False)
+            page = (await browser.get("/queues", params={"sort": "messages", "descending": "1"})).text
+            assert page.index("q0777") < page.index("q0000")
+            assert page.count("/queue?queue=") == 100
+            assert "1,000 queues, page 1 of 10" in page
+            assert (await browser.get("/queues", params={"text": "Q09"})).text.count("/queue?queue=") == 100
+            assert "q0999" in (await browser.get("/queues", params={"page": "10"})).text
+            assert (await browser.get("/queues", params={"sort": "colour"})).status_code == 400
+
+    run(test)

@@ -1,0 +1,48 @@
+"""Functions that workers call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+
+import qflow
+
+
+def say(delivery: qflow.Delivery) -> None:
+    """Print the process and the message, in one write: others print there, too."""
+    os.write(1, f"{os.getpid()} does {delivery.body.decode()}\n".encode())
+
+
+def wait(delivery: qflow.Delivery) -> None:
+    """Wait until a pipe, which the message names, is opened to be written to, and closed."""
+    say(delivery)
+    with open(delivery.body) as pipe:
+        pipe.read()
+
+
+def fail(delivery: qflow.Delivery) -> None:
+    raise ValueError(f"no {delivery.body.decode()}")
+
+
+def hang(delivery: qflow.Delivery) -> None:
+    """Hear no signal but SIGKILL, if the message says so, and return no more; nor does a process that it starts."""
+    say(delivery)
+    if delivery.body == b"hang":
+        subprocess.Popen(["sleep", "1000"])
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        threading.Event().wait()
+
+
+def crash(delivery: qflow.Delivery) -> None:
+    say(delivery)
+    if delivery.body == b"crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def note(delivery: qflow.Delivery) -> None:
+    """Append the message to the file `done`, in one write."""
+    file = os.open("done", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, delivery.body + b"\n")
+    os.close(file)

@@ -1,0 +1,260 @@
+"""Which worker processes are started, started again, told to end and killed: without processes, on a clock by hand."""
+
+from __future__ import annotations
+
+import errno
+import signal
+
+import pytest
+
+from qflow.workers.crew import FIRST_PAUSE_S, LONGEST_PAUSE_S, Crew, State
+from qflow.workers.job import AWAY, READY, REFUSED
+from workers.shared import slots
+
+
+class Child:
+    """A process that does what a test says."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.said: list[tuple[str, str]] = []
+        self.code: int | None = None
+        self.drained = self.killed = False
+
+    def reports(self) -> list[tuple[str, str]]:
+        said, self.said = self.said, []
+        return said
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def drain(self) -> None:
+        self.drained = True
+
+    def kill(self) -> None:
+        self.killed = True
+        self.code = -signal.SIGKILL
+
+
+class Scene:
+    """A crew, and all that it sees."""
+
+    def __init__(self, workers: int) -> None:
+        self.now = 1000.0
+        self.told: list[str] = []
+        self.started: list[Child] = []
+        self.broken: OSError | None = None
+        self.slots = slots(workers)
+        self.crew = Crew("jobs", self.slots, start=self._start, tell=self.told.append, clock=lambda: self.now)
+
+    def _start(self, seat: int) -> Child:
+        if self.broken is not None:
+            raise self.broken
+        self.started.append(Child(100 + len(self.started)))
+        return self.started[-1]
+
+    @property
+    def states(self) -> list[str]:
+        return [seat.state.value for seat in self.crew.seats]
+
+    def work(self) -> None:
+        """Have all that were started say that they work."""
+        self.crew.step()
+        for child in self.started:
+            if child.code is None:
+                child.said.append((READY, ""))
+        self.crew.step()
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.crew.step()
+
+
+def test_all_are_started_and_are_complete_when_they_say_so() -> None:
+    scene = Scene(3)
+    scene.crew.step()
+    assert scene.states == ["starting"] * 3
+    assert not scene.crew.complete
+    scene.work()
+    assert scene.states == ["working"] * 3
+    assert scene.crew.complete
+    assert len(scene.started) == 3
+    assert scene.told == []
+
+
+def test_one_that_dies_is_started_again_after_a_pause_that_grows() -> None:
+    """And shrinks again once it has done something."""
+    scene = Scene(1)
+    scene.work()
+    pauses = []
+    for _ in range(11):
+        scene.started[-1].code = -signal.SIGSEGV
+        before = len(scene.started)
+        due = scene.crew.step()
+        assert scene.states == ["resting"]
+        pauses.append(due - scene.now)
+        scene.advance(due - scene.now - 0.001)
+        assert len(scene.started) == before
+        scene.advance(0.002)
+        assert len(scene.started) == before + 1
+    assert pauses == pytest.approx([min(FIRST_PAUSE_S * 2**tries, LONGEST_PAUSE_S) for tries in range(11)])
+    assert scene.told[0] == "worker 1 (process 100) was ended by SIGSEGV; it is started again after 0.1 s"
+    scene.slots[0].begin(5)
+    scene.slots[0].end(failed=False)
+    scene.started[-1].code = 3
+    assert scene.crew.step() - scene.now == pytest.approx(FIRST_PAUSE_S)
+    assert scene.told[-1].endswith("exited with 3; it is started again after 0.1 s")
+
+
+def test_a_death_names_the_message_at_hand() -> None:
+    scene = Scene(1)
+    scene.work()
+    scene.slots[0].begin(17)
+    scene.started[0].code = -signal.SIGKILL
+    scene.crew.step()
+    (told,) = scene.told
+    assert "was ended by SIGKILL at message 17 of queue 'jobs', which goes back; it is started again" in told
+    scene.advance(FIRST_PAUSE_S)
+    assert scene.slots[0].read().deadline == 0
+
+
+def test_one_that_holds_a_message_past_its_lease_is_killed_and_replaced_at_once() -> None:
+    scene = Scene(2)
+    scene.work()
+    scene.slots[1].begin(17, scene.now + 30)
+    scene.slots[0].begin(16)  # without a lease
+    assert scene.crew.step() == scene.now + 30
+    scene.advance(29.9)
+    assert not scene.started[1].killed
+    scene.advance(0.2)
+    assert scene.started[1].killed
+    assert not scene.started[0].killed
+    (told,) = scene.told
+    assert told.startswith("worker 2 (process 101) has held message 17 of queue 'jobs' for longer than its lease")
+    scene.crew.step()
+    assert len(scene.started) == 3
+    assert len(scene.told) == 1
+    assert scene.states == ["working", "starting"]
+
+
+def test_an_extended_lease_ends_later() -> None:
+    scene = Scene(1)
+    scene.work()
+    scene.slots[0].begin(1, scene.now + 10)
+    scene.slots[0].extend(scene.now + 50)
+    scene.slots[0].extend(scene.now + 20)
+    scene.advance(49)
+    assert not scene.started[0].killed
+    scene.advance(2)
+    assert scene.started[0].killed
+
+
+def test_what_a_killed_one_said_before_changes_nothing() -> None:
+    scene = Scene(1)
+    scene.work()
+    scene.slots[0].begin(1, scene.now + 10)
+    scene.advance(11)
+    scene.started[0].said.append((READY, ""))
+    scene.crew.step()
+    assert len(scene.started) == 2
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_one_that_cannot_work_ends_a_crew_that_never_did(others: int) -> None:
+    """Its function or its queue is not there."""
+    scene = Scene(1 + others)
+    scene.crew.step()
+    scene.started[0].said.append((REFUSED, "there is no module 'jbos'"))
+    scene.started[0].code = 2
+    scene.crew.step()
+    assert scene.crew.refusal == "there is no module 'jbos'"
+    assert all(child.drained for child in scene.started[1:])
+    for child in scene.started[1:]:
+        child.said.append((REFUSED, "there is no module 'jbos'"))
+        child.code = 2
+    scene.crew.step()
+    assert scene.crew.ended
+    assert scene.told == []
+    assert len(scene.started) == 1 + others
+
+
+def test_one_that_cannot_work_later_is_tried_again() -> None:
+    scene = Scene(2)
+    scene.work()
+    scene.started[0].said.append((REFUSED, "broken.py cannot be imported"))
+    scene.started[0].code = 2
+    scene.crew.step()
+    assert scene.crew.refusal is None
+    assert scene.told == [
+        "worker 1 (process 100) cannot work: broken.py cannot be imported",
+        "worker 1 (process 100) exited with 2; it is started again after 0.1 s",
+    ]
+
+
+def test_an_owner_that_is_away_is_told_of_once_and_when_it_is_back() -> None:
+    scene = Scene(2)
+    scene.work()
+    for child in scene.started:
+        child.said += [(AWAY, "nobody owns the spool")] * 3
+    scene.crew.step()
+    assert scene.states == ["away", "away"]
+    scene.started[0].said.append((READY, ""))
+    scene.crew.step()
+    assert scene.told == ["nobody owns the spool: the workers wait"]
+    scene.started[1].said.append((READY, ""))
+    scene.crew.step()
+    assert scene.told[1:] == ["the workers go on"]
+    assert scene.crew.complete
+
+
+def test_a_drain_waits_for_those_that_work_and_starts_nobody() -> None:
+    scene = Scene(3)
+    scene.work()
+    scene.started[2].code = 1
+    scene.crew.step()
+    scene.crew.drain()
+    scene.crew.drain()
+    assert [child.drained for child in scene.started] == [True, True, False]
+    scene.advance(100)
+    assert len(scene.started) == 3
+    assert not scene.crew.ended
+    scene.started[0].code = 0
+    scene.slots[1].begin(4)
+    scene.started[1].code = -signal.SIGKILL
+    scene.crew.step()
+    assert scene.crew.ended
+    assert scene.told[1:] == [
+        "worker 2 (process 101) was ended by SIGKILL at message 4 of queue 'jobs', which goes back"
+    ]
+
+
+def test_a_drain_does_not_wait_for_one_past_its_lease() -> None:
+    scene = Scene(1)
+    scene.work()
+    scene.slots[0].begin(1, scene.now + 10)
+    scene.crew.drain()
+    scene.advance(11)
+    assert scene.started[0].killed
+    scene.crew.step()
+    assert scene.crew.ended
+    assert len(scene.told) == 1
+
+
+def test_one_that_cannot_be_started_is_tried_again() -> None:
+    scene = Scene(1)
+    scene.broken = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    scene.crew.step()
+    assert scene.told == [
+        "worker 1 cannot be started: Resource temporarily unavailable; it is started again after 0.1 s"
+    ]
+    scene.broken = None
+    scene.advance(FIRST_PAUSE_S)
+    assert scene.states == ["starting"]
+
+
+def test_all_are_killed_at_once_if_that_is_asked_for() -> None:
+    scene = Scene(2)
+    scene.work()
+    scene.crew.kill()
+    assert all(child.killed for child in scene.started)
+    assert State.WORKING in {seat.state for seat in scene.crew.seats}  # it is the last that a supervisor does
