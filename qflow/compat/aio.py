@@ -1,4 +1,4 @@
-"""`asyncio.Queue`, with its items in qflow. What the standard library has is inherited; `shutdown` here before 3.13."""
+"""`asyncio.Queue`, with its items in qflow; `shutdown`, of Python 3.13, is there before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from qflow.compat.items import Items, Serializer
 
@@ -16,82 +16,45 @@ T = TypeVar("T")
 
 if sys.version_info >= (3, 13):
     from asyncio import QueueShutDown
-
-    _Queue = asyncio.Queue
 else:
 
     class QueueShutDown(Exception):
         """The queue was shut down."""
 
-    class _Queue(asyncio.Queue[T]):
-        """`asyncio.Queue` with the `shutdown` of Python 3.13."""
 
-        _is_shutdown = False
+class _Line(deque[asyncio.Future[None]]):
+    """Tasks that wait for their turn, first come first served."""
 
-        def put_nowait(self, item: T) -> None:
-            """Append an item. Raises QueueShutDown: it was shut down."""
-            if self._is_shutdown:
-                raise QueueShutDown
-            super().put_nowait(item)
+    async def wait(self, is_stuck: Callable[[], bool]) -> None:
+        """Return once it is not stuck. A turn that a cancelled task has got goes to the next one."""
+        while is_stuck():
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.append(turn)
+            try:
+                await turn
+            except BaseException:
+                turn.cancel()
+                with suppress(ValueError):
+                    self.remove(turn)
+                if not turn.cancelled() and not is_stuck():
+                    self.wake_one()
+                raise
 
-        async def put(self, item: T) -> None:
-            """Append an item, waiting for a free slot. Raises QueueShutDown: it was shut down."""
-            own: Any = self
-            await self._wait(own._putters, self.full)
-            self.put_nowait(item)
+    def wake_one(self) -> None:
+        """Let the first one look again."""
+        while self:
+            turn = self.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
-        def get_nowait(self) -> T:
-            """Take the first item. Raises QueueShutDown: it was shut down, and is empty."""
-            if self._is_shutdown and self.empty():
-                raise QueueShutDown
-            return super().get_nowait()
-
-        async def get(self) -> T:
-            """Take the first item, waiting for one. Raises QueueShutDown: it was shut down, and is empty."""
-            own: Any = self
-            await self._wait(own._getters, self.empty)
-            return self.get_nowait()
-
-        async def _wait(self, waiters: deque[asyncio.Future[None]], is_stuck: Callable[[], bool]) -> None:
-            own: Any = self
-            while is_stuck() and not self._is_shutdown:
-                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                waiters.append(waiter)
-                try:
-                    await waiter
-                except BaseException:
-                    waiter.cancel()
-                    with suppress(ValueError):
-                        waiters.remove(waiter)
-                    if not is_stuck() and not waiter.cancelled():
-                        own._wakeup_next(waiters)  # it was this one's turn
-                    raise
-
-        def shutdown(self, immediate: bool = False) -> None:
-            """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there."""
-            self._is_shutdown = True
-            own: Any = self
-            if immediate:
-                while not self.empty():
-                    self._get()
-                    if own._unfinished_tasks > 0:
-                        own._unfinished_tasks -= 1
-                if own._unfinished_tasks == 0:
-                    own._finished.set()
-            for waiting in (own._getters, own._putters):
-                while waiting:
-                    waiter = waiting.popleft()
-                    if not waiter.done():
-                        waiter.set_result(None)
+    def wake_all(self) -> None:
+        """Let each one look again."""
+        while self:
+            self.wake_one()
 
 
-if TYPE_CHECKING:
-    _Base = asyncio.Queue
-else:
-    _Base = _Queue
-
-
-class AsyncQueue(_Base[T]):
+class AsyncQueue(asyncio.Queue[T]):
     """`asyncio.Queue`, whose items lie in memory up to `capacity_bytes`, and on the disk beyond that.
 
     With a `path` each put waits for its sync in the event loop: `qflow.aio` has queues whose puts do not.
@@ -99,11 +62,6 @@ class AsyncQueue(_Base[T]):
     Args:
         maxsize, path, name, serializer, capacity_bytes: as `qflow.compat.Queue`.
     """
-
-    if TYPE_CHECKING:
-
-        def shutdown(self, immediate: bool = False) -> None:
-            """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there."""
 
     def __init__(
         self,
@@ -114,29 +72,89 @@ class AsyncQueue(_Base[T]):
         serializer: Literal["pickle", "json", "bytes"] | Serializer = "pickle",
         capacity_bytes: int | str = "64MiB",
     ) -> None:
-        self._queue = Items(path, name, serializer, capacity_bytes)
+        self._items = Items(path, name, serializer, capacity_bytes)
         super().__init__(maxsize)
-        if len(self._queue):
-            self._unfinished_tasks = len(self._queue)
-            self._finished.clear()  # type: ignore[attr-defined]
+        self._unfinished_tasks = len(self._items)
+        self._all_done = asyncio.Event()
+        self._count_done(0)
+        self._closed_to_puts = False
+        self._getters = _Line()
+        self._putters = _Line()
+
+    def qsize(self) -> int:
+        """Return how many items there are."""
+        return len(self._items)
+
+    def empty(self) -> bool:
+        """Tell whether there is no item."""
+        return not self._items
+
+    def full(self) -> bool:
+        """Tell whether there are `maxsize` items."""
+        return 0 < self.maxsize <= len(self._items)
+
+    def put_nowait(self, item: T) -> None:
+        """Append an item. Raises asyncio.QueueFull; QueueShutDown: it was shut down."""
+        if self._closed_to_puts:
+            raise QueueShutDown
+        if self.full():
+            raise asyncio.QueueFull
+        self._items.put(item)
+        self._unfinished_tasks += 1
+        self._all_done.clear()
+        self._getters.wake_one()
+
+    async def put(self, item: T) -> None:
+        """Append an item, waiting for a free slot. Raises QueueShutDown: it was shut down."""
+        await self._putters.wait(lambda: self.full() and not self._closed_to_puts)
+        self.put_nowait(item)
+
+    def get_nowait(self) -> T:
+        """Take the first item. Raises asyncio.QueueEmpty; QueueShutDown: it was shut down, and is empty."""
+        if self.empty():
+            raise QueueShutDown if self._closed_to_puts else asyncio.QueueEmpty
+        item: T = self._items.get()
+        self._putters.wake_one()
+        return item
+
+    async def get(self) -> T:
+        """Take the first item, waiting for one. Raises QueueShutDown: it was shut down, and is empty."""
+        await self._getters.wait(lambda: self.empty() and not self._closed_to_puts)
+        return self.get_nowait()
+
+    def task_done(self) -> None:
+        """Count an item that was taken as done. Raises ValueError: more often than there were items."""
+        if self._unfinished_tasks <= 0:
+            raise ValueError("task_done() called too many times")
+        self._count_done(1)
+
+    async def join(self) -> None:
+        """Wait until each item that was put is done."""
+        await self._all_done.wait()
+
+    def shutdown(self, immediate: bool = False) -> None:
+        """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there."""
+        self._closed_to_puts = True
+        if immediate:
+            while not self.empty():
+                self._items.get()
+                self._count_done(1)
+        self._getters.wake_all()
+        self._putters.wake_all()
 
     def close(self) -> None:
         """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more."""
-        self._queue.close()
+        self._items.close()
+
+    def _count_done(self, items: int) -> None:
+        self._unfinished_tasks = max(0, self._unfinished_tasks - items)
+        if not self._unfinished_tasks:
+            self._all_done.set()
 
     def _format(self) -> str:
+        """Return what `repr` shows."""
         found = {"qsize": self.qsize(), "tasks": self._unfinished_tasks}
         return " ".join([f"maxsize={self.maxsize!r}", *(f"{name}={count}" for name, count in found.items() if count)])
-
-    def _init(self, maxsize: int) -> None:
-        """Nothing: the items are there."""
-
-    def _put(self, item: T) -> None:
-        self._queue.put(item)
-
-    def _get(self) -> T:
-        item: T = self._queue.get()
-        return item
 
 
 Queue = AsyncQueue
