@@ -32,6 +32,8 @@ def top(spool: Path) -> int:
         raise InvalidArgument(
             "qflow top needs a terminal that can move its cursor; with TERM=dumb there is `qflow stats`"
         )
+    for name in ("COLUMNS", "LINES"):  # exported by a shell, they would count for more than the size of the terminal
+        os.environ.pop(name, None)
     application = load("qflow.top.app", needs="textual", what="qflow top")
     code: int = application.run(application.Source(spool))
     return code

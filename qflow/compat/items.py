@@ -7,11 +7,12 @@ import os
 import pickle
 import shutil
 import tempfile
+import threading
 import weakref
 from typing import Any, Literal, Protocol
 
 import qflow
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, Reentered
 
 
 class Serializer(Protocol):
@@ -96,6 +97,10 @@ class Items:
 
 def _remove(broker: qflow.Broker | None, directory: str | None) -> None:
     if broker is not None:
-        broker.close()
+        try:
+            broker.close()
+        except Reentered:  # garbage is collected in the middle of a call of some broker: that must go on first
+            threading.Thread(target=_remove, args=(broker, directory), name="qflow-queue-removed").start()
+            return
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)

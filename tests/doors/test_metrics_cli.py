@@ -46,7 +46,9 @@ def test_a_live_spool_is_asked_and_a_dead_one_read(cli: CommandLine) -> None:
 def test_an_owner_that_lets_nobody_in_has_written_what_is_told(cli: CommandLine) -> None:
     """As far as it is in `stats.json`."""
     with qflow.open(cli.spool, door=False) as broker:
-        broker.declare_queue("jobs").put_many([b"abc"] * 4)
+        jobs = broker.declare_queue("jobs")
+        jobs.put_many([b"abc"] * 4)
+        broker.engine.figures.note_changed([jobs])
         broker.engine.figures.write()
         found = scraped(cli.run("metrics", cli.spool).stdout)
     assert (found["qflow_up"], found["qflow_queue_put_messages_total jobs"]) == (1, 4)

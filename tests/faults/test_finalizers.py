@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 import qflow
 from faults.seams import in_thread
 from faults.strikes import Strike
+from qflow import compat
 from qflow.memory import waiting
 
 Open = Callable[..., qflow.Broker]
@@ -174,3 +176,30 @@ def test_a_finalizer_that_acks_in_the_middle_of_a_call_hurts_nothing(open_spool:
     assert finalizers.errors == []
     assert finalizers.refused > 0
     assert queue.stats().messages == MOST - finalizers.done
+
+
+def test_a_drop_in_that_is_collected_in_the_middle_of_a_call_goes_with_its_directory(open_spool: Open) -> None:
+    """At once, or by a thread that need not wait for that call."""
+    queue = open_spool(capacity_bytes="1MiB").declare_queue("q")
+    directories = []
+    before = gc.get_threshold()
+    for allocations in range(1, MOST, 4):
+        items: Any = compat.Queue()
+        directories.append(Path(items._items.queue._parts.context.shared.keys._log._env.path).parent)
+        gc.collect()
+        gc.disable()
+        cycle = [items]
+        cycle.append(cycle)
+        del items, cycle
+        gc.set_threshold(allocations)
+        gc.enable()
+        try:
+            queue.put_many([b"1", b"2"])
+            queue.get_many(2, 0).ack()
+        finally:
+            gc.set_threshold(*before)
+    gc.collect()
+    threads = [thread for thread in threading.enumerate() if thread.name == "qflow-queue-removed"]
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [directory for directory in directories if directory.exists()] == []

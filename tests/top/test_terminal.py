@@ -35,7 +35,8 @@ class Terminal:
         self._pid = Path(directory, "pid")
         command = f"echo $$ >{self._pid}; exec {sys.executable} -m qflow top {spool}"
         script = f"sh -c '{command}'; code=$?; stty -a; echo code $code; exec cat"
-        environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+        stale = {"COLUMNS": "80", "LINES": "24"}  # as a shell has exported them
+        environment = {**os.environ, "LC_ALL": "C.UTF-8", **stale}
         size = ("-x", str(width), "-y", "30")
         arguments = ("tmux", "-u", "-S", self._socket, "-f", "/dev/null", "new-session", "-d", *size, script)
         subprocess.run(arguments, check=True, env=environment)
