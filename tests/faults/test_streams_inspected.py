@@ -31,7 +31,7 @@ from qflow.storage.topics import records as topic_records
 
 STREAM, CURSOR = 1, 2
 Change = Callable[[Any], None]
-CHECKS = 100 if os.environ.get("QFLOW_TORTURE") else 25
+CHECKS = 100 if os.environ.get("QFLOW_TORTURE") else 10
 """Beside a busy owner."""
 
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import inside
 import qflow
+from faults.strikes import TORTURE
 from model.spool_machine import SpoolMachine
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
@@ -480,6 +481,10 @@ class BrokerMachine(SpoolMachine):
 
 
 BrokerMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=100 if TORTURE else 50,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 TestBrokerModel = BrokerMachine.TestCase

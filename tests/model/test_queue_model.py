@@ -12,6 +12,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import inside
 import qflow
+from faults.strikes import TORTURE
 from model.spool_machine import SpoolMachine
 from qflow.delivery import Delivery
 from qflow.memory import run_list
@@ -286,6 +287,10 @@ class QueueMachine(SpoolMachine):
 
 
 QueueMachine.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=300 if TORTURE else 100,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 TestQueueModel = QueueMachine.TestCase

@@ -19,6 +19,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import inside
 import qflow
+from faults.strikes import TORTURE
 from model.spool_machine import SpoolMachine
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
@@ -871,6 +872,10 @@ class StreamMachine(SpoolMachine):
 
 
 StreamMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=100 if TORTURE else 50,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 TestStreamModel = StreamMachine.TestCase

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))  # at the end: qflow itself may be the installed one
 
 from bench.themes import THEMES  # noqa: E402
+from faults.strikes import TORTURE  # noqa: E402
 
 WITHOUT_SPARK = [theme for theme in THEMES if theme != "spark"]
 """Spark takes long to start: `tests/spark/test_bench.py` runs its theme in the session that is there."""
@@ -108,6 +109,7 @@ def rows(report: Path) -> list[dict[str, Any]]:
     return [row for workload in json.loads(report.read_text())["workloads"] for row in workload["rows"]]
 
 
+@pytest.mark.skipif(not TORTURE, reason="takes a minute and more: `tox -e torture` runs it")
 @pytest.mark.timeout(1200)  # a hundred workloads, most in processes of their own: a minute where nothing else runs
 def test_a_quick_run_measures_every_row(tmp_path: Path) -> None:
     """Each row of the table is there, with a figure or the reason why this machine has none."""

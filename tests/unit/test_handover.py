@@ -2,7 +2,7 @@
 
 Each *hand-over* is one subscriber who begins in the past, or now, reads on until it is well behind what was the end when
 it came, and goes. Everything it was to get came once and in order, whatever of it was read from the log and whatever
-from memory. Together 400 of them and more; with QFLOW_TORTURE set, more than 1,000.
+from memory. Together 200 of them and more; with QFLOW_TORTURE set, more than 1,000.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SUBSCRIBERS = 3
 MESSAGES = 1_200
 """Of each publisher, in each round."""
 TOPICS = 4
-HANDOVERS = 220 if os.environ.get("QFLOW_TORTURE") else 80
+HANDOVERS = 220 if os.environ.get("QFLOW_TORTURE") else 40
 """Of each case; there are 24 ways to come."""
 
 

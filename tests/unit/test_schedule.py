@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from faults.strikes import TORTURE
 from qflow.delivery import Segment
 from qflow.memory import chunk as chunk_module
 from qflow.memory import group as group_module
@@ -1089,6 +1090,10 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 
 ScheduleMachine.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    max_examples=300 if TORTURE else 100,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 TestScheduleModel = ScheduleMachine.TestCase
