@@ -97,7 +97,7 @@ MAY_IMPORT = {
         "cli",
     },
     "aio": {"words", "memory", "broker", "opening", "queues", "streams", "routing", "periodic", "publishing", "aio"},
-    "web": {"words", "facade", "broker", "aio", "doctor", "queues", "streams", "inspect", "serving", "web"},
+    "web": {"words", "facade", "broker", "aio", "doctor", "queues", "streams", "inspect", "serving", "metrics", "web"},
     "serving": {"words", "streams", "serving"},
     "workers": {"words", "facade", "broker", "inspect", "aio", "serving", "workers"},
     "flight": {

@@ -1,6 +1,6 @@
 """The application: pages, the API, what is static, and routes of others, behind the guard.
 
-Routes that others add, as those of metrics, are handed to `application`, or to `qflow.web.serve`. They pass the guard
+Routes that others add are handed to `application`, or to `qflow.web.serve`. They pass the guard
 like all others: with users, only who has logged in or comes with HTTP Basic gets there. A handler finds the broker in
 `request.app.state.site.broker`, and what may be seen in `request.state.rights`.
 """
@@ -32,7 +32,7 @@ from qflow.errors import (
     StorageError,
     StreamDeleted,
 )
-from qflow.web import api, forms, pages
+from qflow.web import api, forms, metrics, pages
 from qflow.web.actions import Changed
 from qflow.web.guard import Guard
 from qflow.web.rights import Forbidden
@@ -68,7 +68,7 @@ def application(site: Site, routes: Sequence[BaseRoute] = ()) -> Starlette:
     """Return the application of a door, with routes of others before those of its own."""
     static = Mount("/static", _Static(directory=Path(__file__).parent / "static"), name="static")
     app = Starlette(
-        routes=[*routes, *api.routes(), *pages.routes(), *forms.routes(), static],
+        routes=[*routes, *api.routes(), *pages.routes(), *forms.routes(), *metrics.routes(), static],
         middleware=[Middleware(Guard, site=site)],
         exception_handlers={QflowError: _refused, HTTPException: _failed, Exception: _broken},
     )
