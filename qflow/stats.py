@@ -178,7 +178,7 @@ class StreamStats:
     """Messages of blocks that could not be read; `qflow check` names them."""
     subscriptions: list[SubscriptionStats]
     rates: Rates = Rates()
-    """Of `put`: what was published. This version does not measure it: 0; `published_total` tells."""
+    """Of `put`: what was published. What is delivered and acked has its totals in `subscriptions`, and is 0 here."""
 
 
 @attrs.frozen(kw_only=True)

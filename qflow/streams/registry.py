@@ -74,6 +74,7 @@ class Streams:
         self.producers = Producers(self._log.read, self._clock)
         self._forgotten_to = b""
         self._forget_at = 0.0
+        self._noted_s = shared.monotonic()
         self._streams: dict[str, StreamLog] = {}
         self._broken: dict[str, QueueRecord] = {}
         self._sessions = Sessions(shared, records, new_owner, self.deleted)
@@ -280,7 +281,10 @@ class Streams:
         """
         more = [attempt("leases", self._take_back), attempt("sessions", self._sessions.expire)]
         more.append(attempt("producers", self._forget_producers))
+        now_s, before_s = self._monotonic(), self._noted_s
+        self._noted_s = now_s
         for stream in self.all():
+            stream.note_published(now_s, before_s)
             more.append(attempt(f"retention of stream {stream.name!r}", stream.retain))
             more.append(attempt(f"the index of stream {stream.name!r}", stream.index))
         return any(more)

@@ -209,6 +209,22 @@ def _names() -> list[str]:
     return [f"{what}_{window}s" for what in ("put", "delivered", "acked") for window in (1, 10, 60)]
 
 
+def test_what_is_published_has_rates(open_at: Open, clock: Clock) -> None:
+    """A hundred in one second, then none: what a window has seen, divided by its length."""
+    broker = open_at()
+    stream, steps = broker.declare_stream("flights", topics=["#"], partitions=2), inside.upkeep(broker)
+    assert stream.stats().rates == Rates()
+    for seconds in (1, 1, 4):
+        clock.advance(seconds)
+        steps.tick()
+        if seconds == 1 and not stream.stats().published_total:
+            broker.publish_many([(f"flights/{number}", b"x") for number in range(100)])
+    found = stream.stats().rates
+    assert (found.put_1s, found.put_10s, found.put_60s, found.delivered_60s) == (0, 10, 1.667, 0)
+    clock.advance(60)
+    assert stream.stats().rates == Rates()
+
+
 def test_only_what_has_changed_is_told_to_who_looks_again(open_at: Open, clock: Clock) -> None:
     """All of it the first time; then what changed, is held or blocked; a queue that was deleted by its bare name."""
     broker = open_at()
