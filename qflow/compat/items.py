@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import logging
 import os
 import pickle
 import shutil
 import tempfile
 import threading
 import weakref
+from queue import SimpleQueue
 from typing import Any, Literal, Protocol
 
 import qflow
-from qflow.errors import InvalidArgument, Reentered
+from qflow.errors import InvalidArgument
+
+LAST_S = 10.0
+"""The end of a program waits no longer for queues that are being removed."""
 
 
 class Serializer(Protocol):
@@ -73,13 +79,19 @@ class Items:
         except BaseException:
             _remove(None, None if kept else directory)
             raise
-        self.close = weakref.finalize(self, _remove, broker, None if kept else directory)
-        """Lets go of the spool; called when nothing refers to the items any more, and at the end of the program."""
+        _remover.start()
+        self._end = weakref.finalize(self, _let_go, broker, None if kept else directory, os.getpid())
         try:
             self.queue: qflow.Queue[Any] = broker.declare_queue(name, durable=kept)
         except BaseException:
             self.close()
             raise
+
+    def close(self) -> None:
+        """Let go of the spool; done by itself soon after nothing refers to the items, and at the end of the program."""
+        if (ended := self._end.detach()) is not None:
+            broker, directory, _ = ended[2]
+            _remove(broker, directory)
 
     def put(self, item: Any) -> None:
         """Append an object; where it is kept, return once it is synced."""
@@ -95,12 +107,57 @@ class Items:
         return len(self.queue)
 
 
+def _let_go(broker: qflow.Broker, directory: str | None, pid: int) -> None:
+    """Have what nothing refers to any more removed.
+
+    By a thread: a finalizer runs in any, also in one that the broker waits for as it closes. None takes anything from a
+    parent process.
+    """
+    if os.getpid() != pid:
+        return
+    if threading.main_thread().is_alive():
+        _remover.garbage.put((broker, directory))
+    else:  # the program ends, and this thread is the last one
+        _remove(broker, directory)
+
+
 def _remove(broker: qflow.Broker | None, directory: str | None) -> None:
     if broker is not None:
-        try:
-            broker.close()
-        except Reentered:  # garbage is collected in the middle of a call of some broker: that must go on first
-            threading.Thread(target=_remove, args=(broker, directory), name="qflow-queue-removed").start()
-            return
+        broker.close()
     if directory is not None:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Remover:
+    """A thread that removes what finalizers hand to it, from the first queue of a process on."""
+
+    def __init__(self) -> None:
+        self.garbage: SimpleQueue[tuple[qflow.Broker, str | None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start it, unless it runs in this process."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="qflow-compat", daemon=True)
+                self._thread.start()
+
+    def end(self) -> None:
+        """Remove what is left, as the program ends."""
+        if self._thread is not None and self._thread.is_alive():
+            self.garbage.put(None)
+            self._thread.join(LAST_S)
+
+    def _run(self) -> None:
+        while (found := self.garbage.get()) is not None:
+            try:
+                _remove(*found)
+            except Exception:
+                _logger.exception("a queue that nothing refers to could not be closed")
+            del found
+
+
+_logger = logging.getLogger("qflow.compat")
+_remover = _Remover()
+atexit.register(_remover.end)

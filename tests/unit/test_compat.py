@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
+import os
 import queue
+import subprocess
+import sys
 import threading
 import unittest
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 
 import qflow
 from qflow import compat
-from unit.clocks import LONG_S
+from unit.clocks import LONG_S, until
 
 NOT_FOR_US = {"test_repr", "test_str"}
 """They look for each item in the text that shows a queue: ours has their number."""
@@ -88,7 +91,28 @@ def test_items_beyond_memory_lie_on_the_disk_and_go_with_the_queue() -> None:
     assert directory.exists()
     del items
     gc.collect()
-    assert not directory.exists()
+    until(lambda: not directory.exists())
+
+
+def test_the_end_of_a_forked_child_takes_nothing_and_that_of_the_program_all(tmp_path: Path) -> None:
+    """Directories of a queue that is in use, and of one that is garbage."""
+    program = """
+import os, sys, qflow
+used, garbage = qflow.compat.Queue(), qflow.compat.Queue()
+used.put(1)
+if not (child := os.fork()):
+    del used, garbage
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+assert len(os.listdir(sys.argv[1])) == 2
+assert used.get() == 1
+del garbage
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, "-c", "import qflow.compat" + program, str(tmp_path)], check=True, env=environment, timeout=60
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_stored_or_loaded_changes_nothing() -> None:
