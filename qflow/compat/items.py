@@ -72,6 +72,7 @@ class Items:
                 f"serializer must be 'pickle', 'json', 'bytes', or have dumps and loads, got {serializer!r:.80}"
             )
         self._serializer: Serializer = found
+        _remover.start()  # before there is anything to remove, should it fail
         kept = path is not None
         directory = os.fspath(path) if path is not None else tempfile.mkdtemp(prefix="qflow-queue-")
         try:
@@ -79,7 +80,6 @@ class Items:
         except BaseException:
             _remove(None, None if kept else directory)
             raise
-        _remover.start()
         self._end = weakref.finalize(self, _let_go, broker, None if kept else directory, os.getpid())
         try:
             self.queue: qflow.Queue[Any] = broker.declare_queue(name, durable=kept)

@@ -133,7 +133,7 @@ class StreamLog(Stream):
         return sum([partition.published for partition in self.partitions])
 
     def note_published(self, now_s: float, before_s: float) -> None:
-        """Note for its rates what was published so far; the last time that was done was `before_s`. Cost: 2 µs."""
+        """Note for its rates what was published so far; the last time that was done was `before_s`. Cost: 3 µs."""
         with self._meter_lock:
             self._meter.note(now_s, (self._published, 0, 0), before_s)
 

@@ -1,7 +1,7 @@
 """The application: pages, the API, what is static, and routes of others, behind the guard.
 
-Routes that others add are handed to `application`, or to `qflow.web.serve`. They pass the guard
-like all others: with users, only who has logged in or comes with HTTP Basic gets there. A handler finds the broker in
+Routes that others add are handed to `application`, or to `qflow.web.serve`. They pass the guard like all others: with
+users, only who has logged in or comes with HTTP Basic gets there. A handler finds the broker in
 `request.app.state.site.broker`, and what may be seen in `request.state.rights`.
 """
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from web_served import run, served, users
 
 
-def test_prometheus_finds_figures_of_now_in_its_format(spool: Path) -> None:
+def test_prometheus_finds_metrics_in_its_format(spool: Path) -> None:
     """Without users, from this machine; the second scrape has the names of the first."""
 
     async def test() -> None:
