@@ -189,12 +189,17 @@ class Waiter:
             future.set_result(None)
 
     async def wait(self, seconds: float = FOREVER) -> None:
-        """Return when woken, or after so long; raise `error` if it is set. Called before the loop can run a wake-up."""
-        self.future = self._home.loop.create_future()
+        """Return when woken, or after so long; raise `error` if it is set.
+
+        Wake-ups count from when there is a `future`: made here, if nobody has before the loop could run one.
+        """
+        if self.future is None:
+            self.future = self._home.loop.create_future()
         self.arm(seconds)
         try:
             await self.future
         finally:
+            self.future = None
             if self._timer is not None:
                 self._timer.cancel()
         if self.error is not None:
@@ -292,7 +297,10 @@ class Worker:
 
 
 async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], object]) -> None:
-    """Try a step until it is done; if an exception or a cancellation ends that earlier, call `give_up`."""
+    """Try a step until it is done; if an exception or a cancellation ends that earlier, call `give_up`.
+
+    It is never tried by the loop while a thread tries it, whatever wakes the task meanwhile.
+    """
     try:
         while True:
             waiter = Waiter(home)
@@ -302,23 +310,15 @@ async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], o
                 if wait_s == FOREVER:
                     waiter.future = home.loop.create_future()
                     await waiter.future  # as `wait` would, without a coroutine: thousands may be here
+                    waiter.future = None
                 else:
                     await waiter.wait(wait_s)
-            worker.begin(partial(_work, home, step, waiter))
-            await waiter.wait()
+            waiter = Waiter(home)  # of its own: what woke the other one may come late
+            waiter.future = home.loop.create_future()
+            wait_s = await worker.run(home, partial(step, waiter.wake, may_work=True))
+            if wait_s is None:
+                return
+            await waiter.wait(wait_s)
     except BaseException:
         in_place(give_up)
         raise
-
-
-def _work(home: Home, step: Step, waiter: Waiter) -> None:
-    """Try a step in a thread, with the disk; then wake the task, or let it wait on."""
-    try:
-        wait_s = step(waiter.wake, may_work=True)
-    except BaseException as error:
-        waiter.error = error
-        wait_s = None
-    if wait_s is None:
-        waiter.wake()
-    else:
-        home.call(partial(waiter.arm, wait_s))

@@ -16,10 +16,12 @@ import qflow
 import qflow.aio
 from calls import count
 from doors.event_loop import leave_nothing_behind, run, turns, until
-from qflow.aio.loops import Waiter
+from qflow.aio.loops import Home, Step, Waiter, Worker, attend
+from qflow.memory.line import FOREVER, WORK
 from qflow.queues.gets import Getting
 from qflow.queues.putting import Putting
 from qflow.queues.queue import parts_of
+from unit.clocks import LONG_S
 
 Scenario = Callable[[qflow.aio.AsyncBroker], Awaitable[Any]]
 
@@ -217,3 +219,62 @@ async def take(queue: qflow.aio.AsyncQueue, messages: int) -> Any:
     for _ in range(messages):
         async with await queue.get() as delivery:
             yield delivery
+
+
+async def attended(step: Step) -> None:
+    """Have a step tried until it is done, with a thread of its own."""
+    worker = Worker("here")
+    try:
+        await attend(Home(asyncio.get_running_loop(), None), worker, step, list)
+    finally:
+        worker.end()
+
+
+def test_a_step_is_not_tried_while_a_thread_tries_it() -> None:
+    """Whatever woke its task before may wake it once more: a put would stand in line that has its room."""
+    asked: list[str] = []
+    woken, may_end = threading.Event(), threading.Event()
+    wakes: list[Callable[[], object]] = []
+
+    def step(wake: Callable[[], object] | None, *, may_work: bool) -> float | None:
+        assert wake is not None
+        asked.append("thread" if may_work else "loop")
+        if not may_work:
+            wakes.append(wake)
+            return FOREVER if len(asked) == 1 else WORK
+        woken.set()
+        assert may_end.wait(LONG_S)
+        asked.append("end")
+        return None
+
+    async def scenario() -> None:
+        task = asyncio.create_task(attended(step))
+        await until(lambda: asked)
+        wakes[0]()
+        await until(woken.is_set)
+        wakes[0]()
+        wakes[1]()
+        await turns()
+        may_end.set()
+        await task
+        assert asked == ["loop", "loop", "thread", "end"]
+
+    run(scenario())
+
+
+def test_what_wakes_a_task_while_a_thread_tries_its_step_is_not_lost() -> None:
+    """The thread has found nothing; meanwhile something came."""
+    asked: list[bool] = []
+
+    def step(wake: Callable[[], object] | None, *, may_work: bool) -> float | None:
+        asked.append(may_work)
+        if len(asked) == 3:
+            return None
+        if may_work:
+            assert wake is not None
+            wake()
+            return FOREVER
+        return WORK
+
+    run(attended(step))
+    assert asked == [False, True, False]
