@@ -74,9 +74,9 @@ def read_page(
 
 
 def read_newest(path: str | os.PathLike[str], queue: str, count: int, *, keep: Keep | None = None) -> Page:
-    """Return the last messages of a queue that nobody settled, in the order of their times; see `read_page`.
+    """Return the last messages of a queue that nobody settled, in the order of their times, to the millisecond.
 
-    Its positions are the ends of the lanes, for what comes next.
+    See `read_page`. Its positions are the ends of the lanes, for what comes next.
     """
     spool = spool_path(path)
 

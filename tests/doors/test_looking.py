@@ -12,17 +12,22 @@ import qflow
 from doors.command_line import CommandLine, numbers, text
 from qflow.cli.main import app
 from qflow.inspect import pages, read_newest, read_page
+from unit.clocks import Clock, open_still
 
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
     """Two queues and a stream that nobody owns."""
     path = tmp_path / "spool"
-    with qflow.open(path) as broker:
+    clock = Clock()
+    with open_still(path, clock) as broker:
         jobs = broker.declare_queue("jobs", priorities=3)
         jobs.put_many([b"mail %d" % number for number in range(20)])
+        clock.advance(1)
         jobs.put(b"urgent", priority=2, headers={"tenant": "acme", "try": 3, "late": True, "a=b": None})
+        clock.advance(1)
         jobs.put(b"\xff\x00\x1b[31mred", headers={"tenant": "other"}, ttl_s=3600)
+        clock.advance(1)
         jobs.put(b"tomorrow", delay_s=86_400)
         broker.declare_queue("empty")
         broker.declare_stream("plant", topics=["plant/#", "$own/#"])

@@ -224,6 +224,7 @@ def test_of_many_queues_only_those_that_changed_are_asked(tmp_path: Path, monkey
         fill(broker, "abc", messages=2)
         jobs = broker.declare_queue("jobs", limit_messages=9)
         jobs.put_many([b"xyz"] * 3)
+        broker.engine.figures.note_changed([broker.queue(name) for name in broker.queues()])
         collector = qflow.metrics.collector(broker)
 
         def same() -> bool:
