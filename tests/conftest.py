@@ -17,6 +17,8 @@ import processes
 import qflow
 
 SPARK_TIMEOUT_S = 900
+SHARING = {"test_layout.py", "test_streams_real_data.py"}
+"""Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
 """Some of its tests begin several sessions, each with a Java of its own."""
 
 
@@ -45,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Have one process run all that needs Spark with `--dist loadgroup`: the session is shared, and takes 400 MB.
 
+    So it does with the tests of each of some files.
+
     With pytest 9.2, pytest-xdist 3.8 sees no mark `xdist_group`: it adds the group to an attribute that is read no more.
     """
     if config.getoption("dist") != "loadgroup":
@@ -53,7 +57,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class OneSpark(LoadGroupScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if "spark" in nodeid.partition("::")[0].split("/") else str(super()._split_scope(nodeid))
+            path = nodeid.partition("::")[0].split("/")
+            if "spark" in path:
+                return "spark"
+            return path[-1] if path[-1] in SHARING else str(super()._split_scope(nodeid))
 
     return OneSpark(config, log)
 

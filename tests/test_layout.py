@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from layout import LIMITS, PROJECT, borrowed_names, circles, file_lines, function_lines, parameters
+from layout import LIMITS, PROJECT, borrowed_names, circles, file_lines, function_lines, parameters, parse
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "qflow"
@@ -128,11 +128,17 @@ MAY_IMPORT = {
 """Imports go down only: memory and storage never meet below queues and streams, nor those two below the broker."""
 
 
-def modules() -> Iterator[tuple[str, Path, ast.Module]]:
-    """Yield (dotted name, path, tree) of every module."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        yield dotted, path, ast.parse(path.read_text())
+@cache
+def modules() -> list[tuple[str, Path, ast.Module]]:
+    """Return (dotted name, path, tree) of every module."""
+    return [
+        (
+            ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
+            path,
+            parse(path.read_text()),
+        )
+        for path in sorted(PACKAGE.rglob("*.py"))
+    ]
 
 
 def room(dotted: str) -> str:
@@ -143,16 +149,19 @@ def room(dotted: str) -> str:
     return "words" if parts[1] in WORDS else parts[1]
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
-    """Yield the dotted name of everything a module imports."""
+@cache
+def imports(tree: ast.Module) -> list[str]:
+    """Return the dotted name of everything a module imports."""
+    found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 is_module = (ROOT / whole.replace(".", "/")).with_suffix(".py").exists()
-                yield whole if is_module or (ROOT / whole.replace(".", "/")).is_dir() else str(node.module)
+                found.append(whole if is_module or (ROOT / whole.replace(".", "/")).is_dir() else str(node.module))
+    return found
 
 
 def test_imports_go_down_only() -> None:

@@ -17,7 +17,7 @@ from qflow.mqtt import Server
 TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 HISTORIES = 60 if TORTURE else 2
-STEPS = 120
+STEPS = 120 if TORTURE else 60
 TOPICS = ("a/1", "a/2", "b/1", "b/2", "c")
 FILTERS = {"a/#": ("a/1", "a/2"), "+/1": ("a/1", "b/1"), "b/2": ("b/2",), "c": ("c",)}
 

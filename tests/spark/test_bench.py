@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # at the end: qflow itself may 
 
 from bench.measure import Setup, Workload
 from bench.themes import THEMES
+from faults.strikes import TORTURE
 
 ROWS = {
     "spark-read": [
@@ -48,7 +49,15 @@ def test_every_workload_is_in_the_table() -> None:
     assert [workload.name for workload in THEMES["spark"]] == list(ROWS)
 
 
-@pytest.mark.parametrize("workload", THEMES["spark"], ids=lambda workload: workload.name)
+FEW = {"spark-filter", "spark-sink"}
+"""The others take half a minute: `tox -e torture` runs them."""
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [workload for workload in THEMES["spark"] if TORTURE or workload.name in FEW],
+    ids=lambda workload: workload.name,
+)
 def test_a_quick_run_measures_every_row(spark: Any, workload: Workload, tmp_path: Path) -> None:
     """Each row has a figure, and the session goes on; a filter reads no more blocks than its bound says."""
     rows = list(workload.run(Setup(directory=tmp_path, quick=True, kept_rounds=1)))
