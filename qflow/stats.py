@@ -123,8 +123,6 @@ class QueueStats:
     """For how long the first of them has waited."""
     blocked_on: str = ""
     """What that one waits for: `"limit_messages"` or `"limit_bytes"`, or `"capacity"`: memory; empty if none waits."""
-    pinned_blocks: int = 0
-    """Blocks of the log that the first message that is held keeps. This version does not count them: 0."""
     paused: bool = False
     """See `Queue.pause`."""
     rates: Rates = Rates()

@@ -38,18 +38,15 @@ def judge_queues(look: Look) -> Iterator[Finding]:
 
 def _held(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
     holders = [one for one in queue.get("holders", ()) if one["oldest_s"] >= HELD_S]
-    pinned = queue.get("pinned_blocks", 0)
     if not holders and queue.get("oldest_unacked_s", 0.0) >= HELD_S:
         holders = [{"consumer": "", "pid": None, "messages": 0, "oldest_s": queue["oldest_unacked_s"]}]
-    for index, holder in enumerate(sorted(holders, key=lambda one: -one["oldest_s"])[:HOLDERS_NAMED]):
-        pins = pinned if not index else 0
-        yield _held_by(look, name, holder, pins)
+    for holder in sorted(holders, key=lambda one: -one["oldest_s"])[:HOLDERS_NAMED]:
+        yield _held_by(look, name, holder)
 
 
-def _held_by(look: Look, name: str, holder: Stats, pinned: int) -> Finding:
+def _held_by(look: Look, name: str, holder: Stats) -> Finding:
     pid, messages = holder["pid"], holder["messages"]
     what = "a message" if messages <= 1 else f"{messages:,} messages, the first of them"
-    pins = f", and pins {counted(pinned, 'block')} of the log" if pinned else ""
     who = f"consumer {quoted(holder['consumer'])}" if holder["consumer"] else "somebody"
     who += f" of process {pid}" if pid else ""
     inside = pid is not None and pid == look.owner_pid
@@ -63,10 +60,10 @@ def _held_by(look: Look, name: str, holder: Stats, pinned: int) -> Finding:
     return Finding(
         severity=Severity.URGENT if holder["oldest_s"] >= HELD_LONG_S else Severity.PROBLEM,
         kind="held-too-long",
-        sentence=f"{who} has held {what} of queue {quoted(name)} for {span(holder['oldest_s'])}{pins}",
+        sentence=f"{who} has held {what} of queue {quoted(name)} for {span(holder['oldest_s'])}",
         remedy=f"{end}; {timeout} has it given back by itself the next time",
         queue=name,
-        facts={**holder, "pinned_blocks": pinned},
+        facts=dict(holder),
     )
 
 

@@ -60,7 +60,6 @@ QUEUE: tuple[Figure, ...] = (
     _gauge("queue_lag_messages", "lag_messages", "Those that nobody has yet, delayed ones included."),
     _gauge("queue_delayed_messages", "delayed_messages", "Those that are not due."),
     _gauge("queue_oldest_unacked_seconds", "oldest_unacked_s", "For how long the first of them has been held.", "max"),
-    _gauge("queue_pinned_blocks", "pinned_blocks", "Blocks of the log that it keeps."),
     _gauge("queue_consumers", "consumers_total", "Consumers, and gets that wait."),
     _gauge("queue_blocked_putters", "blocked_putters", "Puts that wait for room."),
     _gauge("queue_blocked_seconds", "blocked_longest_s", "For how long the first of them has waited.", "max"),

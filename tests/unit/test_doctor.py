@@ -47,13 +47,10 @@ HOLDER = {"consumer": "mailer-3", "pid": 4711, "messages": 1, "oldest_s": 2400.0
 
 
 def test_who_holds_a_message_too_long_is_named(empty: dict[str, Any]) -> None:
-    """With process, time and what it pins; for a remedy, another than to end the owner itself."""
-    stats = told(empty, holders=[HOLDER], pinned_blocks=212, oldest_unacked_s=2400.0)
+    """With process and time; for a remedy, another than to end the owner itself."""
+    stats = told(empty, holders=[HOLDER], oldest_unacked_s=2400.0)
     found = only(Look(path="sp ool", stats=stats, owner_pid=7))
-    assert found.sentence == (
-        "consumer 'mailer-3' of process 4711 has held a message of queue 'q' for 40 minutes, and pins 212 blocks of the "
-        "log"
-    )
+    assert found.sentence == "consumer 'mailer-3' of process 4711 has held a message of queue 'q' for 40 minutes"
     assert (found.severity, found.kind, found.queue) == (Severity.URGENT, "held-too-long", "q")
     assert "`kill 4711`" in found.remedy
     assert "`qflow alter 'sp ool' q ack_timeout_s=600`" in found.remedy
