@@ -201,3 +201,23 @@ def test_bodies_that_are_none_are_refused_as_in_the_owner(remote: qflow.RemoteBr
             with pytest.raises(InvalidArgument, match="a message body must be bytes"):
                 put_many([b"fine", "text"])
     assert len(queue) == 0
+
+
+def test_an_empty_batch_is_settled_as_often_as_anybody_likes(owner: qflow.Broker, remote: qflow.RemoteBroker) -> None:
+    """What the loop of a consumer does when its time-out is over."""
+    remote.declare_queue("jobs")
+    remote.declare_queue("others")
+    for broker in (owner, remote):
+        queue = broker.queue("jobs")
+        batch = queue.get_many(5, timeout_s=0)
+        assert len(batch) == 0
+        batch.ack()
+        batch.ack(wait=True)
+        batch.extend(5)
+        batch.nack()
+        batch.nack(requeue=False)
+        queue.ack_many(batch, wait=True)
+        with broker.transaction() as transaction:
+            transaction.ack_many(batch)
+            transaction.put("others", b"x")
+    assert len(owner.queue("others")) == 2

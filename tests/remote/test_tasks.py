@@ -59,6 +59,22 @@ def test_messages_go_through_with_all_they_have(owner: qflow.Broker) -> None:
     through(owner, scenario)
 
 
+def test_an_empty_batch_is_settled_as_often_as_anybody_likes(owner: qflow.Broker) -> None:
+    """What the loop of a consumer does when its time-out is over."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs")
+        batch = await queue.get_many(5, timeout_s=0)
+        assert len(batch) == 0
+        await batch.ack()
+        await batch.ack(wait=True)
+        await batch.extend(5)
+        await batch.nack()
+        assert await broker.queues() == ["jobs"]
+
+    through(owner, scenario)
+
+
 def test_a_task_that_is_cancelled_takes_nothing(owner: qflow.Broker) -> None:
     """Whenever it is cancelled: what it may have acquired goes back uncounted, and the connection goes on."""
 

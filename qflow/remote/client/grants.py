@@ -45,7 +45,8 @@ class Grant(NamedTuple):
     def take(self, batch: Deliveries) -> Places:
         """Mark what is left of a batch as settled; return it. Raises AlreadySettled: nothing is."""
         places = self.left(batch)
-        batch.settled = None
+        if batch.total:  # an empty one may be settled again
+            batch.settled = None
         return places
 
     def take_part(self, batch: Deliveries, place: int) -> Places:
@@ -60,6 +61,8 @@ class Grant(NamedTuple):
 
     def left(self, batch: Deliveries) -> Places:
         """Return what is left of a batch. Raises AlreadySettled: nothing is."""
+        if not batch.total:
+            return []
         if batch.settled is None:
             raise AlreadySettled(f"this batch of {batch.name!r} was settled before")
         if not batch.settled:
