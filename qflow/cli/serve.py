@@ -105,6 +105,13 @@ def _parse_addresses(
     metavar="REFERENCE",
     help="Take no clients of MQTT, and tell those of MQTT 5 to use this server, such as other.example:1883.",
 )
+@click.option(
+    "--mqtt-redirect-permanent",
+    "redirect_permanent",
+    is_flag=True,
+    default=None,
+    help="With --mqtt-redirect: for good, since this server has moved there.",
+)
 @options.capacity
 @options.spill
 @click.option(
@@ -176,6 +183,8 @@ def serve(
     }
     wanted = [server.Wanted(name, address) for name, addresses in said.items() for address in addresses]
     terms = {name: value for name, value in terms.items() if value is not None}
+    if "redirect_permanent" in terms and "redirect" not in terms:
+        raise click.UsageError("--mqtt-redirect-permanent says how --mqtt-redirect is meant: give that, too")
     if terms and not any(one.kind.protocol == "mqtt" for one in wanted):
         raise click.UsageError("--mqtt-max-keep-alive, --mqtt-session-expiry and --mqtt-redirect go with --mqtt")
     if not wanted:

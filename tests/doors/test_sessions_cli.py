@@ -147,6 +147,8 @@ def test_a_server_gives_sessions_an_end(cli: CommandLine) -> None:
         assert {name: one["expiry_s"] for name, one in listed(cli).items()} == {"c4": 7200, "c5": 7200}
     for wrong in (("--mqtt-session-expiry", 0), ("--mqtt-max-keep-alive", 65_536)):
         assert cli.run("serve", cli.spool, "--mqtt", "127.0.0.1:0", *wrong).returncode == 2
+    alone = cli.run("serve", cli.spool, "--mqtt", "127.0.0.1:0", "--mqtt-redirect-permanent")
+    assert (alone.returncode, b"give that, too" in alone.stderr) == (2, True)
     done = cli.run("serve", cli.spool, "--amqp", "127.0.0.1:0", "--mqtt-session-expiry", 60)
     assert done.returncode == 2
     assert b"--mqtt-session-expiry and --mqtt-redirect go with --mqtt" in done.stderr

@@ -21,25 +21,28 @@ from qflow.mqtt.server.terms import Terms
 FLOOD = publish(5, "t", bytes(60_000)) * 100
 
 
-def test_clients_are_sent_to_another_server(spool: Path) -> None:
-    """Those that are there, whose sessions sleep, and those that come; until they are taken again."""
-    asyncio.run(_sent_elsewhere(spool))
+@pytest.mark.parametrize(("permanent", "code"), [(False, 0x9C), (True, 0x9D)])
+def test_clients_are_sent_to_another_server(spool: Path, permanent: bool, code: int) -> None:
+    """Those that are there, whose sessions sleep, and those that come, for now or for good; until they are taken."""
+    asyncio.run(_sent_elsewhere(spool, permanent, code))
 
 
-async def _sent_elsewhere(spool: Path) -> None:
+async def _sent_elsewhere(spool: Path, permanent: bool, code: int) -> None:
     async with serving(spool) as server:
         there, old = await client(server, "there", SessionExpiryInterval=60), await client(server, "old", version=4)
         await there.subscribe("a")
         with pytest.raises(InvalidArgument, match="a server is referred to by a text"):
             server.redirect("two\nlines")
+        with pytest.raises(InvalidArgument, match="a permanent redirect leads to another server"):
+            server.redirect(None, permanent=True)
         await there.nothing()
-        server.redirect("other.example:1883 third.example")
+        server.redirect("other.example:1883 third.example", permanent=permanent)
         [told] = await there.gone()
-        assert (told.kind, told.code) == (DISCONNECT, ReasonCode.USE_ANOTHER_SERVER)
+        assert (told.kind, told.code) == (DISCONNECT, code)
         assert told.properties["ServerReference"] == "other.example:1883 third.example"
         assert await old.gone() == []
         refused = await (await unconnected(server)).connect("new")
-        assert (refused.code, refused.properties["ServerReference"]) == (0x9C, "other.example:1883 third.example")
+        assert (refused.code, refused.properties["ServerReference"]) == (code, "other.example:1883 third.example")
         assert (await (await unconnected(server, version=4)).connect("new")).code == 3
         await slept(server)
         server.redirect(None)
@@ -52,14 +55,20 @@ def test_what_is_no_reference_to_a_server_is_refused(wrong: Any) -> None:
         Terms(redirect=wrong)
 
 
+@pytest.mark.parametrize("wrong", [{"redirect_permanent": True}, {"redirect": "b", "redirect_permanent": "yes"}])
+def test_a_move_for_good_leads_somewhere(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="permanent"):
+        Terms(**wrong)
+
+
 def test_a_door_may_take_nobody_from_its_start(tmp_path: Path) -> None:
-    """By an option of `qflow serve`."""
-    options = ("--mqtt", "127.0.0.1:0", "--mqtt-redirect", "other.example:1883")
+    """By options of `qflow serve`."""
+    options = ("--mqtt", "127.0.0.1:0", "--mqtt-redirect", "other.example:1883", "--mqtt-redirect-permanent")
     with mqtt_served.serving(tmp_path, *options) as (_, ports):
 
         async def scenario() -> None:
             refused = await (await dialled(ports["mqtt"][0])).connect("c")
-            assert (refused.code, refused.properties["ServerReference"]) == (0x9C, "other.example:1883")
+            assert (refused.code, refused.properties["ServerReference"]) == (0x9D, "other.example:1883")
             await cut_all()
 
         asyncio.run(scenario())

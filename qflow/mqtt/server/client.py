@@ -281,9 +281,10 @@ class Client:
         self.machine.fail(error)
         self.flush_soon()
 
-    def send_to(self, reference: str) -> None:
-        """Tell the client to use another server, and close."""
-        error = MqttError(ReasonCode.USE_ANOTHER_SERVER, f"use {reference}")
+    def send_to(self, reference: str, for_good: bool) -> None:
+        """Tell the client to use another server, for good or for now, and close."""
+        code = ReasonCode.SERVER_MOVED if for_good else ReasonCode.USE_ANOTHER_SERVER
+        error = MqttError(code, f"use {reference}")
         self.machine.fail(error, {"server_reference": reference})
         self.flush_soon()
 

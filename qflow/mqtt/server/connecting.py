@@ -32,12 +32,13 @@ class Reception:
         self.login = login
         self.redirect = terms.redirect
         """The server to which all are sent who come; None: they are taken."""
+        self.redirects_for_good = terms.redirect_permanent
         self._terms = terms
 
     async def admit(self, client: Client, connect: Connect) -> None:
         """Answer CONNECT; if it is taken, the client has its session."""
         if self.redirect is not None:
-            client.send_to(self.redirect)
+            client.send_to(self.redirect, self.redirects_for_good)
             return
         try:
             await self._admit(client, connect)

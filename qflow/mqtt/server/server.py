@@ -19,7 +19,7 @@ from qflow.mqtt.server.connecting import Reception
 from qflow.mqtt.server.house import House
 from qflow.mqtt.server.storing import STREAM
 from qflow.mqtt.server.tcp import TcpPipe
-from qflow.mqtt.server.terms import NO_TERMS, Terms, TermsOptions, check_reference
+from qflow.mqtt.server.terms import NO_TERMS, Terms, TermsOptions, check_permanent, check_reference
 from qflow.mqtt.wire import Connection
 from qflow.mqtt.wire.packets import Connect
 from qflow.serving import presence
@@ -124,22 +124,24 @@ class Server:
         self._clients.add(client)
         return client
 
-    def redirect(self, reference: str | None) -> None:
+    def redirect(self, reference: str | None, *, permanent: bool = False) -> None:
         """Send clients to another server: those of MQTT 5 are told its reference, the others are closed, or refused.
 
         Their sessions sleep here. From then on nobody is taken, until it is None.
 
         Args:
             reference: such as `other.example:1883`; several with blanks between.
+            permanent: this server has moved there: clients are told to use it from now on (0x9D), not for now (0x9C).
 
         Raises:
-            InvalidArgument: it is none.
+            InvalidArgument: it is none, or there is none that is permanent.
         """
+        check_permanent(reference, permanent)
         if reference is not None:
             check_reference(reference)
             for client in list(self._clients):
-                client.send_to(reference)
-        self._reception.redirect = reference
+                client.send_to(reference, permanent)
+        self._reception.redirect, self._reception.redirects_for_good = reference, permanent
 
     def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
         """Use these users, and the certificates of this context, from now on.
@@ -294,7 +296,7 @@ async def serve(
         terms: `max_keep_alive_s`: clients of MQTT 5 that want a longer keep-alive, or none, are told this one.
             `max_session_expiry_s`: sessions that are to last longer without their clients last so long; those of 3.1.1
             have no end otherwise. What sleeps keeps what it was given when its client came. `redirect`: clients are
-            sent to this server; see `Server.redirect`.
+            sent to this server; `redirect_permanent`: for good; see `Server.redirect`.
 
     Raises:
         OSError: the address cannot be listened on.

@@ -26,6 +26,9 @@ class TermsOptions(TypedDict, total=False):
     redirect: str | None
     """Nobody is taken: clients of MQTT 5 are told to use this server instead, such as `other.example:1883`."""
 
+    redirect_permanent: bool
+    """They are to use it from now on, since this server has moved there."""
+
 
 def _whole(value: Any) -> Any:
     """Return whole seconds, of a duration; anything else as it is."""
@@ -57,6 +60,18 @@ def check_reference(reference: object) -> None:
         )
 
 
+def check_permanent(reference: object, permanent: object) -> None:
+    """Refuse a move for good that leads nowhere.
+
+    Raises:
+        InvalidArgument
+    """
+    if not isinstance(permanent, bool):
+        raise InvalidArgument(f"a redirect is permanent or not: True or False, not {permanent!r:.80}")
+    if permanent and reference is None:
+        raise InvalidArgument("a permanent redirect leads to another server: say which one")
+
+
 def _check_redirect(_: object, __: attrs.Attribute[Any], value: object) -> None:
     if value is not None:
         check_reference(value)
@@ -67,12 +82,18 @@ class Terms:
     """See `TermsOptions`.
 
     Raises:
-        InvalidArgument: a number is out of its bounds, or a server is referred to by what is no text.
+        InvalidArgument: a number is out of its bounds, a server is referred to by what is no text, or a permanent
+            redirect leads nowhere.
     """
 
     max_keep_alive_s: int | None = attrs.field(default=None, converter=_whole, validator=_check)
     max_session_expiry_s: int | None = attrs.field(default=None, converter=_whole, validator=_check)
     redirect: str | None = attrs.field(default=None, validator=_check_redirect)
+    redirect_permanent: bool = attrs.field(default=False)
+
+    @redirect_permanent.validator
+    def _check_permanent(self, _: object, value: object) -> None:
+        check_permanent(self.redirect, value)
 
     def keep_alive_s(self, connect: Connect) -> int:
         """Return the keep-alive of a client; 0: none."""
