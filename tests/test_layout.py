@@ -61,6 +61,7 @@ MAY_IMPORT = {
         "door",
         "broker",
         "aio",
+        "mqtt",
         "queues",
         "streams",
         "routing",

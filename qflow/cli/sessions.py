@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from qflow.cli import facts, options
+from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.exits import Exit
 from qflow.cli.listing import ListingGroup
-from qflow.cli.spool import owned_if_there
+from qflow.cli.spool import reached_if_there
 from qflow.config import parse_size
+from qflow.errors import NotFound
 
 if TYPE_CHECKING:
     from qflow.mqtt.listing import MqttFacts, SessionFacts
@@ -67,22 +68,59 @@ def list_sessions(spool: Path, pattern: str | None, stream: str | None, as_json:
     return Exit.DIFFERS if found.problems else Exit.FINE
 
 
-@sessions.command(short_help="Forget a session that sleeps.")
+@sessions.command(short_help="Forget the session of a client.")
 @options.existing_spool
 @click.argument("client_id", metavar="CLIENT")
-def delete(spool: Path, client_id: str) -> None:
-    """Forget the session of CLIENT, and what it was still to get; a will that waits is published by the next server.
+@asking.yes
+@foreseen.dry_run
+def delete(spool: Path, client_id: str, is_sure: bool, dry_run: bool) -> None:
+    """Forget the session of CLIENT, and what it was still to get, also while another process owns the spool.
 
-    It needs the spool for itself: where a server runs, a client that connects with clean start and that id does it.
+    A client that is there is told so (0x98) and closed. Its will is published, where no server runs by the next one.
+    Without --yes it asks, at a terminal.
+
+    \b
+        qflow sessions delete SPOOL valve-1 --dry-run
+        qflow sessions delete SPOOL valve-1 --yes
     """
     import asyncio
 
     from qflow.aio.broker import AsyncBroker
     from qflow.mqtt.server.forgetting import forget_session
+    from qflow.remote.client.broker import RemoteBroker, delete_session
 
-    with owned_if_there(spool, parse_size(options.DEFAULT_CAPACITY, "capacity"), None) as broker:
-        asyncio.run(forget_session(AsyncBroker(broker), client_id))
+    what = _what_is_deleted(spool, client_id)
+    if dry_run:
+        click.echo(f"would delete {what}")
+        return
+    asking.make_sure(is_sure, f"Delete {what}?")
+    with reached_if_there(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
+        if isinstance(broker, RemoteBroker):
+            delete_session(broker, client_id)
+        else:
+            asyncio.run(forget_session(AsyncBroker(broker), client_id))
     click.echo(f"the session of {facts.readable(client_id)} is deleted")
+
+
+def _what_is_deleted(spool: Path, client_id: str) -> str:
+    """Return in words what there is of a session.
+
+    Raises:
+        NotFound: nothing, as far as the log can be read.
+    """
+    from qflow import inspect
+    from qflow.mqtt.listing import read_mqtt
+
+    found = inspect.read_rooms(spool, partial(read_mqtt, wanted=client_id.__eq__))
+    name = facts.readable(client_id)
+    if not found.sessions:
+        if not found.problems:
+            raise NotFound(f"there is no session of the client {client_id!r}; `qflow sessions` lists those there are")
+        return f"what there is of a session of {name}, since records are damaged"
+    [one] = found.sessions
+    filters = facts.counted(len(one.subscriptions), "subscription")
+    ends = ", and close its client, which is connected" if one.connected and found.is_owned else ""
+    return f"the session of {name}, with {filters}{ends}"
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -105,6 +105,8 @@ class MqttFacts:
     stream: str
     next_offset: int | None
     """Of the stream; None: there is none of that name."""
+    is_owned: bool
+    """A process has the spool open."""
     sessions: list[SessionFacts]
     groups: list[GroupFacts]
     retained_messages: int
@@ -160,6 +162,7 @@ def read_mqtt(rooms: Rooms, stream: str | None = None, wanted: Callable[[str], o
     return MqttFacts(
         stream=name,
         next_offset=place.next,
+        is_owned=rooms.is_owned,
         sessions=sessions,
         groups=[one for one in groups if any(map(wanted, one.members))],
         retained_messages=len(retained),

@@ -14,7 +14,7 @@ import qflow.aio
 import qflow.mqtt
 from doors.command_line import CommandLine, error_line
 from doors.event_loop import run
-from mqtt_loop import SetClock, client, dialled, serving, serving_at, slept
+from mqtt_loop import DISCONNECT, SetClock, client, dialled, serving, serving_at, slept, unconnected
 from qflow.cli.sessions import _span
 from qflow.storage.log.facts import fact_key
 
@@ -99,9 +99,6 @@ def test_beside_a_server_those_who_are_there_are_listed_too(cli: CommandLine) ->
             await there.nothing()
             found = (await asyncio.to_thread(listed, cli))["there"]
             assert (found["connected"], found["left_ms"], found["behind_messages"]) == (True, None, None)
-            refused = await asyncio.to_thread(cli.run, "sessions", "delete", cli.spool, "there")
-            assert refused.returncode == 3
-            assert "is in use by" in error_line(refused)
             rows = await asyncio.to_thread(table, cli)
             assert rows[1] == ["there", "no", "after", "1m", "1", "0", "-"]
 
@@ -189,12 +186,12 @@ def test_a_session_whose_time_is_over_is_shown_as_such(cli: CommandLine) -> None
 def test_a_session_is_deleted_with_all_there_is_of_it(cli: CommandLine) -> None:
     """It is no member of its groups any more, and the last one takes the group with it; the others stay."""
     some_sessions(cli.spool)
-    done = cli.run("sessions", "delete", cli.spool, "pump-1")
+    done = cli.run("sessions", "delete", cli.spool, "pump-1", "--yes")
     assert (done.returncode, done.stdout) == (0, b"the session of pump-1 is deleted\n")
     found = cli.json("sessions", cli.spool)
     assert [one["client_id"] for one in found["sessions"]] == ["valve"]
     assert found["groups"] == []
-    again = cli.run("sessions", "delete", cli.spool, "pump-1")
+    again = cli.run("sessions", "delete", cli.spool, "pump-1", "--yes")
     assert again.returncode == 2
     assert "no session of the client 'pump-1'" in error_line(again)
 
@@ -206,6 +203,76 @@ def test_a_session_is_deleted_with_all_there_is_of_it(cli: CommandLine) -> None:
             assert await valve.messages(5) == [b"0", b"1", b"2", b"0", b"1"]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_beside_a_server_a_session_whose_client_is_there_is_deleted(cli: CommandLine, version: int) -> None:
+    """The client is told, its will is published, and it begins anew; without a yes, and for a try, nothing happens."""
+
+    async def deleted(*given: str) -> Any:
+        return await asyncio.to_thread(cli.run, "sessions", "delete", cli.spool, *given)
+
+    async def scenario() -> None:
+        async with serving(cli.spool) as server:
+            lasts: dict[str, Any] = {"SessionExpiryInterval": 60} if version == 5 else {}
+            will = {"topic": "wills/there", "payload": b"gone", "qos": 1}
+            watch = await client(server, "watch")
+            await watch.subscribe("wills/#")
+            there = await client(server, "there", version=version, clean=False, will=will, **lasts)
+            await there.subscribe("a")
+            tried = await deleted("there", "--dry-run")
+            expected = (
+                "would delete the session of there, with 1 subscription, and close its client, which is connected"
+            )
+            assert tried.stdout.decode().strip() == expected
+            refused = await deleted("there")
+            assert (refused.returncode, b"give --yes" in refused.stderr) == (2, True)
+            await there.nothing()
+            done = await deleted("there", "--yes")
+            assert (done.returncode, done.stderr) == (0, b"")
+            told = await there.gone()
+            assert [(one.kind, one.code) for one in told] == ([(DISCONNECT, 0x98)] if version == 5 else [])
+            assert await watch.messages(1) == [b"gone"]
+            assert await asyncio.to_thread(listed, cli) == {}
+            again = await unconnected(server, version=version)
+            assert not (await again.connect("there", clean=False, **lasts)).present
+
+    run(scenario())
+
+
+def test_beside_a_server_a_session_that_sleeps_is_deleted(cli: CommandLine) -> None:
+    """With its will, which is published then, and its place in its groups, of which one is there; another is not."""
+
+    async def deleted(client_id: str) -> Any:
+        return await asyncio.to_thread(cli.run, "sessions", "delete", cli.spool, client_id, "--yes")
+
+    async def scenario() -> None:
+        async with serving(cli.spool) as server:
+            watch = await client(server, "watch", SessionExpiryInterval=60)
+            await watch.subscribe("$share/workers/jobs/#", "wills/#")
+            delayed = {"topic": "wills/valve", "payload": b"gone", "qos": 1, "properties": {"WillDelayInterval": 50}}
+            valve = await client(server, "valve", SessionExpiryInterval=60, will=delayed)
+            await valve.subscribe("$share/workers/jobs/#", "$share/others/jobs/#", "a")
+            await valve.cut()
+            await slept(server, 1)
+            assert (await deleted("valve")).returncode == 0
+            assert await watch.messages(1) == [b"gone"]
+            found = await asyncio.to_thread(cli.json, "sessions", cli.spool)
+            assert [one["client_id"] for one in found["sessions"]] == ["watch"]
+            assert [(one["group"], one["members"]) for one in found["groups"]] == [("workers", ["watch"])]
+            missing = await deleted("valve")
+            assert missing.returncode == 2
+            assert "no session of the client 'valve'" in error_line(missing)
+
+    run(scenario())
+
+
+def test_an_owner_without_a_server_deletes_a_session_through_its_door(cli: CommandLine) -> None:
+    """It need not have imported MQTT for that."""
+    some_sessions(cli.spool)
+    with qflow.open(cli.spool):
+        assert cli.run("sessions", "delete", cli.spool, "valve", "--yes").returncode == 0
+        assert list(listed(cli)) == ["pump-1"]
 
 
 def test_a_packet_that_is_not_released_belongs_to_its_session(cli: CommandLine) -> None:
@@ -221,7 +288,7 @@ def test_a_packet_that_is_not_released_belongs_to_its_session(cli: CommandLine) 
 
     run(scenario())
     assert listed(cli)["half"]["unreleased"] == 1
-    assert cli.run("sessions", "delete", cli.spool, "half").returncode == 0
+    assert cli.run("sessions", "delete", cli.spool, "half", "--yes").returncode == 0
     assert listed(cli) == {}
 
     async def anew() -> None:
@@ -251,7 +318,7 @@ def test_a_damaged_record_is_told_and_can_be_deleted(cli: CommandLine) -> None:
     lines = done.stdout.decode().splitlines()
     assert lines[0].startswith("problem: the fact 'valve' of 'mqtt.sessions' does not match its checksum")
     assert [line.split()[0] for line in lines[1:3]] == ["client", "pump-1"]
-    assert cli.run("sessions", "delete", cli.spool, "valve").returncode == 0
+    assert cli.run("sessions", "delete", cli.spool, "valve", "--yes").returncode == 0
     assert list(listed(cli)) == ["pump-1"]
 
     async def scenario() -> None:

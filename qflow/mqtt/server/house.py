@@ -21,6 +21,8 @@ class House:
         self.hub = Hub(broker, clock)
         self.groups = Groups(self.hub)
         self.leaving = Leaving(self.hub, self.groups)
+        self.loop = asyncio.get_running_loop()
+        """In which all of it is used."""
         self._users = 0
         self._opened: asyncio.Future[None] | None = None
 
@@ -31,6 +33,11 @@ class House:
         if house is None:
             house = _HOUSES[broker.broker] = cls(broker, clock)
         return house
+
+    @classmethod
+    def found(cls, broker: Broker) -> House | None:
+        """Return what is shared in a broker, if there is a door; thread-safe."""
+        return _HOUSES.get(broker)
 
     async def enter(self, stream: str) -> None:
         """Begin to follow a stream, which is declared if there is none; `leave` when it is not needed any more.

@@ -261,3 +261,12 @@ def broker_of(connection: Connection, welcome: dict[str, Any]) -> RemoteBroker:
     made._connection, made._welcome, made._events = connection, welcome, Events(connection)
     connection.welcomed(welcome["limits"])
     return made
+
+
+def delete_session(broker: RemoteBroker, client_id: str) -> None:
+    """Delete the session of an MQTT client, for `qflow sessions delete`; one that is connected is told, and closed.
+
+    Raises:
+        NotFound: there is no such session. InDoubt: the connection ended before the answer came.
+    """
+    broker._connection.call(requests.delete_session(client_id))

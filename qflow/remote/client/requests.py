@@ -85,6 +85,10 @@ def redrive(name: str, to: str | None, limit: int | None) -> Request:
     return Request(head, doubt="which dead letters moved", read=replies.redriven)
 
 
+def delete_session(client_id: str) -> Request:
+    return Request({"op": "delete_session", "client": client_id}, doubt="the deletion of the session")
+
+
 def pause(name: str, pauses: bool) -> Request:
     return Request({"op": "pause" if pauses else "resume", "queue": name}, doubt="whether it is paused")
 

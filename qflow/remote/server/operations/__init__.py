@@ -8,12 +8,13 @@ from qflow.remote.server.operations import (
     publishing,
     queues,
     schedules,
+    sessions,
     settling,
     streams,
     subscriptions,
 )
 from qflow.remote.server.session import Operation
 
-_ROOMS = (admin, queues, schedules, settling, publishing, browsing, streams, subscriptions)
+_ROOMS = (admin, queues, schedules, settling, publishing, browsing, streams, subscriptions, sessions)
 OPERATIONS: dict[str, Operation] = {name: call for room in _ROOMS for name, call in room.OPERATIONS.items()}
 assert len(OPERATIONS) == sum(len(room.OPERATIONS) for room in _ROOMS), "two operations have one name"
