@@ -19,7 +19,7 @@ from qflow.config import parse_size
 from qflow.errors import NotFound
 
 if TYPE_CHECKING:
-    from qflow.mqtt.listing import MqttFacts, SessionFacts
+    from qflow.mqtt.listing import GroupFacts, MqttFacts, SessionFacts
 
 _UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
@@ -43,16 +43,18 @@ def sessions() -> None:
 @options.existing_spool
 @click.option("--filter", "pattern", metavar="CLIENT", help="Those of this client id alone; `*` stands for any text.")
 @click.option("--stream", metavar="NAME", help="Where messages wait, if `qflow.mqtt.serve` names it.  [default: mqtt]")
+@click.option("--exact", is_flag=True, help="Count what waits for each by its filters: it reads the stream's blocks.")
 @options.as_json
-def list_sessions(spool: Path, pattern: str | None, stream: str | None, as_json: bool) -> int:
+def list_sessions(spool: Path, pattern: str | None, stream: str | None, exact: bool, as_json: bool) -> int:
     """Show the MQTT sessions of SPOOL. It only reads, with or without a live owner.
 
     \b
     gone     since when the client has been away
     expires  when the session ends, if the client does not come back
     unacked  messages that were sent, and that the client did not acknowledge
-    behind   messages that the stream has from where the session goes on, of all
-             topics: so many, at the most, it is still to get
+    waiting  messages that it is still to get: at most what the stream has from where
+             the session goes on, of all topics; with --exact those that its filters
+             match, or a bound where that is too much to be looked at
 
     Exits with 1 if a record is damaged.
     """
@@ -60,7 +62,7 @@ def list_sessions(spool: Path, pattern: str | None, stream: str | None, as_json:
     from qflow.mqtt.listing import read_mqtt
 
     wanted = (lambda client_id: True) if pattern is None else _pattern(pattern).fullmatch
-    found = inspect.read_rooms(spool, partial(read_mqtt, stream=stream, wanted=wanted))
+    found = inspect.read_rooms(spool, partial(read_mqtt, stream=stream, wanted=wanted, counts=exact))
     if as_json:
         facts.print_json(attrs.asdict(found))
     else:
@@ -132,7 +134,7 @@ def _print(found: MqttFacts, now_s: float) -> None:
         click.echo(f"problem: {problem}")
     if found.sessions:
         facts.print_table(
-            ["client", "gone", "expires", "filters", "unacked", "behind"],
+            ["client", "gone", "expires", "filters", "unacked", "waiting"],
             [_row(one, now_s) for one in found.sessions],
         )
     else:
@@ -140,14 +142,14 @@ def _print(found: MqttFacts, now_s: float) -> None:
     if found.groups:
         click.echo()
         facts.print_table(
-            ["group", "filter", "members", "unacked", "behind"],
+            ["group", "filter", "members", "unacked", "waiting"],
             (
                 [
                     facts.readable(one.group),
                     facts.readable(one.filter),
                     len(one.members),
                     one.unacknowledged,
-                    one.behind_messages,
+                    _waiting(one),
                 ]
                 for one in found.groups
             ),
@@ -164,7 +166,14 @@ def _row(one: SessionFacts, now_s: float) -> list[Any]:
     else:
         expires = "never" if one.expiry_s is None else f"after {_span(one.expiry_s)}"
     filters = len(one.subscriptions)
-    return [facts.readable(one.client_id), gone, expires, filters, one.unacknowledged, one.behind_messages]
+    return [facts.readable(one.client_id), gone, expires, filters, one.unacknowledged, _waiting(one)]
+
+
+def _waiting(one: SessionFacts | GroupFacts) -> int | str | None:
+    """Return how many messages wait, or a bound that says it is one; None where it is not known."""
+    if one.waiting_is_exact or not one.behind_messages:
+        return one.waiting_messages if one.waiting_is_exact else one.behind_messages
+    return f"at most {one.behind_messages if one.waiting_messages is None else one.waiting_messages:,}"
 
 
 def _span(seconds: float) -> str:

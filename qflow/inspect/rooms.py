@@ -9,10 +9,12 @@ from typing import TypeVar
 from qflow.config import spool_path
 from qflow.inspect.child import in_child
 from qflow.inspect.logs import opened_log
-from qflow.inspect.stream_facts import StreamFacts, streams_of
+from qflow.inspect.stream_facts import StreamFacts, find_stream, streams_of
 from qflow.storage.environment import Environment
 from qflow.storage.files import owner_pid
 from qflow.storage.log import facts
+from qflow.storage.log.recovery import Recovery
+from qflow.streams.counting import Waiting, count_waiting
 
 Result = TypeVar("Result")
 
@@ -20,13 +22,21 @@ Result = TypeVar("Result")
 class Rooms:
     """A log that is open to read, in the child process of `inspect.read_rooms`."""
 
-    def __init__(self, env: Environment, streams: list[StreamFacts], problems: list[str], is_owned: bool) -> None:
-        self.streams = streams
+    def __init__(self, env: Environment, found: Recovery, is_owned: bool) -> None:
+        self.streams: list[StreamFacts] = streams_of(found)
         self.is_owned = is_owned
         """A process has the spool open."""
-        self.problems = problems
+        self.problems = found.problems
         """Of the log, and of facts that were left out."""
         self._env = env
+        self._found = found
+
+    def count_waiting(self, stream: str, starts: list[tuple[str, int]], end: int, reads: int) -> Waiting:
+        """Return how many messages of a stream with one partition any of some filters matches; see `count_waiting`."""
+        record = find_stream(self._found, stream)
+        if record is None:
+            return Waiting(0, True)
+        return count_waiting(self._env.reading, record.owner, starts, end, reads)
 
     def facts(self, room: str) -> Iterator[tuple[str, bytes]]:
         """Yield key and value of the facts of a room, in the order of the keys; those damaged are told in `problems`.
@@ -52,6 +62,6 @@ def read_rooms(path: str | os.PathLike[str], work: Callable[[Rooms], Result]) ->
 
     def read() -> Result:
         with opened_log(spool) as (env, found):
-            return work(Rooms(env, streams_of(found), found.problems, owner_pid(spool) is not None))
+            return work(Rooms(env, found, owner_pid(spool) is not None))
 
     return in_child(spool, read)

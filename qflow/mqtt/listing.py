@@ -13,6 +13,9 @@ from qflow.mqtt.model.sessions import SessionState, expires_ms, left_ms_of
 from qflow.mqtt.server.storing import GROUPS, RECEIVED, RETAINED, SESSIONS, STREAM
 from qflow.mqtt.wire.packets import NEVER_EXPIRES_S
 
+MOST_READS = 16
+"""Of the log, for one session or group that is counted: 4,096 blocks of the stream at the most."""
+
 
 class Partition(Protocol):
     """Of a stream."""
@@ -43,6 +46,9 @@ class Rooms(Protocol):
     def streams(self) -> Sequence[Stream]: ...
     def facts(self, room: str) -> Iterator[tuple[str, bytes]]:
         """Yield key and value of all facts of a room."""
+
+    def count_waiting(self, stream: str, starts: list[tuple[str, int]], end: int, reads: int) -> tuple[int, bool]:
+        """Return how many messages any of some filters matches, from offsets on, and whether that is exact."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +85,10 @@ class SessionFacts:
     behind_messages: int | None
     """Messages that the stream still has from where the session goes on, of all topics: so many, at the most, are to be
     sent. None: not known, since the client is there, or there is no such stream."""
+    waiting_messages: int | None
+    """Those of them that its filters match, also where they have expired. None: as there, or they were not counted."""
+    waiting_is_exact: bool | None
+    """False: they are so many at the most, since there are too many to be looked at."""
     lost_messages: int | None
     """Messages that retention took from there on, of all topics."""
 
@@ -96,6 +106,9 @@ class GroupFacts:
     """Messages that members got, or are to get again, and none has acknowledged."""
     behind_messages: int | None
     """As that of a session; where a server runs, as the record was written last."""
+    waiting_messages: int | None
+    waiting_is_exact: bool | None
+    """Both as those of a session."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,7 +131,10 @@ class MqttFacts:
 class _Place:
     """A stream, and how far others are behind in it."""
 
-    def __init__(self, stream: Stream | None) -> None:
+    def __init__(self, rooms: Rooms, stream: Stream | None, counts: bool) -> None:
+        self._rooms = rooms
+        self._name = None if stream is None or not counts else stream.name
+        self._counted: dict[frozenset[tuple[str, int]], tuple[int, bool]] = {}
         self._first = self.next = None if stream is None else 0
         if stream is not None:
             self._first, self.next = stream.partitions[0].first_offset, stream.partitions[0].next_offset
@@ -127,17 +143,35 @@ class _Place:
         """Return how many messages there are from an offset on."""
         return None if self._first is None or self.next is None else max(0, self.next - max(self._first, offset))
 
+    def waiting(self, starts: list[tuple[str, int]]) -> tuple[int, bool] | tuple[None, None]:
+        """Return how many messages filters match from offsets on, and whether that is exact; None: not counted."""
+        if self._name is None or self._first is None or self.next is None:
+            return None, None
+        retained = frozenset((one, max(self._first, offset)) for one, offset in starts)
+        found = self._counted.get(retained)
+        if found is None:
+            counted = self._rooms.count_waiting(self._name, list(retained), self.next, MOST_READS)
+            found = self._counted[retained] = counted[0], counted[1]
+        return found
+
     def lost(self, offset: int) -> int | None:
         """Return how many were taken from there on."""
         return None if self._first is None else max(0, self._first - offset)
 
 
-def read_mqtt(rooms: Rooms, stream: str | None = None, wanted: Callable[[str], object] = lambda _: True) -> MqttFacts:
+def read_mqtt(
+    rooms: Rooms,
+    stream: str | None = None,
+    wanted: Callable[[str], object] = lambda _: True,
+    counts: bool = False,
+) -> MqttFacts:
     """Return what a log has of MQTT. Cost: 3 µs a retained message, 30 µs a session.
 
     Args:
         stream: that the server follows; None: `mqtt`, if there is one.
         wanted: tells whether sessions of a client id are asked for, and groups with such a member.
+        counts: count what waits for each by its filters; those with the same filters and places are counted once. Cost:
+            0.2 µs for each message in a block with a topic that matches, and at most `MOST_READS` reads each.
 
     Raises:
         NotFound: there is no such stream.
@@ -147,7 +181,7 @@ def read_mqtt(rooms: Rooms, stream: str | None = None, wanted: Callable[[str], o
     if found is None and stream is not None:
         names = ", ".join(repr(one.name) for one in rooms.streams) or "none"
         raise NotFound(f"there is no stream {name!r} in the log; there are: {names}")
-    place = _Place(found)
+    place = _Place(rooms, found, counts)
     unreleased: dict[str, int] = {}
     for key, _ in rooms.facts(RECEIVED):
         client_id = key.rpartition("\0")[0]
@@ -157,14 +191,18 @@ def read_mqtt(rooms: Rooms, stream: str | None = None, wanted: Callable[[str], o
         for client_id, record in rooms.facts(SESSIONS)
         if wanted(client_id)
     ]
-    groups = [_group(key, json.loads(record), place) for key, record in rooms.facts(GROUPS)]
+    groups = [
+        _group(key, fields, place)
+        for key, fields in ((key, json.loads(record)) for key, record in rooms.facts(GROUPS))
+        if any(map(wanted, fields["members"]))
+    ]
     retained = [len(topic.encode()) + len(packed) for topic, packed in rooms.facts(RETAINED)]
     return MqttFacts(
         stream=name,
         next_offset=place.next,
         is_owned=rooms.is_owned,
         sessions=sessions,
-        groups=[one for one in groups if any(map(wanted, one.members))],
+        groups=groups,
         retained_messages=len(retained),
         retained_bytes=sum(retained),
         problems=rooms.problems,
@@ -185,7 +223,9 @@ def _session(client_id: str, record: bytes, place: _Place, unreleased: int, is_o
         for one in state.subscriptions.values()
     ]
     is_known = bool(left_ms) or not is_owned
-    offset = min((one.offset for one in subscriptions if one.offset is not None), default=None)
+    starts = [(one.filter, one.offset) for one in subscriptions if one.offset is not None]
+    offset = min((start for _, start in starts), default=None)
+    waiting, is_exact = place.waiting(starts) if is_known else (None, None)
     return SessionFacts(
         client_id=client_id,
         connected=not left_ms,
@@ -196,12 +236,15 @@ def _session(client_id: str, record: bytes, place: _Place, unreleased: int, is_o
         unacknowledged=len(state.flights),
         unreleased=unreleased,
         behind_messages=None if not is_known else place.behind(offset) if offset is not None else 0,
+        waiting_messages=waiting,
+        waiting_is_exact=is_exact,
         lost_messages=None if not is_known else place.lost(offset) if offset is not None else 0,
     )
 
 
 def _group(key: str, fields: dict[str, Any], place: _Place) -> GroupFacts:
     group, _, topic_filter = key.partition("\0")
+    waiting, is_exact = place.waiting([(topic_filter, fields["cursor"])])
     return GroupFacts(
         group=group,
         filter=topic_filter,
@@ -209,4 +252,6 @@ def _group(key: str, fields: dict[str, Any], place: _Place) -> GroupFacts:
         offset=fields["cursor"],
         unacknowledged=len(fields["open"]),
         behind_messages=place.behind(fields["cursor"]),
+        waiting_messages=waiting,
+        waiting_is_exact=is_exact,
     )

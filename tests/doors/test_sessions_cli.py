@@ -79,14 +79,28 @@ def test_sessions_that_sleep_are_listed(cli: CommandLine) -> None:
     (group,) = found["groups"]
     assert (group["group"], group["filter"], group["members"]) == ("workers", "jobs/#", ["pump-1"])
     assert group["behind_messages"] == 7 - group["offset"] == 7
+    assert {one["waiting_messages"] for one in (valve, group)} == {None}
     assert (found["stream"], found["next_offset"], found["retained_messages"]) == ("mqtt", 7, 2)
     rows = table(cli)
-    assert rows[0] == ["client", "gone", "expires", "filters", "unacked", "behind"]
+    assert rows[0] == ["client", "gone", "expires", "filters", "unacked", "waiting"]
     assert [row[0] for row in rows[1:3]] == ["pump-1", "valve"]
     assert rows[1][-4:] == ["never", "1", "0", "0"]
-    assert rows[2][-3:] == ["2", "3", "2"]
-    assert rows[5] == ["workers", "jobs/#", "1", "0", "7"]
+    assert rows[2][-5:] == ["2", "3", "at", "most", "2"]
+    assert rows[5] == ["workers", "jobs/#", "1", "0", "at", "most", "7"]
     assert rows[-1][:3] == ["2", "retained", "messages,"]
+
+
+def test_what_waits_is_counted_by_filters_if_that_is_asked_for(cli: CommandLine) -> None:
+    """Of a session with several filters, and of a group; one whose places are the present has none to count."""
+    some_sessions(cli.spool)
+    found = cli.json("sessions", cli.spool, "--exact")
+    pump, valve = found["sessions"]
+    (group,) = found["groups"]
+    counted = [(one["waiting_messages"], one["waiting_is_exact"]) for one in (pump, valve, group)]
+    assert counted == [(0, True), (2, True), (2, True)]
+    rows = table(cli, "--exact")
+    assert [rows[2][-1], rows[5][-1]] == ["2", "2"]
+    assert "at" not in rows[2] + rows[5]
 
 
 def test_beside_a_server_those_who_are_there_are_listed_too(cli: CommandLine) -> None:
