@@ -6,8 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from inside import copy_as_killed
 from mqtt_loop import client, serving, slept, unconnected
+from qflow.mqtt.server import groups
 from qflow.mqtt.server.storing import GROUPS
 
 run = asyncio.run
@@ -108,3 +111,19 @@ async def _forgotten(spool: Path) -> None:
         record = fact(GROUPS, "g\0a")
         assert record is not None
         assert b'"members": ["other"]' in record
+
+
+def test_a_group_that_refuses_its_only_guest_sleeps_on(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was loaded for a client that is one too many: it follows the stream no more, as before."""
+    monkeypatch.setattr(groups, "MOST_LASTING", 1)
+    run(_refusing(spool))
+
+
+async def _refusing(spool: Path) -> None:
+    async with serving(spool) as server:
+        one = await client(server, "one", **LASTS)
+        assert (await one.subscribe(GROUP)).code == 1
+        await one.disconnect()
+        other = await client(server, "other", **LASTS)
+        assert (await other.subscribe(GROUP)).code == 0x97
+        assert server.house.hub.subscriptions == 0

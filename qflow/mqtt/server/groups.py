@@ -240,14 +240,11 @@ class Groups:
                 group = await self._load(one, start)
                 self._groups[key] = group
                 self._hub.add(group.subscribed)
-        if outbound in group.members:
-            raise MqttError(ReasonCode.TOPIC_FILTER_INVALID, "the client is in this group by another subscription")
-        if len(group.members) >= MOST_MEMBERS:
-            raise MqttError(ReasonCode.QUOTA_EXCEEDED, f"a group has at most {MOST_MEMBERS} members at a time")
-        lasts = outbound.state.is_durable and outbound.client_id not in group.lasting
-        if lasts and len(group.lasting) >= MOST_LASTING:
-            text = f"a group has at most {MOST_LASTING:,} members whose sessions last"
-            raise MqttError(ReasonCode.QUOTA_EXCEEDED, text)
+        try:
+            _check_room(group, outbound)
+        except MqttError:
+            self.release(group)  # it may have been loaded for this one
+            raise
         group.members[outbound] = one
         if outbound.state.is_durable:
             group.lasting.add(outbound.client_id)
@@ -311,6 +308,18 @@ class Groups:
                     left = json.dumps(fields, ensure_ascii=False).encode() if fields["members"] else None
                     await keep(hub.broker, {GROUPS: {key: left}})
         return rooms if rooms[GROUPS] else {}
+
+
+def _check_room(group: Group, outbound: Outbound) -> None:
+    """Refuse a member that is one already, or one too many."""
+    if outbound in group.members:
+        raise MqttError(ReasonCode.TOPIC_FILTER_INVALID, "the client is in this group by another subscription")
+    if len(group.members) >= MOST_MEMBERS:
+        raise MqttError(ReasonCode.QUOTA_EXCEEDED, f"a group has at most {MOST_MEMBERS} members at a time")
+    lasts = outbound.state.is_durable and outbound.client_id not in group.lasting
+    if lasts and len(group.lasting) >= MOST_LASTING:
+        text = f"a group has at most {MOST_LASTING:,} members whose sessions last"
+        raise MqttError(ReasonCode.QUOTA_EXCEEDED, text)
 
 
 def key_of(group: str, topic_filter: str) -> str:
