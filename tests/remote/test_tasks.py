@@ -12,6 +12,7 @@ import pytest
 import qflow
 import qflow.aio
 from doors.event_loop import run, turns, until
+from qflow.queues.queue import parts_of
 from unit import clocks
 
 Scenario = Callable[[qflow.aio.AsyncRemoteBroker], Any]
@@ -71,6 +72,50 @@ def test_an_empty_batch_is_settled_as_often_as_anybody_likes(owner: qflow.Broker
         await batch.extend(5)
         await batch.nack()
         assert await broker.queues() == ["jobs"]
+
+    through(owner, scenario)
+
+
+def test_an_answer_that_meets_a_task_just_cancelled_goes_back(owner: qflow.Broker) -> None:
+    """Its future is cancelled, and it has not heard of that yet."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs")
+        getting = asyncio.create_task(queue.get())
+        await until(lambda: parts_of(owner.queue("jobs")).gate.getters)
+        connection: Any = queue._connection
+        receive = connection.data_received
+
+        def struck(data: bytes) -> None:
+            getting.cancel()
+            receive(data)
+
+        connection.data_received = struck
+        owner.queue("jobs").put(b"x")
+        with pytest.raises(asyncio.CancelledError):
+            await getting
+        connection.data_received = receive
+        delivery = await queue.get(5)
+        assert (delivery.body, delivery.delivery_count) == (b"x", 1)
+
+    through(owner, scenario)
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_what_is_settled_is_settled_though_its_task_is_cancelled(owner: qflow.Broker, returned: bool) -> None:
+    """As beside the owner: the cancelled task waited for the answer alone."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs")
+        for _ in range(30):
+            await queue.put(b"x")
+            delivery = await queue.get()
+            settling = asyncio.create_task(delivery.nack() if returned else delivery.ack(wait=True))
+            await turns(1)
+            settling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await settling
+            await until(lambda: not owner.queue("jobs").stats().acquired_messages)
 
     through(owner, scenario)
 

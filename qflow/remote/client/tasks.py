@@ -20,16 +20,18 @@ T = TypeVar("T")
 class _Waiting:
     """A task, or a future, that waits for a reply."""
 
-    __slots__ = ("future", "number")
+    __slots__ = ("future", "late", "number")
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future
         self.number = 0
+        self.late: Reply | None = None
+        """What came when the future was cancelled, and its task had not heard of that yet."""
 
     def answered(self, outcome: Reply | QflowError) -> None:
         if self.future.cancelled():
-            return
-        if isinstance(outcome, Reply):
+            self.late = outcome if isinstance(outcome, Reply) else None
+        elif isinstance(outcome, Reply):
             self.future.set_result(outcome)
         else:
             self.future.set_exception(outcome)
@@ -91,13 +93,18 @@ class TaskConnection(asyncio.Protocol):
         return result
 
     async def settle(self, make: Callable[[], Request | None], wait: bool) -> None:
-        """Make a request of what is marked as settled then; wait for its answer, or do not."""
+        """Make a request of what is marked as settled then; wait for its answer, or do not.
+
+        Cancelled while it waits for that, it is settled all the same; before, nothing is marked.
+        """
+        if wait and not self._writable.is_set():
+            await self._writable.wait()
         self.check_open()
         request = make()
         if request is None:
             return
         if wait:
-            await self.call(request)
+            await self._begin(request).future
         else:
             self.tell(request)
 
@@ -126,7 +133,9 @@ class TaskConnection(asyncio.Protocol):
 
     def _give_up(self, waiting: _Waiting) -> None:
         future = waiting.future
-        if future.cancelled() or not future.done():
+        if waiting.late is not None:
+            self._link.give_back(waiting.late)
+        elif future.cancelled() or not future.done():
             self._link.give_up(waiting.number)
         elif future.exception() is None:
             self._link.give_back(future.result())
