@@ -125,7 +125,7 @@ async def script(port: int) -> None:
 
     async def client(*requests: dict[str, Any], answers: int) -> list[dict[str, Any]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.writelines(json.dumps(request).encode() + b"\n" for request in requests)
+        writer.write(b"".join(json.dumps(request).encode() + b"\n" for request in requests))
         got = []
         for _ in range(answers):
             got.append(json.loads(await reader.readline()))

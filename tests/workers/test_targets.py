@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
+from json import JSONDecoder
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_what_cannot_be_imported_is_said(modules: Path, target: str, sentence: s
 
 
 def test_a_function_of_this_process_is_named() -> None:
-    assert targets.of(Path.exists) == Target("pathlib", "Path.exists")
+    assert targets.of(JSONDecoder.decode) == Target("json.decoder", "JSONDecoder.decode")
     assert targets.of("a.b:c") == Target("a.b", "c")
 
 

@@ -143,7 +143,7 @@ class TaskConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._link.has_output and self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(self._link.take())
+            self._transport.write(b"".join(self._link.take()))  # see the server: `writelines` pauses nobody
 
     # Of the transport ------------------------------------------------------------------------------------------------
 

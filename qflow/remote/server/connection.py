@@ -346,7 +346,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send what was answered in this turn of the loop."""
         out, self._out, self._unread = self._out, [], 0
         if out and self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(out)
+            self._transport.write(b"".join(out))  # `writelines` of CPython 3.12 and later may pause nobody
             if not self._is_paused and not self._room.is_set():
                 self._room.set()
                 self._look()
