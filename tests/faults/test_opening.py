@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lmdb
@@ -26,6 +27,7 @@ from qflow.config import BrokerSettings
 from qflow.storage import environment
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, filesystem_type
+from qflow.storage.log.directory import check_log_directory
 
 READERS = """
 import os, signal, sys
@@ -324,6 +326,25 @@ def test_an_empty_data_file_is_left_empty(written):
         with pytest.raises(qflow.CorruptionError, match="empty"):
             look(written)
     assert data.stat().st_size == 0
+
+
+def test_a_log_that_may_not_be_looked_at_is_not_taken_for_gone() -> None:
+    """Another user is told so, and not to move it away."""
+    with TemporaryDirectory() as place:
+        log = Path(place, "log")
+        log.mkdir()
+        (log / "data.mdb").write_bytes(b"x")
+        log.chmod(0)
+        os.chmod(place, 0o755)
+        user = os.geteuid()
+        if not user:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(qflow.StorageError, match="cannot look at the log .*data.mdb.*: Permission denied"):
+                check_log_directory(str(log))
+        finally:
+            os.seteuid(user)
+            log.chmod(0o700)
 
 
 def plant_fifo(path: Path, _: Path) -> None:

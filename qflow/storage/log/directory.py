@@ -6,7 +6,7 @@ import os
 import stat
 
 from qflow.errors import CorruptionError, StorageError
-from qflow.storage.files import Files
+from qflow.storage.files import Files, storage_error
 
 LOG, STAGED = "log", "log.new"
 DATA, LOCK, LAST = "data.mdb", "lock.mdb", "last"
@@ -40,23 +40,35 @@ def put_in_place(spool: str, files: Files) -> None:
 
 
 def check_log_directory(path: str) -> bool:
-    """Tell whether there is a log at `path`; refuse what looks like one but is not ours to follow."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
+    """Tell whether there is a log at `path`; refuse what looks like one but is not ours to follow, or to look at."""
+    found = _found(path)
+    if found is None:
         return False
-    if not stat.S_ISDIR(mode):
+    if not stat.S_ISDIR(found.st_mode):
         raise StorageError(f"{path} is not a directory: move it away, or open another spool")
-    data = os.path.join(path, DATA)
-    for place in (data, os.path.join(path, LOCK), os.path.join(path, LAST)):
-        if os.path.lexists(place) and not stat.S_ISREG(os.lstat(place).st_mode):
+    places = [os.path.join(path, name) for name in (DATA, LOCK, LAST)]
+    for place in places:
+        found = _found(place)
+        if found is not None and not stat.S_ISREG(found.st_mode):
             raise StorageError(f"{place} is not a file of its own, but a link or the like: put the file in its place")
-    if not os.path.exists(data):
+    found = _found(places[0])
+    if found is None:
         raise CorruptionError(
             f"{path} holds no data.mdb: the log is gone; restore it from a snapshot, or move {path} away"
         )
-    if not os.path.getsize(data):
+    if not found.st_size:
         raise CorruptionError(
-            f"{data} is empty: the log is gone; restore it from a snapshot, or move {path} away. It was left as it is"
+            f"{places[0]} is empty: the log is gone; restore it from a snapshot, or move {path} away. It was left as "
+            "it is"
         )
     return True
+
+
+def _found(path: str) -> os.stat_result | None:
+    """Return what lies at a path, a link itself; None if nothing does."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(error, "look at the log", path) from error
