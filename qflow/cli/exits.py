@@ -26,8 +26,8 @@ Exit codes:
      the spool holds was looked at, and something is damaged; `qflow grep` found
      nothing; `qflow diff` found a difference; the demo's result differs; or you
      said no
-  2  bad usage or bad input: no spool, an unknown option, queue or file, a line
-     too long
+  2  bad usage or bad input: no spool, or one that you may not read, an unknown
+     option, queue or file, a line too long
   3  another process owns the spool, or writes the archive of `qflow pipeline run`
   4  the disk or the queue takes no more, or cannot be read; the owner of the
      spool has ended meanwhile
