@@ -206,6 +206,7 @@ def test_the_byte_layout_is_known_to_few() -> None:
         "qflow.storage.topics.postings",
         "qflow.storage.streams.producers",
         "qflow.storage.log.recovery",
+        "qflow.storage.log.notes",
         "qflow.storage.log.rows",
         "qflow.storage.log.windows",
         "qflow.storage.spill.singles",

@@ -138,7 +138,7 @@ class Claims:
         size = len(record)
         settling = Settling([(self._lanes.logged[sequence >> LANE_SHIFT], [settled(sequence, [record], size)])])
         log.check_usable()
-        requests, one = log.requests, (settling,)
+        requests, one, turn = log.requests, (settling,), log.turn
         context, lanes, gate = self._context, self._lanes, self._gate
         found = looks = False
         try:
@@ -150,7 +150,10 @@ class Claims:
                     gate.used = used = gate.used - size - _SINGLE_CHARGE
                     lanes.message_bytes -= size
                     del singles[delivery]
-                    requests += one
+                    if wait and turn.open and turn.request is None and not requests:
+                        turn.request = settling
+                    else:
+                        requests += one
                     looks = used < gate.give_back_below and lanes.acked >= gate.quiet_until
             if looks:
                 self._let_others_look()
@@ -159,7 +162,7 @@ class Claims:
                 return
             log.handed_over(settling, urgent=wait)
         except BaseException:
-            log.rouse()
+            log.interrupted(settling)
             self._let_others_look()
             raise
         self.finish(settling, wait)
@@ -210,7 +213,7 @@ class Claims:
                 log.handed_over(settling, urgent=wait)
         except BaseException:
             if log is not None:
-                log.rouse()
+                log.interrupted(settling)
             self._let_others_look()
             raise
         if found and log is not None:
@@ -240,16 +243,12 @@ class Claims:
     def finish(self, joined: Request | None, wait: bool) -> None:
         """Return when a settle is synced, if it is waited for; raise what became of it then."""
         log: Any = self._log
-        if joined is None:
+        if joined is None or not (wait or (len(log.requests) > MOST_STANDING and not is_inside())):
             return
-        if not wait:
-            if len(log.requests) > MOST_STANDING and not is_inside():  # they take memory, too
-                log.wait(joined)
-            return
-        log.wait(joined)
-        if joined.error is not None:
+        log.wait(joined)  # those that nobody waits for take memory, too
+        if wait and joined.error is not None:
             raise again(joined.error)
-        for lane in self._lanes.logged.values():
+        for lane in self._lanes.logged.values() if wait else ():
             if lane.broken is not None:
                 raise again(lane.broken)
 

@@ -37,6 +37,7 @@ from qflow.queues.exits import Exits
 from qflow.queues.lanes import NOWHERE, TIMED, Lanes
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit
 from qflow.queues.putting import Putting, TurnedAway, depth_of
+from qflow.queues.showing import show_alone
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.transaction_log import Put
 
@@ -249,7 +250,7 @@ class Puts:
         """Hand messages over, or make them visible where they are not logged; None if a limit turned them away."""
         put = self.draft(records, plain, number)
         put.future = future
-        if self.enter_at_once(put, urgent=future is None):
+        if self.enter_at_once(put, urgent=future is None, waits=future is None):
             return put
         putting = self.begin([put], timeout_s)
         putting.alone = not put.lane.is_logged
@@ -284,10 +285,11 @@ class Puts:
         self.exits.count_turned_away(messages, dropped=dropped)
 
     @straight
-    def enter_at_once(self, put: Put, *, urgent: bool | None = None) -> bool:
+    def enter_at_once(self, put: Put, *, urgent: bool | None = None, waits: bool = False) -> bool:
         """Have a put handed over, or visible where it is not logged, if nothing stands in its way. Cost: 1 µs.
 
-        A straight line. `urgent`: somebody waits for it; None if the log is called by itself, `now`.
+        A straight line. `urgent`: somebody waits for it; None if the log is called by itself, `now`. `waits`: the
+        calling thread does so next, and may confirm it by itself.
         """
         if "a" in collecting:
             refuse_finalizer()
@@ -299,7 +301,8 @@ class Puts:
             log = context.log
             assert log is not None
             log.check_usable()
-            requests, one = log.requests, (put,)
+            requests, one, turn = log.requests, (put,), log.turn
+            alone = waits and messages == 1 and not number
             entered = False
             try:
                 with context.lock:  # a straight line; see `waiting`
@@ -312,10 +315,13 @@ class Puts:
                     admission.pending_bytes += size
                     admission.pending += 1
                     entered = put.joined = True
-                    requests += one
+                    if alone and turn.open and turn.request is None and not (requests or gate.getters):
+                        turn.request = put
+                    else:
+                        requests += one
                 log.handed_over(put, urgent=urgent)
             except BaseException:
-                log.rouse()
+                log.interrupted(put)
                 if entered and not put.joined:  # it came too late
                     shelter(partial(self.refused, put))
                 raise
@@ -350,6 +356,8 @@ class Puts:
             charged += _for_groups(puts, len(records))
         with self.context.lock:
             self._publish(first, records, size, charged, puts)
+
+    show = show_alone
 
     def publish_transient(self, put: Put) -> None:
         """Make the messages of a queue that is not logged visible, with their batch if they have one."""

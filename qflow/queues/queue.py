@@ -132,6 +132,8 @@ class Queue(Generic[Placed]):
                 at_once = self._parts.puts.put_at_once(one, wakes=False)
                 if at_once is not None:
                     return at_once
+            if not priority and self._parts.context.settings.ttl_s is None:
+                return self._parts.puts.put([body], True, 0, timeout_s)  # type: ignore[return-value]
         puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)

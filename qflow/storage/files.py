@@ -131,6 +131,12 @@ class Files:
         with os.scandir(path) as entries:
             yield from entries
 
+    def divert(self, fd: int) -> None:
+        """Have what is written to an open file from now on go nowhere."""
+        nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nowhere, fd, inheritable=False)
+        os.close(nowhere)
+
     def allocate(self, fd: int, size: int) -> None:
         """Reserve disk space for the first `size` bytes of an open file, growing it if it is shorter."""
         os.posix_fallocate(fd, 0, size)

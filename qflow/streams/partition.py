@@ -74,6 +74,10 @@ class Partition:
         """A stream's messages have topics: see `publish_topics`."""
         raise AssertionError("a message without a topic was put into a stream")
 
+    def show(self, put: Any, turn: Any, first: int) -> bool:
+        """What is published has no thread that confirms it by itself."""
+        return False
+
     def publish_transient(self, put: Put) -> None:
         """A stream's messages are logged, all of them."""
         raise AssertionError("a message that is not logged was put into a stream")

@@ -276,7 +276,7 @@ def test_nobody_waits_for_a_snapshot_but_who_must(spool, tmp_path):
             in_thread(lambda body=b"%d" % number: queue.put(body))
         in_thread(lambda: queue.get(0).ack(wait=True))
         late = Order(lambda batch: None, lambda env, still: taken.append("never"))
-        broker.engine.log._writer.hand_over(late)  # as one that was about to be when the snapshot began
+        broker.engine.log._handing.hand_over(late)  # as one that was about to be when the snapshot began
         broker.engine.log.wait(late)
         assert "try again" in str(late.error)
         assert taken == []
@@ -317,7 +317,7 @@ def test_close_waits_for_a_snapshot(spool, tmp_path):
 
     def pause() -> None:
         copying.set()
-        until(lambda: broker.engine.log._writer._ended)
+        until(lambda: broker.engine.log._handing.ended)
 
     faults.before["copy_to"] = pause
     make_spool(spool)

@@ -26,7 +26,7 @@ from qflow.cli.main import app
 from qflow.config import MIN_JOURNAL_BYTES, BrokerSettings
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log import confirming, journal, journal_reading, recovery, writer
+from qflow.storage.log import confirming, direct, journal, journal_reading, recovery, writer
 from qflow.storage.log.batch import Order
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal, JournalState, read_state
 from qflow.storage.log.shared_reading import open_to_read
@@ -129,7 +129,7 @@ def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(made: Journal) 
     ends = []
     for record in records:
         append(made, record)
-        ends.append(made._position)
+        ends.append(made.position)
     whole = Path(made.path).read_bytes()
     starts = [HEADER_BYTES, *ends[:-1]]
     for index, (start, record) in enumerate(zip(starts, records, strict=True)):
@@ -301,8 +301,11 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_is_confirmed_outlasts_a_power_cut_at_each_step(seed: int, tmp_path: Path) -> None:
+def test_what_is_confirmed_outlasts_a_power_cut_at_each_step(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of writing, of beginning anew, of committing and of closing; and a second one while what it left is opened."""
+    monkeypatch.setattr(direct, "PATIENCE_S", 60.0)  # a step takes its time here, and one thread at a time takes some
     chance = random.Random(seed)
     world = World(tmp_path / "spool", chance)
     queue = world.queue
@@ -613,7 +616,7 @@ def test_a_read_whose_batch_fails_for_another_request_sees_all_of_it(tmp_path: P
             refused.append(Order(lambda batch: batch.writes.append(fail)))
             both = refused[0], Order(add)
             for one in both:
-                log._writer.hand_over(one, soon=False)
+                log._handing.hand_over(one, soon=False)
             return both[1]
 
         with log._writer.copying:  # a batch of both

@@ -264,7 +264,7 @@ def test_what_asks_for_all_before_it_waits(how, log, faults):
 
     def begin() -> None:
         thread.start()
-        until(lambda: bool(log._writer.requests))
+        until(lambda: bool(log.requests))
 
     at_commits(faults, begin)
     log.wait(log.put(put))

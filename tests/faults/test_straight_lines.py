@@ -20,7 +20,8 @@ import pytest
 import qflow
 from faults.strikes import ROOT, Strike
 from qflow.memory.waiting import _Shelter
-from qflow.storage.log.writer import Writer
+from qflow.storage.log.direct import Direct
+from qflow.storage.log.handing import Handing
 from qflow.streams.room import Room
 
 PACKAGE = Path(qflow.__file__).parent
@@ -95,7 +96,8 @@ def between(function: Callable[..., object], first: Change, last: Change) -> lis
 @pytest.mark.parametrize(
     ("function", "first", "last"),
     [
-        (Writer.hand_over, ("STORE_ATTR", "joined"), ("STORE_ATTR", "_told")),
+        (Handing.hand_over, ("STORE_ATTR", "joined"), ("STORE_ATTR", "told")),
+        (Direct.count, ("STORE_ATTR", "row"), ("STORE_ATTR", "done")),
         (Room.refused, ("STORE_ATTR", "refused"), ("STORE_ATTR", "_incoming")),
         (_Shelter.call, ("DELETE_SUBSCR", None), ("STORE_ATTR", "sent")),
     ],

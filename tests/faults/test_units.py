@@ -13,7 +13,7 @@ import pytest
 import qflow
 from faults.bare_log import ALL, Line, Told, bare_log, declared, in_log
 from faults.seams import PATIENCE_S, Faults, in_thread
-from qflow.storage.log import transaction_log, writer
+from qflow.storage.log import handing, transaction_log, writer
 from qflow.storage.log.marks import read_attempts
 from qflow.storage.log.transaction_log import Put, TransactionLog, Unit
 
@@ -254,7 +254,7 @@ class Calls:
     That is where a function of it begins, and behind each call of a built-in one.
     """
 
-    files = (transaction_log.__file__, writer.__file__)
+    files = (transaction_log.__file__, handing.__file__)
 
     def __init__(self, at: int) -> None:
         self.left = at

@@ -284,7 +284,7 @@ def test_a_request_that_is_handed_over_while_the_log_closes_is_refused(spool, fa
     with bare_log(spool, faults) as log:
         late = Late(log.close)
         with pytest.raises(qflow.BrokerClosed, match="open the spool again"):
-            log._writer.hand_over(late)
+            log._handing.hand_over(late)
         assert not late.joined
         assert not log.busy
 
@@ -299,7 +299,7 @@ def test_what_was_looked_after_is_kept_no_longer_than_it_takes(spool, faults):
         assert at_commit.wait(PATIENCE_S)
         put = line.put(b"2")
         log.put(put)
-        log._writer.look_after()
+        log._handing.look_after()
         go.set()
         log.drain()
         until(lambda: sys.getrefcount(put) == 2)

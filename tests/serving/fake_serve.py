@@ -20,7 +20,7 @@ from qflow.errors import BrokerFailed
 from qflow.serving.certificates import Renewable
 from qflow.serving.logins import Logins
 from qflow.serving.users import Users
-from qflow.storage.log.writer import Writer
+from qflow.storage.log.handing import Handing
 
 
 class FakeDoor:
@@ -65,7 +65,7 @@ class FakeDoor:
         writer.close()
 
 
-def fail(_: Writer) -> None:
+def fail(_: Handing) -> None:
     raise BrokerFailed("a commit failed")
 
 
@@ -74,7 +74,7 @@ async def serve(
 ) -> FakeDoor:
     await broker.declare_queue("served")
     if os.environ.get("FAKE_LOG") == "fails":
-        Writer.check_usable = fail  # type: ignore[method-assign]
+        Handing.check_usable = fail  # type: ignore[method-assign]
     door = FakeDoor(users)
     door.tls = None if ssl is None else Renewable(ssl)
     door.server = await asyncio.start_server(door.serve_client, host, port, ssl=door.tls and door.tls.listening)

@@ -1,8 +1,9 @@
 """Connections for lone puts, served by one thread: on each of them a put is answered before the next one comes.
 
 The thread reads puts and hands them to the log; the log's writer sends the answers itself, as soon as they are synced.
-So neither waits for an event loop, or for a thread. A put that something stands in the way of, as a limit does, is not
-done, and answered with null: its caller asks again on the other connection, where it may wait.
+So neither waits for an event loop, or for a thread. Where one caller puts alone, the thread confirms its puts itself,
+if nobody else is at the log. A put that something stands in the way of, as a limit does, is not done, and answered with
+null: its caller asks again on the other connection, where it may wait.
 """
 
 from __future__ import annotations
@@ -105,10 +106,14 @@ class Lone:
         if puts.settings.ttl_s is not None or puts.admission.line:
             return False
         put = puts.draft(bodies, True, 0)
-        if not puts.enter_at_once(put):
+        if not puts.enter_at_once(put, waits=self._thread.is_alone):
             return False
         log = puts.context.log
         if log is None or not put.lane.is_logged:
+            self._done(put)
+            return True
+        if log.turn.request is put:
+            log.wait(put)
             self._done(put)
             return True
         self._thread.log = log
@@ -152,6 +157,8 @@ class LoneThread:
         self._all: dict[int, Lone] = {}
         self.under_way: set[Lone] = set()
         """Those that wait for an answer."""
+        self.is_alone = False
+        """One connection puts, and others have not done so just before."""
         self._answers: deque[Callable[[], object]] = deque()
         self._has_answers = False
         self._is_ending = False
@@ -226,8 +233,11 @@ class LoneThread:
     def _run(self, poll: select.epoll, told: int) -> None:
         buffer = memoryview(bytearray(READ_BYTES))
         try:
+            before = 0
             while not self._is_ending:
-                for file, _ in poll.poll():
+                events = poll.poll()
+                self.is_alone, before = before == len(events) == 1 and not self.under_way, len(events)
+                for file, _ in events:
                     if file == told:
                         os.eventfd_read(told)
                         self._answer()

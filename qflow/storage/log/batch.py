@@ -26,7 +26,8 @@ from qflow.storage.log import removal
 from qflow.storage.log.bodies import SHARED_BYTES, shared_among
 from qflow.storage.log.calls import Calls
 from qflow.storage.log.hollowing import Hollowed
-from qflow.storage.log.lane import Lane
+from qflow.storage.log.lane import Lane, Turn
+from qflow.storage.log.notes import Note, put_note, settle_note
 from qflow.storage.log.parts import extend
 from qflow.storage.log.rows import Row, Settled
 
@@ -84,6 +85,14 @@ class Request:
         """It writes messages, and so is refused where the disk has no room for any."""
         return False
 
+    def note(self, now_ms: int) -> tuple[Note, bytes] | None:
+        """Return what it does as a note, and as bytes; None if that is not as simple. See `direct`."""
+        return None
+
+    def show(self, turn: Turn, first: int) -> bool:
+        """Make visible what was confirmed, while it has the turn; return whether that was done. By its thread."""
+        return True
+
     def refuse(self, error: BaseException, call: Calls) -> None:
         """Note that nothing of it was done, and tell who is concerned beside its caller. By the writer, once."""
         self.error = error
@@ -111,7 +120,7 @@ class Request:
 class Put(Request):
     """Messages of one caller for one lane. `first` is their first sequence once confirmed."""
 
-    __slots__ = ("charged", "first", "lane", "plain", "records", "refused", "size", "sizes", "topics")
+    __slots__ = ("charged", "first", "lane", "plain", "records", "refused", "size", "sizes", "topics", "visible")
 
     def __init__(
         self,
@@ -136,6 +145,8 @@ class Put(Request):
         self.first = -1
         self.refused = False
         """Its room was given back. By its publisher: callers who are interrupted at that do it again."""
+        self.visible = False
+        """It was shown by its own thread; see `direct`."""
 
     @property
     def lanes(self) -> Sequence[Lane]:
@@ -152,6 +163,12 @@ class Put(Request):
     def starts(self, lane: Lane, first: int) -> None:
         """Note where it begins in a lane."""
         self.first = first
+
+    def note(self, now_ms: int) -> tuple[Note, bytes] | None:
+        return put_note(self.lane, self.records, self.size, now_ms) if self.topics is None else None
+
+    def show(self, turn: Turn, first: int) -> bool:
+        return self.lane.publisher.show(self, turn, first)
 
     def give_back(self) -> None:
         """Give back its room, for it was not confirmed; twice is fine."""
@@ -265,6 +282,9 @@ class Settling(Request):
     def join(self, batch: Batch) -> None:
         for lane, ranges in self.parts:
             batch.settle(lane, ranges)
+
+    def note(self, now_ms: int) -> tuple[Note, bytes] | None:
+        return settle_note(*self.parts[0]) if len(self.parts) == 1 else None
 
 
 class Order(Request):

@@ -15,6 +15,7 @@ from qflow.storage.log.changes import play
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state, read_state
 from qflow.storage.log.journal_reading import Found, missing_text
+from qflow.storage.log.notes import is_note, open_notes, replay
 
 
 class CarriedOver(NamedTuple):
@@ -51,7 +52,7 @@ def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journ
         problems = [missing_text(path)] if state.in_use and not clean else []
         return CarriedOver(Confirming(env, create, None, state), 0, problems)
     found = opened.found
-    keeps = bool(journal_bytes) and opened.head.size == journal_bytes and not found.problems
+    keeps = bool(journal_bytes) and opened.head[::2] == (journal_bytes, journal.FORMAT) and not found.problems
     now = JournalState(found.last, opened.head.mark) if keeps else JournalState.without(found.last)
     kept: Journal | None = None
     try:
@@ -98,7 +99,9 @@ def apply(env: Environment, found: Found, state: JournalState, *, step_bytes: in
 def _play(env: Environment, found: Found, state: JournalState) -> int:
     txn = env.begin(write=True)
     try:
-        unfit = sum(play(txn, changes) for changes in found.records)
+        notes = found.records[len(found.records) - open_notes(found.records) :]
+        unfit = sum(play(txn, changes) for changes in found.records if not is_note(changes))
+        unfit += replay(txn, notes, env.join)
         txn.put(STATE_KEY, encode_state(state))
         env.commit(txn)
     except BaseException:

@@ -157,6 +157,7 @@ def publish(batch: Batch, env: Environment, call: Calls) -> None:
     for lane, row, following, first, records, size, puts, _, remove_at, removing, topics, time_ms in plan:
         env.messages += row.messages - lane.row.messages
         lane.remove_at, lane.removing, lane.row = remove_at, removing, row  # who sees the row sees what it leads to
+        lane.written = True
         if puts:
             lane.next = following
             if topics is None:

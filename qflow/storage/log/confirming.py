@@ -8,6 +8,9 @@ The transaction that writes stays open while batches are confirmed by the journa
 
 Whatever ends it otherwise loses nothing: the next one begins with what the journal holds. Room for it in the file was
 made before the batch was confirmed.
+
+Requests that stand alone are confirmed by notes in the journal, which touch no transaction: see `direct`. Whatever is
+written next carries them out first.
 """
 
 from __future__ import annotations
@@ -19,10 +22,14 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from qflow.errors import CorruptionError, StorageError
-from qflow.storage.environment import Environment, LmdbError, MapFull
+from qflow.storage.environment import CannotGrow, Environment, LmdbError, MapFull
 from qflow.storage.files import storage_error
+from qflow.storage.log.append import TAIL_BYTES
 from qflow.storage.log.changes import PAGE_BYTES, Changes, play
 from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state
+from qflow.storage.log.lane import Lane
+from qflow.storage.log.notes import Note, carry_out, is_note
+from qflow.storage.log.rows import Row
 from qflow.storage.log.timing import Timers
 
 _logger = logging.getLogger("qflow")
@@ -37,6 +44,10 @@ FIRST_BATCHES = 16
 """So many small batches are committed before there is a journal: many programs never write more."""
 SOON_S = 0.02
 LATE_S = 1.0
+NOTED_BYTES = 2**20
+"""So much may be noted between two batches."""
+NOTED_LANES = 16
+"""For so many lanes."""
 
 
 class Confirming:
@@ -51,9 +62,9 @@ class Confirming:
             journal: the one there is; the log holds all its records.
             state: what the log says of it.
         """
-        self._env = env
+        self.env = env
         self._create = create
-        self._journal = journal
+        self.journal = journal
         self._state = state
         self._broken: BaseException | None = None
         """Why nothing more is written to the journal."""
@@ -63,7 +74,13 @@ class Confirming:
         self._changes: Changes | None = None
         self.pending = 0
         """Records of the journal that the log does not hold."""
-        self._since = 0.0
+        self.since = 0.0
+        """When the first of them was written."""
+        self.notes: list[Note] = []
+        """What was noted in the journal, and is in no transaction."""
+        self.noted_bytes = 0
+        self._carried: dict[Lane, tuple[Row, int, bool]] = {}
+        """How lanes were that notes were carried out for, in the open transaction."""
         self.timers = Timers()
         self.failed: Callable[[BaseException], object] = lambda error: None
         """Told of what leaves the log in a state that nobody knows."""
@@ -74,6 +91,9 @@ class Confirming:
     def written(self) -> tuple[int, int]:
         """How many bytes and values were written since the last commit, as `Environment.make_room` takes them."""
         size, values = self._rolled_back
+        if self.notes:
+            size += 2 * self.noted_bytes + NOTED_LANES * TAIL_BYTES
+            values += 4 * NOTED_LANES
         if self._changes is None:
             return size, values
         more_size, more_values = self._changes.written
@@ -86,14 +106,60 @@ class Confirming:
             small: it may be confirmed by the journal, unless it is larger than it seems.
         """
         if self._txn is None:
-            self._txn = self._env.begin(write=True)
+            self._txn = self.env.begin(write=True)
             if self.pending:
                 self._play()
-        if not small or self._env.confined:
-            return self._txn
-        if self._changes is None and (self._journal is not None or self._may_begin()):
+        if (
+            small
+            and not self.env.confined
+            and self._changes is None
+            and (self.journal is not None or self._may_begin())
+        ):
             self._changes = Changes(self._txn)
-        return self._txn if self._changes is None else self._changes
+        txn = self._changes if small and not self.env.confined and self._changes is not None else self._txn
+        if self.notes:
+            self._carry_out(txn)
+        return txn
+
+    def _carry_out(self, txn: Any) -> None:
+        """Bring the log up to what was noted, in a transaction."""
+        try:
+            left = carry_out(txn, self.notes, self.env.join)
+        except BaseException:
+            self.roll_back()
+            raise
+        for lane, (row, remove_at, removing) in left.items():
+            self._carried[lane] = lane.row, lane.remove_at, lane.removing
+            lane.row, lane.remove_at, lane.removing = row, remove_at, removing
+
+    def make_room_for_notes(self) -> bool:
+        """Make room on the disk for what may be noted before the next batch; return whether there is."""
+        if self.journal is None or self._broken is not None or self.journal.inside or self.env.confined:
+            return False
+        size, values = self.written
+        size += 2 * NOTED_BYTES + NOTED_LANES * TAIL_BYTES
+        try:
+            self.env.make_room(size, values + 4 * NOTED_LANES, settles_only=False)
+        except (CannotGrow, StorageError):
+            return False
+        return True
+
+    def note(self, note: Note, size: int) -> None:
+        """Count a note that is in the journal, of `size` bytes there."""
+        if not self.pending:
+            self.since = monotonic()
+        self.pending += 1
+        self.notes.append(note)
+        self.noted_bytes += size
+
+    def is_due(self, pending: int) -> bool:
+        """Tell whether to commit what the journal holds: nothing has come since it held so much, or it is late."""
+        return self.pending == pending or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """The first of what the log does not hold has waited for long enough."""
+        return self.pending > 0 and monotonic() - self.since > LATE_S
 
     def confirm(self, txn: Any) -> None:
         """Have on the disk what was written in what `begin` has returned."""
@@ -114,7 +180,7 @@ class Confirming:
         except BaseException as error:
             self.roll_back()
             if not isinstance(error, MapFull):
-                _logger.exception("%s: what the journal holds was not committed; it stays there", self._env.path)
+                _logger.exception("%s: what the journal holds was not committed; it stays there", self.env.path)
                 self.failed(error)
             raise
 
@@ -125,11 +191,14 @@ class Confirming:
         if txn is not None:
             with suppress(LmdbError):  # raised where it has ended
                 txn.abort()
+        for lane, (row, remove_at, removing) in self._carried.items():
+            lane.row, lane.remove_at, lane.removing = row, remove_at, removing
+        self._carried.clear()
 
     def close(self, *, failed: bool) -> None:
         """End what is open; the journal holds what the log does not, and nothing else unless the log has failed."""
         self.roll_back()
-        journal, self._journal, self._create = self._journal, None, None
+        journal, self.journal, self._create = self.journal, None, None
         if journal is not None:
             with suppress(OSError):  # the log knows which records it holds
                 try:
@@ -140,10 +209,11 @@ class Confirming:
 
     def _play(self) -> None:
         """Have in a new transaction what the journal holds."""
-        journal = self._journal
+        journal = self.journal
         assert journal is not None
         try:
-            if any(play(self._txn, changes) for changes in journal.records(self._state.applied)):
+            records = journal.records(self._state.applied)  # notes behind the last changes are carried out next
+            if any(play(self._txn, changes) for changes in records if not is_note(changes)):
                 raise CorruptionError(f"{journal.path} does not fit the log: let nothing write inside a spool")
         except BaseException:
             self.roll_back()
@@ -153,13 +223,13 @@ class Confirming:
         """Tell whether changes of so many bytes go into the journal, which may be made now."""
         if size > SMALL_BYTES or self._broken is not None:
             return False
-        if self._journal is None:
+        if self.journal is None:
             self._make()  # this batch is committed: so the log says that there is one
             return False
         written, values = self.written
-        if written + values * PAGE_BYTES > DIRTY_BYTES or (self.pending and monotonic() - self._since > LATE_S):
+        if written + values * PAGE_BYTES > DIRTY_BYTES or self.is_late:
             return False
-        return self._journal.fits(size)
+        return self.journal.fits(size)
 
     def _may_begin(self) -> bool:
         if self._create is None:
@@ -172,31 +242,43 @@ class Confirming:
         if self._create is None:
             return
         try:
-            self._journal = self._create(self._state.applied + 1)
+            self.journal = self._create(self._state.applied + 1)
         except StorageError as error:
             self._create = None
-            _logger.warning("%s: each batch is committed to the log by itself: %s", self._env.path, error)
+            _logger.warning("%s: each batch is committed to the log by itself: %s", self.env.path, error)
 
     def _append(self, changes: bytes) -> bool:
         """Write a record and sync it; return False if the disk does not take it, and nothing was promised."""
-        journal = self._journal
+        journal = self.journal
         assert journal is not None
         try:
             journal.write(changes)
         except OSError as error:
-            self._broken = storage_error(error, "write the journal", journal.path)
+            self.give_up_journal(error)
             return False
         began_s = perf_counter()
         journal.sync()
         self.timers.syncs.note(perf_counter() - began_s)
         if not self.pending:
-            self._since = monotonic()
+            self.since = monotonic()
         self.pending += 1
+        self._forget_notes()
         return True
+
+    def give_up_journal(self, error: OSError) -> None:
+        """Write nothing more to the journal; a record may be there of which nothing was promised."""
+        assert self.journal is not None
+        self._broken = storage_error(error, "write the journal", self.journal.path)
+
+    def _forget_notes(self) -> None:
+        """What was carried out is in a transaction that was confirmed."""
+        self.notes.clear()
+        self.noted_bytes = 0
+        self._carried.clear()
 
     def _commit(self) -> None:
         """Commit the open transaction, and with it all that the journal holds."""
-        journal, broken = self._journal, self._broken
+        journal, broken = self.journal, self._broken
         # A part may be there of a record that could not be written.
         last = self._state.applied + self.pending + (broken is not None)
         state = JournalState.without(last)
@@ -205,20 +287,21 @@ class Confirming:
         if state.in_use or self._state.in_use:
             self._txn.put(STATE_KEY, encode_state(state))
         began_s = perf_counter()
-        self._env.commit(self._txn)
+        self.env.commit(self._txn)
         self.timers.syncs.note(perf_counter() - began_s)
         self._txn = self._changes = None
         self._rolled_back = 0, 0
+        self._forget_notes()
         self._state, self.pending = state, 0
         if journal is None:
             return
         if broken is not None:
-            _logger.warning("%s: each batch is committed to the log by itself from now on: %s", self._env.path, broken)
+            _logger.warning("%s: each batch is committed to the log by itself from now on: %s", self.env.path, broken)
             self._create = None
         elif journal.in_place:
             journal.begin_anew()
             return
         else:  # nothing is lost: the log has all of it
             _logger.warning("%s was removed or replaced: let no cleaner work inside a spool", journal.path)
-        self._journal = self._broken = None
+        self.journal = self._broken = None
         journal.close()

@@ -33,7 +33,9 @@ JOURNAL = "journal"
 """Its name in the spool."""
 STAGED = ".new"
 """What it is called behind that while it is made."""
-FORMAT = 1
+FORMAT = 2
+OLDEST_FORMAT = 1
+"""In which there are no notes. It is read, and another one made in its place."""
 HEADER_BYTES = 4096
 STATE_KEY = meta_key("journal")
 """Where the log says what `JournalState` does."""
@@ -106,6 +108,17 @@ class Head(NamedTuple):
     size: int
     mark: bytes
     """See `JournalState`."""
+    format: int = FORMAT
+
+
+class Record(NamedTuple):
+    """A record as it is written."""
+
+    data: bytes
+    position: int
+    number: int
+    end: int
+    """Where the next one begins."""
 
 
 class Journal:
@@ -114,12 +127,15 @@ class Journal:
     def __init__(self, path: str, fd: int, head: Head, uuid: UUID, files: Files, following: int) -> None:
         self.path = path
         self._fd = fd
-        self._size, self.mark = head
+        self._size, self.mark = head.size, head.mark
         self._seed = seed_of(uuid)
         self._files = files
-        self._position = HEADER_BYTES
+        self.position = HEADER_BYTES
+        """Where the next record begins."""
         self.following = following
         """The number of the next record."""
+        self.inside = False
+        """A thread that does not have the turn any more may still write a record to its place; see `direct`."""
 
     @classmethod
     def create(cls, path: str, size: int, uuid: UUID, files: Files, following: int) -> Journal:
@@ -152,29 +168,40 @@ class Journal:
 
     def fits(self, size: int) -> bool:
         """Tell whether there is room for a record with changes of so many bytes."""
-        return self._position + _RECORD.size + size <= self._size
+        return self.position + _RECORD.size + size <= self._size
 
     def write(self, changes: bytes) -> None:
         """Write a record, of which nobody is told before `sync`."""
-        number = self.following
+        record = self.record(changes)
+        self.write_record(record)
+        self.position, self.following = record.end, record.number + 1
+
+    def record(self, changes: bytes) -> Record:
+        """Return the record that would be written next."""
+        number, position = self.following, self.position
         head = _RECORD.pack(_RECORD_MAGIC, len(changes), number, _checksum(self._seed, number, changes))
-        write_all(self._files, self._fd, head + changes, self._position)
-        self._position = _aligned(self._position + len(head) + len(changes))
-        self.following = number + 1
+        return Record(head + changes, position, number, end_of(position, changes))
+
+    def write_record(self, record: Record) -> None:
+        """Write a record where it belongs; done twice it is done once."""
+        data, position = record.data, record.position
+        written = self._files.pwrite(self._fd, data, position)
+        if written < len(data):
+            write_all(self._files, self._fd, memoryview(data)[written:], position + written)
 
     def sync(self) -> None:
         """Have on the disk what was written. If that raises, nobody knows whether it is there."""
         self._files.sync_data(self._fd)
 
     def begin_anew(self) -> None:
-        """The log holds all records: write the next at the beginning."""
-        self._position = HEADER_BYTES
+        """The log holds all records: write the next at the beginning; none while one may still come late."""
+        self.position = self._size if self.inside else HEADER_BYTES
 
     def clear(self) -> None:
         """Have it hold no record that anybody could take for one to be carried over. The log holds all of them."""
         write_all(self._files, self._fd, CLEARED, HEADER_BYTES)
         self._files.sync_data(self._fd)
-        self._position = HEADER_BYTES
+        self.position = HEADER_BYTES
 
     def records(self, applied: int) -> list[bytes]:
         """Return the changes of the records that the log does not hold.
@@ -183,7 +210,7 @@ class Journal:
             CorruptionError: they are not what was written. StorageError: they cannot be read.
         """
         with reading(self.path):
-            data = read_whole(self._files, self._fd, self._position)
+            data = read_whole(self._files, self._fd, self.position)
         found = [changes for _, number, changes in records_in(data, self._seed) if number > applied]
         written = self.following - 1 - applied
         if len(found) != written:
@@ -202,7 +229,11 @@ class Journal:
             return False
 
     def close(self) -> None:
-        self._files.close(self._fd)
+        """Close the file. What a thread may still write goes nowhere, and its descriptor is not used for another."""
+        if self.inside:
+            self._files.divert(self._fd)
+        else:
+            self._files.close(self._fd)
 
 
 @contextmanager
@@ -235,11 +266,11 @@ def read_head(files: Files, fd: int, uuid: UUID, path: str) -> Head:
         raise CorruptionError(f"{path} is damaged: its header is not what was written; {REMEDY}") from None
     if version > FORMAT:
         raise FormatTooNew(f"{path} has format {version}, this qflow reads {FORMAT}: open it with a newer qflow")
-    if magic != _MAGIC or version != FORMAT or not HEADER_BYTES < size <= MOST_BYTES or mark == _NO_MARK:
+    if magic != _MAGIC or version < OLDEST_FORMAT or not HEADER_BYTES < size <= MOST_BYTES or mark == _NO_MARK:
         raise CorruptionError(f"{path} is not a journal of qflow; {REMEDY}")
     if owner != uuid.bytes:
         raise CorruptionError(f"{path} belongs to the log {UUID(bytes=owner)}, not to {uuid}; {REMEDY}")
-    return Head(size, mark)
+    return Head(size, mark, version)
 
 
 def records_in(data: bytes, seed: int) -> Iterator[tuple[int, int, bytes]]:
@@ -286,7 +317,7 @@ def _record(data: bytes, position: int, seed: int) -> tuple[int, bytes] | None:
 
 
 def _header(uuid: UUID, head: Head) -> bytes:
-    bare = seal(_HEADER.pack(_MAGIC, FORMAT, uuid.bytes, *head))
+    bare = seal(_HEADER.pack(_MAGIC, head.format, uuid.bytes, head.size, head.mark))
     return bare + bytes(HEADER_BYTES - len(bare))
 
 

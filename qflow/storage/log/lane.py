@@ -10,11 +10,20 @@ from qflow.storage.log.passes import NOWHERE, Passes
 from qflow.storage.log.rows import Row
 
 
+class Turn(Protocol):
+    """Who may write the log: see `direct`."""
+
+    request: Any
+
+
 class Publisher(Protocol):
     """The queue behind a lane."""
 
     def publish(self, first: int, records: list[Record], size: int, puts: int) -> None:
         """Make confirmed messages of `size` bytes together visible."""
+
+    def show(self, put: Any, turn: Turn, first: int) -> bool:
+        """Make the message of a put visible that its own thread has confirmed, while it has the turn; see `direct`."""
 
     def publish_transient(self, put: Any) -> None:
         """Assign sequences to a unit's put that is not logged (`put.first`), make it visible."""
@@ -41,7 +50,7 @@ class Lane:
 
     __slots__ = (
         "begins", "border", "broken", "full_tail", "is_logged", "lane", "leaves_gaps", "next", "owner", "passes",
-        "publisher", "remove_at", "removing", "row", "tail", "time_ms",
+        "publisher", "remove_at", "removing", "row", "tail", "time_ms", "written",
     )  # fmt: skip
 
     def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
@@ -71,7 +80,14 @@ class Lane:
         """More settled blocks wait to be removed than one commit may."""
         self.broken: BaseException | None = None
         """Pages of its that a commit came by are damaged: nothing more can be written to it."""
+        self.written = False
+        """A batch has written to it since the log was opened: its pages were sound then."""
         self.passes = Passes(row.floor if row.marks else NOWHERE)  # at open nobody knows what was left
+
+    @property
+    def takes_notes(self) -> bool:
+        """What comes for it may be noted in the journal, and written into the log later."""
+        return self.written and self.broken is None
 
     @property
     def hollow_due(self) -> bool:

@@ -18,6 +18,7 @@ from qflow.storage.log import journal, journal_reading
 from qflow.storage.log.changes import UNFIT, played
 from qflow.storage.log.journal import read_state
 from qflow.storage.log.journal_reading import Found, Look
+from qflow.storage.log.notes import is_note, open_notes, replay
 from qflow.storage.log.recovery import read_identity
 
 TRIES = 1000
@@ -57,10 +58,12 @@ class Overlay:
         if self._look is not before:
             self._env.problems += [problem for problem in found.problems if problem not in self._env.problems]
             self._changed = SortedDict()
+            over = _Over(txn, self._changed)
             for changes in found.records:
-                for key, value in played(_Over(txn, self._changed).get, changes):  # one may change what one has put
+                for key, value in () if is_note(changes) else played(over.get, changes):  # one may change what one put
                     if value is not UNFIT:
                         self._changed[key] = value
+            replay(over, found.records[len(found.records) - open_notes(found.records) :])
         return _Over(txn, self._changed) if self._changed else txn
 
     def unapplied(self) -> Found | None:
@@ -100,6 +103,9 @@ class _Over:
             value = self._changed[key]
             return default if value is None else value
         return self._txn.get(key, default)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._changed[key] = value
 
     def cursor(self) -> _Cursor:
         return _Cursor(self, self._txn.cursor(), self._changed)

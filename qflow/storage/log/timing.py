@@ -33,3 +33,8 @@ class Timers:
         """From the first write of a batch to the moment when it is confirmed."""
         self.syncs = Timer()
         """Of the journal; of the log, which is written in the same step, with that."""
+
+    def note_alone(self, took_s: float) -> None:
+        """Count a record of the journal that a request which stood alone was confirmed by."""
+        self.syncs.note(took_s)
+        self.commits.note(took_s)

@@ -18,6 +18,7 @@ from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log import bodies, facts, removal
 from qflow.storage.log.batch import Order, Party, Put, Request, Settling, Unit, Work
 from qflow.storage.log.confirming import Confirming
+from qflow.storage.log.direct import Direct
 from qflow.storage.log.facts import PAGE_FACTS, Facts, Page
 from qflow.storage.log.journal import NO_JOURNAL
 from qflow.storage.log.lane import Lane
@@ -45,17 +46,18 @@ class TransactionLog:
         self.timers: Timers = confirming.timers
         """How long commits and syncs took."""
         self._writer = Writer(env, confirming, clock, self._reading, shares, left)
+        self._handing = self._writer.handing
 
     # Handing over ----------------------------------------------------------------------------------------------------
 
     def put(self, put: Put, soon: bool = True) -> Put:
         """Hand messages over; look at their `error` when they are done. Without `soon`, call `now` next."""
-        self._writer.hand_over(put, soon)
+        self._handing.hand_over(put, soon)
         return put
 
     def join(self, unit: Unit, soon: bool = True) -> Unit:
         """Hand a unit over; look at its `error` when it is done. Without `soon`, call `now` next."""
-        self._writer.hand_over(unit, soon)
+        self._handing.hand_over(unit, soon)
         return unit
 
     def settle(self, lane: Lane, ranges: list[Settled]) -> Request:
@@ -122,13 +124,18 @@ class TransactionLog:
         return self._hand_over(Order(add))
 
     def _hand_over(self, request: Request) -> Request:
-        self._writer.hand_over(request)
+        self._handing.hand_over(request)
         return request
+
+    @property
+    def turn(self) -> Direct:
+        """What stands alone takes it in place of `requests`, under the lock of its queue, and is waited for then."""
+        return self._handing.turn
 
     @property
     def requests(self) -> Any:
         """Where who may call nothing hands a request over: `check_usable` before, and it is `handed_over` after."""
-        return self._writer.requests
+        return self._handing.requests
 
     def handed_over(self, request: Request, *, urgent: bool | None = False) -> None:
         """Have what stands in `requests` written; at once, if it is urgent; if that is None, by a call of `now`.
@@ -136,15 +143,16 @@ class TransactionLog:
         Raises:
             BrokerFailed, BrokerClosed: it came too late; it is not `joined` any more.
         """
-        self._writer.handed_over(request, urgent=urgent)
+        self._handing.handed_over(request, urgent=urgent)
 
     def look_after(self) -> None:
         """Have written what a caller handed over that was interrupted at just that. Now and then, by maintenance."""
-        self._writer.look_after()
+        self._handing.look_after()
 
-    def rouse(self) -> None:
-        """After an interrupt: have what may stand in `requests` written."""
-        self._writer.rouse()
+    def interrupted(self, request: Request) -> None:
+        """Have a request written that may stand in `requests`, or have the `turn`: its thread was interrupted."""
+        self._handing.turn.leave(request)
+        self._handing.rouse()
 
     def check_usable(self) -> None:
         """Refuse what could not be handed over.
@@ -152,7 +160,7 @@ class TransactionLog:
         Raises:
             BrokerFailed, BrokerClosed.
         """
-        self._writer.check_usable()
+        self._handing.check_usable()
 
     # Facts -----------------------------------------------------------------------------------------------------------
 
@@ -229,16 +237,24 @@ class TransactionLog:
         """Return when a request is done; its `error` says what became of it."""
         if request.done:
             return
-        self.check_can_wait()
-        writer = self._writer
-        if not request.rung:
-            request.rung = True
-            writer.now()
-        while not request.done:
-            gate = writer.gate  # first: if it has joined no batch after this, it is in this one, or in one before
-            batch = request.batch
-            with gate if batch is None else batch.gate:
-                pass
+        writer, turn = self._writer, self._handing.turn
+        try:
+            self.check_can_wait()
+            if turn.request is request:
+                turn.confirm(request)
+            elif turn.request is not None:
+                turn.leave_mine()
+            if not (request.done or request.rung):
+                request.rung = True
+                self._handing.now()
+            while not request.done:
+                gate = writer.gate  # first: if it has joined no batch after this, it is in this one, or in one before
+                batch = request.batch
+                with gate if batch is None else batch.gate:
+                    pass
+        except BaseException:
+            turn.leave(request)
+            raise
 
     def commit(self, request: Request) -> None:
         """Wait for a request that is the caller's own work, and raise what became of it."""
@@ -248,7 +264,7 @@ class TransactionLog:
 
     def now(self, _: object = None) -> None:
         """Have what was handed over written at once."""
-        self._writer.now()
+        self._handing.now()
 
     def tell(self, request: Request, told: Callable[[], object]) -> None:
         """Have something called when a request is done, at once if it is: by the writer, perhaps twice.
@@ -260,7 +276,10 @@ class TransactionLog:
             told()
 
     def drain(self) -> None:
-        """Return when everything that was handed over so far is done."""
+        """Return when everything that was handed over so far is done, also what a thread has begun that is away."""
+        turn = self._handing.turn
+        if turn.request is not None:
+            turn.leave(turn.request)
         request: Request | None = None
         with suppress(BrokerFailed, BrokerClosed):  # nothing is on its way then
             request = self._hand_over(Order(lambda batch: None, after=None))
@@ -332,7 +351,7 @@ class TransactionLog:
         self.drain()
         self._apply()
         with self._writer.copying:
-            self._writer.check_usable()
+            self._handing.check_usable()
             yield self._env
 
     def forget_dead_readers(self) -> None:
@@ -361,7 +380,7 @@ class TransactionLog:
 
     @property
     def failed(self) -> bool:
-        return self._writer.failure is not None
+        return self._handing.failure is not None
 
     @property
     def busy(self) -> bool:

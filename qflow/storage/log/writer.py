@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from qflow.errors import BrokerClosed, BrokerFailed, InDoubt, QflowError, StorageError
+from qflow.errors import InDoubt, StorageError
 from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log.ahead import Ahead
 from qflow.storage.log.batch import Batch, Order, Request, Work
@@ -32,6 +31,7 @@ from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.committing import Committing, conclude
 from qflow.storage.log.confirming import SOON_S, Confirming
 from qflow.storage.log.futures import Teller, mark_done
+from qflow.storage.log.handing import Handing
 
 _logger = logging.getLogger("qflow")
 
@@ -69,13 +69,8 @@ class Writer:
         self._writing = BatchWriting(env, confirming, clock, self.copying, reading, shares)
         self._committing = Committing(env, confirming, self._writing, self._note_failure)
         self._ahead = Ahead(env.join, clock, left)
-        self.requests: deque[Request] = deque()
-        self._asleep = _closed()
-        """Held while nobody asked for a batch; not a queue, see `Alarm`."""
-        self._told = self._urgent = False
-        """Somebody asks for a batch, or has; and for one at once."""
-        self._goal = 0
-        """A batch is asked for at once by who makes that many requests of those that stand before the writer."""
+        self.handing = Handing(env.path, confirming, clock)
+        self.requests = self.handing.requests
         self._impatient = 0
         """Batches to come that wait for nobody."""
         self._working = False
@@ -89,93 +84,21 @@ class Writer:
         self._again: Batch | None = None
         """What is to be tried again of a batch that failed."""
         self._teller = Teller(env.path)
-        self._ending = self._ended = False
+        self._ending = False
         self._over = threading.Event()
-        self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="qflow-writer", daemon=True)
         self._thread.start()
 
     # Called by any thread -------------------------------------------------------------------------------------------
 
-    def hand_over(self, request: Request, soon: bool = True) -> None:
-        """Take a request: it will be done within milliseconds, or told why not, whatever becomes of its caller.
-
-        Args:
-            soon: False for a caller who calls `now` when others had their turn to hand over, too.
-
-        Raises:
-            BrokerFailed, BrokerClosed: the log takes nothing any more; it was not handed over.
-        """
-        self.check_usable()
-        one, wake = (request,), self._asleep.release
-        # From here until it is woken no call returns and nothing jumps back: an interrupt comes before that or after.
-        request.joined = True
-        self.requests += one
-        if soon and not self._told:
-            self._told = True
-            try:  # noqa: SIM105  that would be a call
-                wake()
-            except RuntimeError:  # it is awake
-                pass
-        self._check_ended(request)
-
-    def handed_over(self, request: Request, *, urgent: bool | None) -> None:
-        """After a caller has appended a request by itself, under a lock: have it written. Raises as `hand_over`.
-
-        Args:
-            urgent: None for a caller who calls `now` when others had their turn to hand over, too.
-        """
-        if urgent:
-            request.rung = True
-            self.now()
-        elif urgent is not None:
-            self.rouse()
-        self._check_ended(request)
-
-    def rouse(self) -> None:
-        """Have what was handed over written within milliseconds. Cost: nothing if the writer knows."""
-        if not self._told:
-            self._told = True
-            try:  # noqa: SIM105  that would be a call
-                self._asleep.release()
-            except RuntimeError:  # it is awake
-                pass
-
-    def look_after(self) -> None:
-        """Have written what has stood there since the last call: its caller was interrupted, and told nobody."""
-        try:
-            first = self.requests[0]
-        except IndexError:
-            return
-        if first.stood:
-            self.rouse()
-        first.stood = True
-
-    def _check_ended(self, request: Request) -> None:
-        """Take a request back that came too late."""
-        if self._ended:
-            with suppress(ValueError):  # the writer has it, and refuses it
-                self.requests.remove(request)
-                request.joined = False
-                raise self._refusal()
-
     def forget(self, messages: int) -> None:
         """Keep no room for settling so many messages: they were deleted."""
         self._writing.gone.append(messages)
 
-    def now(self) -> None:
-        """Have what was handed over written at once. An interrupt comes before it or after."""
-        if not self._urgent and len(self.requests) >= self._goal:
-            self._urgent = True
-            try:  # noqa: SIM105  that would be a call
-                self._asleep.release()
-            except RuntimeError:  # it is awake
-                pass
-
     @property
     def commits(self) -> int:
-        """Batches that were committed, and parts of some."""
-        return self._committing.commits
+        """Batches that were committed, and parts of some; requests that stood alone."""
+        return self._committing.commits + self.handing.turn.confirmed
 
     @property
     def held_back(self) -> int:
@@ -185,22 +108,12 @@ class Writer:
     @property
     def busy(self) -> bool:
         """Something was handed over and is not done."""
-        return self._has_more or self._working or self._again is not None
+        return self._has_more or self._working or self._again is not None or self.handing.turn.request is not None
 
     @property
     def is_me(self) -> bool:
         """The calling thread is the writer: it cannot wait for itself."""
         return threading.get_ident() == self._thread.ident
-
-    def check_usable(self) -> None:
-        """Refuse what could not be written any more."""
-        if self.failure is not None or self._ended:
-            raise self._refusal()
-
-    def _refusal(self) -> QflowError:
-        if self.failure is not None:
-            return BrokerFailed(f"the log failed earlier ({self.failure}); close the broker and open the spool again")
-        return BrokerClosed(f"the log {self._env.path} is closed: open the spool again")
 
     def end(self) -> None:
         """Write what was handed over, and stop; what comes later is refused. The thread has ended, whatever is raised.
@@ -208,8 +121,8 @@ class Writer:
         A user's callback of a future may call this; all others have run when it returns.
         """
         self._ending = True
-        self._goal = 0  # after that, so that the writer sees one of both before it waits
-        self.now()
+        self.handing.goal = 0  # after that, so that the writer sees one of both before it waits
+        self.handing.now()
         interrupt: BaseException | None = None
         while not self._over.is_set():  # a `join` that is interrupted takes the thread for ended (Python 3.11)
             try:
@@ -236,11 +149,11 @@ class Writer:
             self._keep_last()
         except BaseException as error:  # a fault of ours: nobody may wait for ever, and nothing may be promised
             _logger.exception("the writer of %s ended", self._env.path)
-            self.failure = self.failure or error
+            self.handing.failure = self.handing.failure or error
         finally:
-            self._ended = True  # who hands over after this takes it back
+            self.handing.ended = True
             try:
-                self._confirming.close(failed=self.failure is not None)
+                self._confirming.close(failed=self.handing.failure is not None)
                 self._refuse_rest()
             finally:
                 self._open_gates()
@@ -254,53 +167,86 @@ class Writer:
 
     def _wait_for_work(self) -> None:
         """Return when a batch is to be written."""
-        wait = self._asleep.acquire
+        handing = self.handing
+        wait = handing.asleep.acquire
         if self._done:
             self._let_go()
         # More than a batch holds, or what came meanwhile, follows at once.
-        if not (self._has_more or self._ending) and self._is_woken() and not (self._urgent or self._ending):
+        if not (self._has_more or self._ending) and self._is_woken() and not (handing.urgent or self._ending):
             wait(timeout=FLUSH_S)
+        self._take_turn()
         wait(blocking=False)
-        self._told = self._urgent = False  # who hands over from here on wakes it again
+        handing.told = handing.urgent = False  # who hands over from here on wakes it again
 
     def _is_woken(self) -> bool:
-        """Wait until somebody wakes this thread: True; or until something is due that is to be tried again."""
-        wait = self._asleep.acquire
-        if self._again is not None or (self._ahead.stuck and self.failure is None):
+        """Wait until somebody asks for a batch: True; or until something is due that is to be tried again."""
+        handing = self.handing
+        wait = handing.asleep.acquire
+        if self._again is not None or (self._ahead.stuck and self.handing.failure is None):
             return wait(timeout=RETRY_S)
-        if self.held_back and wait(timeout=SOON_S):
-            return True
-        self._apply()
-        if not wait(timeout=IDLE_S):
-            self._keep_last()
-            wait()
+        self._give_turn()
+        while not (handing.told or handing.urgent or self._ending or handing.turn.abandoned):
+            held_back = self.held_back
+            if not held_back and not wait(timeout=IDLE_S):
+                self._keep_last()
+                wait()
+            elif held_back and not wait(timeout=SOON_S) and self._confirming.is_due(held_back):
+                self._take_turn()
+                self._apply()
+                self._give_turn()
+        wait(blocking=False)
         return True
+
+    def _give_turn(self) -> None:
+        """Let threads confirm by themselves what stands alone, from here on."""
+        if self.handing.failure is None and not self._ahead.is_active:
+            self.handing.turn.give()
+
+    def _take_turn(self) -> None:
+        """Have the turn, and go on with what a thread has left that had it."""
+        turn = self.handing.turn
+        request = turn.take(self.handing.asleep.acquire)
+        if request is None:
+            return
+        batch = Batch()
+        batch.gate = _closed()
+        self._working = True
+        try:
+            if not turn.go_on(batch, request):
+                self.requests.appendleft(request)
+                return
+        except BaseException as error:
+            self._fail(batch, error)
+        batch.requests.append(request)
+        request.batch = batch
+        self._finish(batch)
 
     def _apply(self) -> None:
         """Have in the log what the journal holds for it; if that fails, nothing more is promised."""
-        if self.failure is None:
+        if self.handing.failure is None:
             with suppress(Exception):  # it was told
                 self._committing.apply()
 
     def _keep_last(self) -> None:
         """Have a copy of the last commit beside the log, unless nobody knows which that is."""
-        if self.failure is None:
+        if self.handing.failure is None:
             self._env.keep_last()
 
     def _let_go(self) -> None:
         """Open the gate of the last batch; wait a little for those who come out, if there are others to share with."""
+        handing = self.handing
         goal = self._waiting + len(self.requests)
         gathers = self._waiting and goal > 1 and not self._impatient
         if gathers:
-            self._asleep.acquire(blocking=False)
-            self._goal = goal
-            self._told, self._urgent = True, False  # from here on nobody wakes this thread but who completes them
+            handing.asleep.acquire(blocking=False)
+            handing.goal = goal
+            handing.told, handing.urgent = True, False  # from here on nobody wakes this thread but who completes them
         self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
         if gathers:
-            if not self._ending and not self._asleep.acquire(timeout=GATHER_S):
+            if not self._ending and not handing.asleep.acquire(timeout=GATHER_S):
                 self._impatient = IMPATIENT_BATCHES
-            self._goal = 0
-            self._told = self._urgent = False  # before it is looked whether there are any
+            handing.goal = 0
+            handing.told = handing.urgent = False  # before it is looked whether there are any
         elif self._impatient:
             self._impatient -= 1
 
@@ -328,8 +274,8 @@ class Writer:
                     raise
                 finally:
                     self.gate = _closed()  # after they joined; see `TransactionLog.wait`
-            if self.failure is not None:
-                batch.error = self._refusal()
+            if self.handing.failure is not None:
+                batch.error = self.handing.refusal()
             elif (work := _alone(batch.requests)) is not None:
                 self._work_alone(batch, work)
             elif batch.is_empty:
@@ -370,19 +316,19 @@ class Writer:
             batch.add(requests.popleft())
 
     def _note_failure(self, error: BaseException) -> None:
-        self.failure = error
+        self.handing.failure = error
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
         """Note why a batch was not written, or may not have been; what nobody waits for is tried again."""
         batch.error = error
         if batch.committing:
-            self.failure = error
+            self.handing.failure = error
             batch.error = InDoubt(
                 f"a commit failed ({error}): whether it holds is known when {self._env.path} is opened again"
             )
         elif isinstance(error, BROKEN):
             batch.error = log_error(error, self._env.path, "written")
-        if self.failure is None and batch.is_settling:
+        if self.handing.failure is None and batch.is_settling:
             self._again = batch.rest()
 
     def _work_alone(self, batch: Batch, work: Work) -> None:
@@ -395,7 +341,7 @@ class Writer:
             batch.committed = True
         except BaseException as error:
             if not self._env.in_place:
-                self.failure = error
+                self.handing.failure = error
             raise
         finally:
             self.copying.release()
@@ -408,7 +354,7 @@ class Writer:
             conclude(batch, self._env)
         except BaseException as error:  # a fault of ours: what is in memory is not what is in the log
             _logger.exception("%s: what became of a batch could not be told", self._env.path)
-            self.failure = self.failure or error
+            self.handing.failure = self.handing.failure or error
             if batch.committed:
                 batch.error = InDoubt(
                     f"a commit could not be published ({error}): what it holds is there when {self._env.path} is "
@@ -425,7 +371,7 @@ class Writer:
         """Refuse what was handed over too late."""
         batch = Batch()
         batch.gate = self.gate
-        batch.error = self._refusal()
+        batch.error = self.handing.refusal()
         batch.requests.extend(self._ahead.give_up())
         with suppress(IndexError):  # its caller has taken it back
             while self.requests:

@@ -1,0 +1,258 @@
+"""A request that stands alone: its own thread confirms it, by a note in the journal, while the writer rests.
+
+A put that nothing else is written with would wait for the writer twice: until that wakes, and until it is woken.
+So the thread takes the *turn*, writes a note of what it does (`notes`), syncs it, and makes it visible. The writer
+takes no batch meanwhile, and while it has one nobody gets the turn: what comes in between waits for the next batch.
+
+    has the turn    taken under the lock of the queue, with the room for a message: `request`
+    noted           the bytes of its record, and where in the journal they go, are settled: `_noted`
+    synced          it is confirmed, whatever becomes of its thread: `_synced`
+    visible         in its queue, under that one's lock
+    counted         rows, the journal, and the turn given back: one straight line, see `waiting`
+
+A signal handler may strike between any two of those, and may never return. Then the writer goes on from there: at once
+if the thread says that it was interrupted, else when it needs the turn and has waited for `PATIENCE_S`. It writes the
+same bytes to the same place, so it does not matter how far the thread came. Because that may be in the middle of a call
+of the system still, the journal is not begun anew before it is out of it: `Journal.inside`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic, perf_counter
+from typing import Any, NamedTuple
+
+from qflow.storage.log.batch import Batch, Put, Request, Step
+from qflow.storage.log.confirming import NOTED_BYTES, NOTED_LANES, Confirming
+from qflow.storage.log.journal import Journal, Record
+from qflow.storage.log.lane import Lane
+from qflow.storage.log.notes import Note
+
+PATIENCE_S = 0.25
+"""Most syncs take less; one that takes longer, while others wait for the log, is done twice."""
+MOST_BYTES = 64 * 1024
+"""A larger message is not noted: it would be written twice for little."""
+
+
+class Noted(NamedTuple):
+    """A request on its way by this one."""
+
+    request: Request
+    note: Note
+    record: Record
+    notes: tuple[Note]
+    """The note, as it is added to others."""
+    size: int
+    journal: Journal
+    """A handler may close the log meanwhile, and open another."""
+
+
+class Direct:
+    """See the module. One a log. Changed by who has the turn: nothing is called between a look and what follows."""
+
+    def __init__(self, confirming: Confirming, clock: Callable[[], float], wake: Callable[[], object]) -> None:
+        """`wake` wakes the writer; it raises RuntimeError where that is awake."""
+        self._confirming = confirming
+        self._clock = clock
+        self._wake = wake
+        self.open = False
+        """The turn may be taken: the writer rests, and there is a journal."""
+        self.request: Request | None = None
+        """What has it."""
+        self.thread = 0
+        """Whose request it is, once that has begun."""
+        self.abandoned = False
+        """Its thread was interrupted: the writer is to go on."""
+        self.confirmed = 0
+        """How many requests were, by their own threads."""
+        self._noted: Noted | None = None
+        self._synced: Request | None = None
+        self._stood: Request | None = None
+        self._wanted = False
+        """The writer waits for the turn."""
+        self._lanes: set[Lane] = set()
+
+    # The thread of a request ----------------------------------------------------------------------------------------
+
+    def confirm(self, request: Request) -> None:
+        """Confirm what has the turn. Called by its thread. It is done when this returns, or the writer will do it."""
+        confirming = self._confirming
+        self.thread = threading.get_ident()
+        noted = self._note(request)
+        began_s = perf_counter()
+        if noted is None or not self._write(noted):
+            self.leave(request)
+            return
+        now_s = perf_counter()
+        if self.request is not request:
+            return
+        self._synced = request
+        is_first = not confirming.pending
+        confirming.timers.note_alone(now_s - began_s)
+        if not request.show(self, noted.note.first):
+            self.leave(request)
+            return
+        self.count(noted, monotonic())
+        if is_first or self._wanted:  # from now on there is something to be applied; or it waits for the turn
+            with suppress(RuntimeError):
+                self._wake()
+
+    def count(self, noted: Noted, now_s: float) -> None:
+        """Count what is confirmed and visible, and give the turn back, unless the writer has it.
+
+        An interrupt comes before it or after.
+        """
+        confirming: Any = self._confirming
+        request, note, record, notes = noted.request, noted.note, noted.record, noted.notes
+        journal, env, lane, size = noted.journal, confirming.env, note.lane, noted.size
+        if self.request is request:
+            lane.row = note.after
+            lane.next = note.following
+            env.messages += note.messages
+            journal.position = record.end
+            journal.following = record.number + 1
+            if not confirming.pending:
+                confirming.since = now_s
+            confirming.pending += 1
+            confirming.notes += notes
+            confirming.noted_bytes += size
+            self.confirmed += 1
+            self.abandoned = False
+            self.request = None
+            request.done = True
+
+    def leave(self, request: Request) -> None:
+        """Have the writer go on with a request of the calling thread, if it has the turn. Twice is fine."""
+        if self.request is request:
+            self.abandoned = True
+            with suppress(RuntimeError):
+                self._wake()
+
+    def leave_mine(self) -> None:
+        """Have the writer go on with what the calling thread has begun: a handler struck there, and waits now."""
+        request = self.request
+        if request is not None and self.thread == threading.get_ident():
+            self.leave(request)
+
+    def _note(self, request: Request) -> Noted | None:
+        """Settle what is written for a request, and where; None if it is not to be noted."""
+        confirming = self._confirming
+        made, journal = request.note(int(self._clock() * 1000)), confirming.journal
+        if made is None or journal is None:
+            return None
+        note, changes = made
+        lanes, size = self._lanes, len(changes)
+        if size > MOST_BYTES or confirming.noted_bytes + size > NOTED_BYTES or not journal.fits(size):
+            return None
+        if note.lane not in lanes:
+            if len(lanes) >= NOTED_LANES:
+                return None
+            lanes.add(note.lane)
+        return Noted(request, note, journal.record(changes), (note,), size, journal)
+
+    def _write(self, noted: Noted) -> bool:
+        """Have a record on the disk; False if the disk has failed, or the turn was taken meanwhile."""
+        journal = noted.journal
+        if self.request is not noted.request:
+            return False
+        self._noted = noted
+        journal.inside = True
+        try:
+            journal.write_record(noted.record)
+            journal.sync()
+        except OSError as error:
+            if _is_of_handler(error):
+                raise
+            return False  # the writer tries it again, and fails as it does
+        finally:
+            journal.inside = False
+        return True
+
+    # The writer -----------------------------------------------------------------------------------------------------
+
+    def give(self) -> None:
+        """Have the turn taken by whoever comes, if that is as safe as a batch."""
+        if self._confirming.make_room_for_notes():
+            self._lanes = {note.lane for note in self._confirming.notes}
+            self.open = True
+
+    def take(self, wait: Callable[..., object]) -> Request | None:
+        """Have the turn; return the request that is to be gone on with, if its thread does not.
+
+        Args:
+            wait: returns when the writer is woken, given a `timeout`.
+        """
+        self.open = False
+        if self.request is not None:
+            until_s = monotonic() + PATIENCE_S
+            self._wanted = True
+            while self.request is not None and not self.abandoned and (left_s := until_s - monotonic()) > 0:
+                wait(timeout=left_s)
+            self._wanted = False
+        request, self.request = self.request, None  # from here on its thread waits
+        self.abandoned = False
+        return request
+
+    def go_on(self, batch: Batch, request: Request) -> bool:
+        """Confirm in a batch of its own what a thread has left; False where the request is to be done as any other.
+
+        What raises with `batch.committing` leaves it in doubt.
+        """
+        noted, confirming = self._noted, self._confirming
+        if noted is None or noted.request is not request:
+            return False
+        note, record, journal = noted.note, noted.record, noted.journal
+        lane = note.lane
+        if self._synced is not request:
+            try:
+                journal.write_record(record)
+            except OSError as error:
+                confirming.give_up_journal(error)
+                return False
+            batch.committing = True
+            journal.sync()
+        journal.position, journal.following = record.end, record.number + 1
+        confirming.note(note, noted.size)
+        records = [] if note.record is None else [note.record]
+        puts = len(records)
+        if isinstance(request, Put):
+            request.starts(lane, note.first)
+            if request.visible:
+                lane.next, puts = note.following, 0
+        size = note.after.bytes - note.before.bytes
+        batch.plan = [
+            Step(
+                lane, note.after, note.following, note.first, records, size, puts, None, lane.remove_at, lane.removing,
+                None, note.time_ms,
+            )
+        ]  # fmt: skip
+        batch.committed = True
+        return True
+
+    def look_after(self) -> None:
+        """Have the writer go on with what has had the turn since the last call: its thread was interrupted."""
+        request = self.request
+        if request is not None and self._stood is request:
+            self.leave(request)
+        self._stood = request
+
+
+def _is_of_handler(error: OSError) -> bool:
+    """Tell whether a signal handler has raised it, and not a call of the system."""
+    codes = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        if callable(handler):
+            handler = handler.func if isinstance(handler, partial) else handler
+            code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+            codes.add(code)
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False

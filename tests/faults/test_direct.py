@@ -1,0 +1,411 @@
+"""Requests that stand alone are confirmed by their own threads, also where those are interrupted, or late."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import inside
+import qflow
+from crash.seams import run_in_child
+from faults.seams import Faults, faulty_broker, in_thread
+from faults.strikes import Strike, Struck
+from qflow.queues.queue import parts_of
+from qflow.storage.files import Files
+from qflow.storage.log import confirming, direct, journal, recovery, writer
+from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal
+from qflow.storage.log.shared_reading import open_to_read
+from unit.clocks import until
+
+FILES = Files()
+
+
+@pytest.fixture(autouse=True)
+def noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a journal from the first small batch on, and nothing applied that is not asked for."""
+    monkeypatch.setattr(confirming, "FIRST_BATCHES", 0)
+    monkeypatch.setattr(writer, "SOON_S", 1000)
+    monkeypatch.setattr(confirming, "LATE_S", 1000)
+    monkeypatch.setattr(direct, "PATIENCE_S", 1000)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[qflow.Broker]:
+    with qflow.open(tmp_path / "spool") as broker:
+        begin(broker)
+        yield broker
+        assert broker.check() == []
+
+
+def begin(broker: qflow.Broker) -> qflow.Queue:
+    """Declare a queue, and have a journal; return when the turn may be taken."""
+    inside.still(broker)
+    queue = broker.declare_queue("q")
+    queue.put_many([b"a", b"b"])
+    queue.put(b"c")
+    rest(broker)
+    return queue
+
+
+def rest(broker: qflow.Broker) -> None:
+    """Return when the writer rests, and threads may confirm by themselves."""
+    broker.engine.log.drain()
+    until(lambda: broker.engine.log.turn.open)
+
+
+def confirmed(broker: qflow.Broker) -> int:
+    return broker.engine.log.turn.confirmed
+
+
+def reopened(broker: qflow.Broker, path: Path) -> list[bytes]:
+    """Return the bodies that are there after a kill; those who only read see as many."""
+    copy = inside.copy_as_killed(broker, path)
+    env = open_to_read(str(copy), FILES)
+    assert env is not None
+    seen = next(one.rows for one in recovery.read_log(env).queues if one.name == "q")
+    env.close()
+    with qflow.open(copy) as again:
+        assert again.check() == []
+        assert again.recovery.problems == ()
+        bodies = again.queue("q").get_many(1000, timeout_s=0).bodies
+    assert seen is not None
+    assert seen[0].messages == len(bodies)
+    return bodies
+
+
+def test_what_stands_alone_takes_no_batch(broker: qflow.Broker, tmp_path: Path) -> None:
+    """Put with headers and without, taken, acked: each a note, all there after a kill, and carried out by what follows."""
+    queue, before, batches = broker.queue("q"), confirmed(broker), broker.engine.log.commits
+    assert [queue.put(b"d"), queue.put(b"e", headers={"n": 1})] == [3, 4]
+    for body in (b"a", b"b"):
+        delivery = queue.get()
+        assert delivery.body == body
+        delivery.ack(wait=True)
+    assert confirmed(broker) == before + 4
+    assert broker.engine.log.commits == batches + 4
+    assert len(queue) == 3
+    assert reopened(broker, tmp_path / "notes") == [b"c", b"d", b"e"]
+    queue.put_many([b"f", b"g"])
+    assert reopened(broker, tmp_path / "record") == [b"c", b"d", b"e", b"f", b"g"]
+    queue.put(b"h")
+    queue.put(b"x" * 2**20)
+    assert reopened(broker, tmp_path / "commit")[5:] == [b"h", b"x" * 2**20]
+    rest(broker)
+    queue.put(b"i")
+    assert queue.get_many(100).bodies[2] == b"e"
+
+
+def test_what_was_put_and_acked_alone_is_never_written_to_the_log(broker: qflow.Broker, tmp_path: Path) -> None:
+    """But for the row of the lane."""
+    queue = broker.queue("q")
+    queue.get_many(3).ack(wait=True)
+    rest(broker)
+    for number in range(20):
+        queue.put(b"needle %d" % number)
+        queue.get().ack(wait=True)
+    assert reopened(broker, tmp_path / "copy") == []
+    with broker.engine.log.read() as txn:
+        assert b"needle" not in b"".join(value for _, value in txn.cursor())
+
+
+def test_more_lanes_than_there_is_room_for_take_batches(broker: qflow.Broker, tmp_path: Path) -> None:
+    queues = [broker.declare_queue(f"q{number}") for number in range(confirming.NOTED_LANES + 4)]
+    for queue in queues:
+        queue.put(b"first")
+    rest(broker)
+    before = confirmed(broker)
+    for queue in queues:
+        rest(broker)
+        queue.put(b"second")
+    assert confirming.NOTED_LANES <= confirmed(broker) - before < len(queues)
+    copy = inside.copy_as_killed(broker, tmp_path / "copy")
+    with qflow.open(copy) as again:
+        assert all(again.queue(queue.name).get_many(9).bodies == [b"first", b"second"] for queue in queues)
+
+
+def test_a_getter_that_waits_is_told(broker: qflow.Broker) -> None:
+    queue = broker.queue("q")
+    queue.get_many(3).ack(wait=True)
+    found: list[bytes] = []
+
+    def begin_to_wait() -> None:
+        takers.append(threading.Thread(target=lambda: found.append(queue.get(timeout_s=10).body)))
+        takers[-1].start()
+        until(lambda: parts_of(queue).gate.getters > 0)
+
+    takers: list[threading.Thread] = []
+    begin_to_wait()
+    queue.put(b"d")
+    takers[0].join()
+    rest(broker)
+    at_sync(broker, begin_to_wait)
+    queue.put(b"e")
+    takers[1].join()
+    assert found == [b"d", b"e"]
+
+
+def at_sync(broker: qflow.Broker, call: Callable[[], object]) -> None:
+    """Have something called by the next thread that syncs the journal by itself, before it does."""
+    one = broker.engine.log._writer._confirming.journal
+    assert one is not None
+    sync = one.sync
+
+    def called() -> None:
+        one.sync = sync  # type: ignore[method-assign]
+        call()
+        sync()
+
+    one.sync = called  # type: ignore[method-assign]
+
+
+def test_who_comes_meanwhile_waits_for_the_next_batch(broker: qflow.Broker, tmp_path: Path) -> None:
+    """In the order of their hand-over, those that are not logged too; acks that nobody waits for."""
+    queue = broker.queue("q")
+    delivery = queue.get()
+    later: list[Any] = []
+
+    def meanwhile() -> None:
+        later.append(in_thread(lambda: queue.submit(b"second")))
+        in_thread(lambda: delivery.ack())
+        later.append(queue)
+
+    at_sync(broker, meanwhile)
+    assert queue.put(b"first") == 3
+    assert later[0].result(10) == 4
+    queue.put(b"third", durable=False)
+    assert queue.get_many(9).bodies == [b"b", b"c", b"first", b"second", b"third"]
+    assert reopened(broker, tmp_path / "copy") == [b"b", b"c", b"first", b"second"]
+
+
+@pytest.mark.parametrize("call", ["put", "ack"])
+def test_an_interrupt_at_any_place_leaves_it_done_or_not_done(call: str, tmp_path: Path) -> None:
+    """A handler that raises; then others go on, and a reopened spool has what this one has."""
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = begin(broker)
+        at, number, struck, alone = 0, 0, True, 0
+        while struck:
+            rest(broker)
+            number += 1
+            queue.put(b"old %d" % number)
+            rest(broker)
+            held = queue.get() if call == "ack" else None
+            before, count = confirmed(broker), len(queue)
+            strike = Strike(at)
+            work: Callable[[], Any] = (lambda one=held: one.ack(wait=True)) if held else (lambda: queue.put(b"new"))
+            struck = strike.run(work)
+            alone += confirmed(broker) > before
+            queue.put(b"after")  # which asks for the turn, if the writer has to go on
+            assert len(queue) - count in ({0} if held and not struck else {1, 2} if held is None else {0, 1})
+            assert broker.engine.log.turn.request is None
+            if held is not None and struck:
+                try:
+                    held.ack(wait=True)
+                except qflow.AlreadySettled:
+                    pass
+            at += 7 if struck else 0
+        assert alone > 0
+        bodies = reopened(broker, tmp_path / "copy")
+        assert bodies == queue.get_many(10_000, timeout_s=0).bodies
+        assert broker.check() == []
+
+
+def test_a_handler_may_put_in_the_middle_and_both_are_done(tmp_path: Path) -> None:
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = begin(broker)
+        at, wanted = 0, [b"a", b"b", b"c"]
+        while True:
+            rest(broker)
+            strike = Strike(at, lambda: queue.put(b"handler"))
+            strike.run(lambda: queue.put(b"call"))
+            if strike.where is None:
+                wanted.append(b"call")
+                break
+            wanted += [b"handler", b"call"]
+            at += 9
+        found = queue.get_many(10_000).bodies
+        assert sorted(found) == sorted(wanted)
+        assert reopened(broker, tmp_path / "copy") == found
+        assert broker.check() == []
+
+
+def test_a_thread_that_does_not_come_back_holds_nobody_up(
+    broker: qflow.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer goes on; nothing is written over what may come late; that changes nothing, and all is as before."""
+    monkeypatch.setattr(direct, "PATIENCE_S", 0.01)
+    queue, goes_on, stuck = broker.queue("q"), threading.Event(), threading.Event()
+    one: Any = broker.engine.log._writer._confirming.journal
+    write = one.write_record
+
+    def late(record: Any) -> None:
+        if threading.current_thread() is thread:
+            stuck.set()
+            assert goes_on.wait(20)
+        write(record)
+
+    one.write_record = late
+    thread = threading.Thread(target=lambda: queue.put(b"late"))
+    thread.start()
+    assert stuck.wait(20)
+    assert queue.put(b"next") == 4
+    for number in range(40):  # more than the journal holds
+        queue.put(b"%d" % number * 200_000)
+    assert one.inside
+    assert not one.fits(1)
+    goes_on.set()
+    thread.join()
+    assert not one.inside
+    queue.put(b"x" * 2**20)
+    rest(broker)
+    before = confirmed(broker)
+    queue.put(b"last")
+    assert confirmed(broker) == before + 1
+    found = queue.get_many(10_000).bodies
+    assert found[3:5] == [b"late", b"next"]
+    assert found[-1] == b"last"
+
+
+def test_a_broker_is_closed_in_the_middle_by_a_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its spool opened again; what the call would still write goes nowhere."""
+    monkeypatch.setattr(direct, "PATIENCE_S", 0.01)
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = begin(broker)
+        one: Any = broker.engine.log._writer._confirming.journal
+        write, again = one.write_record, []
+
+        def close_first(record: Any) -> None:
+            one.write_record = write
+            broker.close()
+            again.append(qflow.open(tmp_path / "spool"))
+            again[0].queue("q").put_many([b"other"])
+            write(record)
+
+        one.write_record = close_first
+        assert queue.put(b"d") == 3
+    with again[0]:
+        assert again[0].check() == []
+        assert again[0].queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"other"]
+
+
+def test_a_disk_that_fails_once_is_tried_again_by_the_writer(tmp_path: Path) -> None:
+    """An error of the write, and one of the sync: the same bytes are written and synced once more."""
+    faults = Faults()
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        queue = begin(broker)
+        faults.fail("sync_data", OSError(5, "Input/output error"), times=1)
+        assert queue.put(b"d") == 3
+        rest(broker)
+        faults.fail("pwrite", OSError(5, "Input/output error"), times=1)
+        assert queue.put(b"e") == 4
+        assert broker.check() == []
+    with qflow.open(tmp_path) as broker:
+        assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_an_error_that_a_handler_raises_comes_out_though_it_looks_like_one_of_the_disk(broker: qflow.Broker) -> None:
+    """A time-out is an `OSError`, and may have an error number."""
+    import signal
+
+    def handler(*_: object) -> None:
+        raise TimeoutError(110, "too late")
+
+    queue, before = broker.queue("q"), signal.signal(signal.SIGUSR1, handler)
+    try:
+        at_sync(broker, lambda: signal.raise_signal(signal.SIGUSR1))
+        with pytest.raises(TimeoutError, match="too late"):
+            queue.put(b"d")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert queue.put(b"e") == 4
+    assert queue.get_many(9).bodies[3:] == [b"d", b"e"]
+
+
+def test_a_full_disk_refuses_puts_and_takes_acks(tmp_path: Path) -> None:
+    faults = Faults()
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        queue = begin(broker)
+        faults.fail("allocate", OSError(28, "No space left on device"))
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(b"x" * 60_000, timeout_s=0)
+        for body in (b"a", b"b"):
+            delivery = queue.get()
+            assert delivery.body == body
+            delivery.ack(wait=True)
+        faults.heal()
+        queue.put(b"y")
+        rest(broker)
+        before = confirmed(broker)
+        queue.put(b"z")
+        assert confirmed(broker) == before + 1
+        assert broker.check() == []
+
+
+def test_a_forked_child_writes_nothing(broker: qflow.Broker, tmp_path: Path) -> None:
+    queue = broker.queue("q")
+    queue.put(b"d")
+
+    def child() -> None:
+        with pytest.raises(qflow.ForkedProcess):
+            queue.put(b"child")
+
+    run_in_child(child)
+    assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_journal_without_notes_is_read_and_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the format before: no note is written into it, for an older qflow would take it for something else."""
+    spool = tmp_path / "spool"
+    monkeypatch.setattr(journal, "FORMAT", 1)
+    monkeypatch.setattr(Head.__new__, "__defaults__", (1,))
+    with qflow.open(spool) as broker:
+        begin(broker).put_many([b"d"])
+        copy = inside.copy_as_killed(broker, tmp_path / "copy")
+    monkeypatch.undo()
+    data = (copy / JOURNAL).read_bytes()
+    assert struct.unpack_from("<8sI", data)[1] == 1
+    with qflow.open(copy) as broker:
+        assert broker.recovery.journal_records > 0
+        assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d"]
+        assert not (copy / JOURNAL).exists()
+
+
+def test_a_note_that_does_not_fit_its_lane_is_reported(tmp_path: Path) -> None:
+    """A log that is another one than the notes were made beside."""
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = begin(broker)
+        queue.put(b"x" * 2**20)  # all of it is committed
+        early = inside.copy_as_killed(broker, tmp_path / "early")
+        queue.put_many([b"d"] * 3)
+        queue.put(b"x" * 2**20)
+        rest(broker)
+        queue.put(b"e")
+        late = inside.copy_as_killed(broker, tmp_path / "late")
+    os.replace(late / JOURNAL, early / JOURNAL)
+    with qflow.open(early) as again:
+        assert "fell back" in again.recovery.journal_problems[0]
+        assert again.queue("q").get_many(9).bodies[:3] == [b"a", b"b", b"c"]
+
+
+def test_a_record_is_written_twice_as_once(tmp_path: Path) -> None:
+    one = Journal.create(str(tmp_path / JOURNAL), 8192, UUID(int=7), FILES, 1)
+    record = one.record(b"changes")
+    one.write_record(record)
+    one.write_record(record)
+    assert record.position == HEADER_BYTES == one.position
+    one.inside = True
+    one.begin_anew()
+    assert not one.fits(1)
+    one.close()
+    one.write_record(record._replace(data=b"x" * 64))  # a thread that comes late
+    assert b"x" * 64 not in (tmp_path / JOURNAL).read_bytes()
+    assert issubclass(Struck, BaseException)
