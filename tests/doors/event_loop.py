@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import types
 from collections.abc import Coroutine, Generator
 from contextlib import suppress
 from typing import Any
 
 import inside
-import qflow.aio
+import qflow
+from drivers import owner_of
 from qflow.queues.queue import parts_of
 
 PATIENCE_S = 60
@@ -66,15 +68,40 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0)
 
 
-async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str, bytes, int]]:
+async def told(value: Any) -> Any:
+    """Return what is known at once beside the owner, and is to be asked for at its door."""
+    return await value if inspect.isawaitable(value) else value
+
+
+async def length(queue: Any) -> int:
+    """Return how many messages of a queue are not settled."""
+    return int(await queue.length()) if hasattr(queue, "length") else len(queue)
+
+
+def plain(broker: Any, name: str = "q") -> qflow.Queue:
+    """Return a queue as threads beside the owner have it."""
+    return owner_of(broker).broker.queue(name)
+
+
+async def close_spool(broker: Any) -> None:
+    """Close the spool: its owner does."""
+    await owner_of(broker).close()
+
+
+async def heard(broker: Any) -> None:
+    """Return when the owner has begun, or given up, all that was asked for; and what that has handed to the log is done."""
+    await turns()  # loops that were left give back what they fetched
+    assert await broker.check() == []
+    owner_of(broker).broker.engine.log.drain()
+
+
+async def leave_nothing_behind(broker: Any) -> list[tuple[str, bytes, int]]:
     """Check that nobody waits, that all books agree, that every message can be had; return (queue, body, delivery).
 
     Everything is acked then, and nothing may be left in memory.
     """
-    await turns()  # loops that were left give back what they fetched
-    broker.broker.engine.log.drain()
-    problems = await broker.check()
-    assert not problems, problems
+    await heard(broker)
+    broker = owner_of(broker)
     found = []
     for name in broker.queues():
         queue = broker.queue(name)
@@ -93,12 +120,10 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
     return found
 
 
-async def leave_no_reader_behind(broker: qflow.aio.AsyncBroker) -> None:
+async def leave_no_reader_behind(broker: Any) -> None:
     """Check that nobody waits for a stream or for room, that no subscription is open, and that all books agree."""
-    await turns()
-    broker.broker.engine.log.drain()
-    problems = await broker.check()
-    assert not problems, problems
+    await heard(broker)
+    broker = owner_of(broker)
     streams: Any = broker.broker.engine.streams
     for stream in streams.all():
         assert len(stream.readers) == 0, stream
