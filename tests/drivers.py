@@ -85,5 +85,4 @@ def owner_of(broker: Any) -> qflow.aio.AsyncBroker:
 def _is_held(owner: qflow.aio.AsyncBroker) -> bool:
     """Tell whether somebody holds messages, or has a subscription open."""
     queues = any(owner.broker.queue(name).stats().acquired_messages for name in owner.queues())
-    cursors = [cursor for stream in owner.broker.engine.streams.all() for cursor in stream.cursors.values()]
-    return queues or any(cursor.members for cursor in cursors)
+    return queues or any(stream.open_cursors() for stream in owner.broker.engine.streams.all())

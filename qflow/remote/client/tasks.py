@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +17,7 @@ from qflow.remote.client.link import Link, Reason, Reply, Request
 from qflow.remote.wire.frames import WireError
 
 T = TypeVar("T")
+_connections: weakref.WeakSet[TaskConnection] = weakref.WeakSet()
 
 
 class _Waiting:
@@ -42,6 +45,8 @@ class TaskConnection(asyncio.Protocol):
 
     def __init__(self, target: str, reason: Reason | None = None) -> None:
         self.target = target
+        self.socket: socket.socket | None = None
+        """Of the transport, from before there is one."""
         self._process = os.getpid()
         self._link = Link(target, reason)
         self._transport: Any = None
@@ -49,6 +54,7 @@ class TaskConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._lost = asyncio.Event()
+        _connections.add(self)
 
     @property
     def closed(self) -> bool:
@@ -195,3 +201,17 @@ class TaskConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             await self._lost.wait()
+
+    def leave(self) -> None:
+        """In a forked child: close the copy of the socket, or the owner would not hear of the end."""
+        if self.socket is not None:
+            self.socket.close()
+
+
+def _after_fork() -> None:
+    for one in list(_connections):
+        one.leave()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
