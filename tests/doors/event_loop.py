@@ -89,9 +89,11 @@ async def close_spool(broker: Any) -> None:
 
 
 async def heard(broker: Any) -> None:
-    """Return when the owner has begun, or given up, all that was asked for; and what that has handed to the log is done."""
+    """Return when all that was asked for is done, or given up, by the log, too."""
     await turns()  # loops that were left give back what they fetched
     assert await broker.check() == []
+    if broker is not owner_of(broker):
+        await until(lambda: not inside.link(broker).under_way)
     owner_of(broker).broker.engine.log.drain()
 
 

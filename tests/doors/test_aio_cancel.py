@@ -7,6 +7,7 @@ import errno
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 
 import qflow
 import qflow.aio
-from doors.event_loop import cancelled_at, leave_nothing_behind, run, turns, until
+from doors.event_loop import cancelled_at, heard, leave_nothing_behind, run, told, turns, until
+from drivers import opening_tasks
 from faults.seams import Faults, open_faulty
 
+pytestmark = pytest.mark.two_drivers
 KIB = bytes(1000)
 MOST_AWAITS = 60
 
@@ -24,13 +27,13 @@ MOST_AWAITS = 60
 class Stage:
     """A broker for one scenario, and what its helper needs."""
 
-    def __init__(self, broker: qflow.aio.AsyncBroker, faults: Faults) -> None:
+    def __init__(self, broker: Any, faults: Faults) -> None:
         self.broker = broker
         self.faults = faults
         self.acked: list[bytes] = []
         self.held: list[qflow.aio.AsyncDelivery] = []
 
-    async def queue(self, name: str = "q", **settings: Any) -> qflow.aio.AsyncQueue:
+    async def queue(self, name: str = "q", **settings: Any) -> Any:
         return await self.broker.declare_queue(name, **settings)
 
 
@@ -356,21 +359,21 @@ SCENARIOS = {
 
 
 @asynccontextmanager
-async def staged(path: Path, name: str) -> AsyncIterator[Stage]:
+async def staged(access: str, path: Path, name: str) -> AsyncIterator[Stage]:
     faults = Faults()
     settings = {"capacity_bytes": 100_000} if name == "transaction on disk" else {}
-    async with qflow.aio.AsyncBroker(open_faulty(path, faults, **settings)) as broker:
+    async with opening_tasks(access, partial(open_faulty, path, faults, **settings)) as broker:
         yield Stage(broker, faults)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None:
+def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path, access: str) -> None:
     """Each await of each scenario once: the books balance, nothing is stuck, no delivery was counted that was none."""
 
     async def attempt(at: int) -> bool:
         scenario = SCENARIOS[name]()
-        async with staged(tmp_path / str(at), name) as stage:
+        async with staged(access, tmp_path / str(at), name) as stage:
             await scenario.before(stage)
             task = asyncio.ensure_future(cancelled_at(scenario.act(stage), at, late))  # type: ignore[arg-type]
             beside = asyncio.create_task((scenario.beside or nothing)(stage))
@@ -380,15 +383,14 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None
                 assert task.result() <= at, "it swallowed its cancellation"
             await beside
             stage.faults.heal()
-            await stage.broker.check()  # what threads have begun is done
             held = [delivery.body for delivery in stage.held]
-            stage.broker.broker.engine.log.drain()
+            await heard(stage.broker)
             for delivery in stage.held:
                 try:
                     await delivery.nack()
                 except qflow.AlreadySettled:
                     stage.acked.append(delivery.body)  # by a transaction that was committed after all
-            for queue in stage.broker.queues():
+            for queue in await told(stage.broker.queues()):
                 await stage.broker.alter_queue(queue, capacity_bytes=None)
             found = await leave_nothing_behind(stage.broker)
             bodies = sorted([body for _, body, _ in found] + stage.acked)
@@ -413,7 +415,9 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "read"], ids=["spilling", "dropping"])
-def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(operation: str, tmp_path: Path) -> None:
+def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(
+    operation: str, tmp_path: Path, access: str
+) -> None:
     """The thread finishes what it does to the disk, and then finds that nobody wants it."""
     entered, go_on = threading.Event(), threading.Event()
 
@@ -423,7 +427,7 @@ def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(opera
             go_on.wait(30)
 
     async def scenario() -> None:
-        async with staged(tmp_path / "spool", operation) as stage:
+        async with staged(access, tmp_path / "spool", operation) as stage:
             scenario = put_that_spills(False) if operation == "pwrite" else put_drops_what_is_on_disk()
             await scenario.before(stage)
             stage.faults.before[operation] = wait_there

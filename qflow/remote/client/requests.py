@@ -164,12 +164,17 @@ def get(name: str, most: int, timeout_s: Duration | None, consumer: str | int) -
     timeout = parse_timeout(timeout_s)
     if timeout is not None:
         head["timeout_s"] = timeout
-    return Request(head, read=replies.granted)
+    return Request(head, read=replies.granted, undo=not_granted)
+
+
+def not_granted(result: Any) -> Request | None:
+    """Deliveries that came with a result were handed to nobody."""
+    return give_back(result["grant"]) if result.get("grant") else None
 
 
 def consume(queue: str, name: str) -> Request:
     """A consumer begins; its reply is a number."""
-    return Request({"op": "consume", "queue": queue, "name": name})
+    return Request({"op": "consume", "queue": queue, "name": name}, undo=consume_end)
 
 
 def consume_end(number: int) -> Request:

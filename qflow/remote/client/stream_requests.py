@@ -11,6 +11,7 @@ from qflow.durations import Duration
 from qflow.errors import InvalidArgument
 from qflow.remote.client import stream_replies
 from qflow.remote.client.link import Request
+from qflow.remote.client.requests import not_granted
 from qflow.remote.wire.values import plain
 
 
@@ -49,15 +50,21 @@ def stream_stats(name: str) -> Request:
 def query(name: str, topic_filter: str, options: Mapping[str, Any]) -> Request:
     """Its reply is a `stream_replies.Page`."""
     given = {key: moment(value) for key, value in options.items() if value is not None}
-    return Request({"op": "query", "stream": name, "filter": topic_filter, **given}, read=stream_replies.page(name))
+    head = {"op": "query", "stream": name, "filter": topic_filter, **given}
+    return Request(head, read=stream_replies.page(name), undo=_left)
 
 
 def query_next(name: str, number: int) -> Request:
-    return Request({"op": "query_next", "query": number}, read=stream_replies.page(name))
+    return Request({"op": "query_next", "query": number}, read=stream_replies.page(name), undo=_left)
 
 
 def query_close(number: int) -> Request:
     return Request({"op": "query_close", "query": number})
+
+
+def _left(page: dict[str, Any]) -> Request | None:
+    """A page was handed to nobody: those that follow are not asked for."""
+    return query_close(page["query"]) if page["query"] else None
 
 
 def last(name: str, topic_filter: str) -> Request:
@@ -84,7 +91,12 @@ def subscribe(stream: str, topic_filter: str, options: Mapping[str, Any]) -> Req
     """Its reply is a `stream_replies.Opened`."""
     given = {name: plain(moment(value)) for name, value in options.items()}
     head = {"op": "subscribe", "stream": stream, "filter": topic_filter, "options": given}
-    return Request(head, doubt="the subscription", read=stream_replies.opened)
+    return Request(head, doubt="the subscription", read=stream_replies.opened, undo=_not_opened)
+
+
+def _not_opened(told: dict[str, Any]) -> Request:
+    """A subscription was handed to nobody."""
+    return subscription_close(told["subscription"])
 
 
 def get(subscription: int, most: int, timeout_s: Duration | None, taker: int) -> Request:
@@ -96,13 +108,13 @@ def get(subscription: int, most: int, timeout_s: Duration | None, taker: int) ->
         "timeout_s": parse_timeout(timeout_s),
         "taker": taker,
     }
-    return Request(head, read=stream_replies.granted)
+    return Request(head, read=stream_replies.granted, undo=not_granted)
 
 
 def get_ahead(subscription: int, taker: int, loop: int) -> Request:
     """The same for a loop, which says by `shown` what of it was returned."""
     head = {"op": "subscription_get", "subscription": subscription, "ahead": True, "taker": taker, "loop": loop}
-    return Request(head, read=stream_replies.granted)
+    return Request(head, read=stream_replies.granted, undo=not_granted)
 
 
 def shown(grant: int, count: int, settled: int | None) -> Request:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
-from qflow.remote.client.link import Link, Reason, Reply, Request
+from qflow.remote.client.link import Link, Reason, Reply, Request, Undo
 from qflow.remote.wire.frames import WireError
 
 T = TypeVar("T")
@@ -23,11 +23,12 @@ _connections: weakref.WeakSet[TaskConnection] = weakref.WeakSet()
 class _Waiting:
     """A task, or a future, that waits for a reply."""
 
-    __slots__ = ("future", "late", "number")
+    __slots__ = ("future", "late", "number", "undo")
 
-    def __init__(self, future: asyncio.Future[Any]) -> None:
+    def __init__(self, future: asyncio.Future[Any], undo: Undo | None) -> None:
         self.future = future
         self.number = 0
+        self.undo = undo
         self.late: Reply | None = None
         """What came when the future was cancelled, and its task had not heard of that yet."""
 
@@ -132,7 +133,7 @@ class TaskConnection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> _Waiting:
         self.check_open()
-        waiting = _Waiting(asyncio.get_running_loop().create_future())
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), request.undo)
         waiting.number = self._link.begin(request, waiting)
         self._flush()
         return waiting
@@ -140,11 +141,11 @@ class TaskConnection(asyncio.Protocol):
     def _give_up(self, waiting: _Waiting) -> None:
         future = waiting.future
         if waiting.late is not None:
-            self._link.give_back(waiting.late)
+            self._link.give_back(waiting.undo, waiting.late)
         elif future.cancelled() or not future.done():
             self._link.give_up(waiting.number)
         elif future.exception() is None:
-            self._link.give_back(future.result())
+            self._link.give_back(waiting.undo, future.result())
         self._flush()
 
     def _flush(self) -> None:

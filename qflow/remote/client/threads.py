@@ -102,9 +102,9 @@ class Connection:
                 return result if then is None else then(result)
         except BaseException:
             try:
-                shelter(partial(self._give_up, call))
+                shelter(partial(self._give_up, call, request))
             finally:  # another interrupt may have come before that began
-                shelter(partial(self._give_up, call))
+                shelter(partial(self._give_up, call, request))
             raise
         assert outcome is not None
         raise outcome
@@ -250,7 +250,7 @@ class Connection:
 
         return shelter(work)
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: Call, request: Request) -> None:
         """Give up a call that was interrupted; nothing if it never began, or failed. Twice is fine."""
         with self.lock:
             call.given_up = True
@@ -260,7 +260,7 @@ class Connection:
             if call.outcome is None:
                 self._link.give_up(number)
             elif isinstance(call.outcome, Reply):
-                self._link.give_back(call.outcome)
+                self._link.give_back(request.undo, call.outcome)
             self._send()
 
     def _check(self) -> None:
