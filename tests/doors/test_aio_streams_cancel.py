@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import inside
 import qflow
 import qflow.aio
-from doors.event_loop import cancelled_at, leave_no_reader_behind, run, turns
+from doors.event_loop import cancelled_at, heard, leave_no_reader_behind, run, told, turns
+from drivers import opening_tasks, owner_of
 
+pytestmark = pytest.mark.two_drivers
 MOST_AWAITS = 60
 OLD = [b"one", b"two", b"three"]
 
@@ -22,7 +24,7 @@ OLD = [b"one", b"two", b"three"]
 class Stage:
     """A broker with a stream for one scenario."""
 
-    def __init__(self, broker: qflow.aio.AsyncBroker) -> None:
+    def __init__(self, broker: Any) -> None:
         self.broker = broker
         self.sub: Any = None
         self.held: list[Any] = []
@@ -31,8 +33,7 @@ class Stage:
 
     @property
     def room(self) -> Any:
-        inner: Any = self.broker.broker
-        return inner.engine.streams.room
+        return owner_of(self.broker).broker.engine.streams.room
 
 
 Act = Callable[[Stage], Coroutine[Any, Any, Any]]
@@ -95,7 +96,7 @@ async def publish_as_producer(stage: Stage) -> None:
 
 
 async def take_the_number(stage: Stage) -> None:
-    stage.claim = stage.broker.broker.engine.publisher.claim_of("p", 7)
+    stage.claim = owner_of(stage.broker).broker.engine.publisher.claim_of("p", 7)
     stage.claim.take()
 
 
@@ -156,7 +157,7 @@ async def subscribe(stage: Stage) -> None:
     async with stage.broker.subscribe("s", start="earliest") as one:
         async with stage.broker.subscribe("s", name="other", session_expiry_s=100) as other:
             await other.seek(0)
-        assert one.lag == len(OLD)
+        assert await told(one.lag) == len(OLD)
 
 
 async def transact(stage: Stage) -> None:
@@ -209,8 +210,8 @@ def both(first: Act, then: Act) -> Act:
 
 
 @asynccontextmanager
-async def staged(path: Path) -> AsyncIterator[Stage]:
-    async with qflow.aio.open(path, capacity_bytes=400_000) as broker:
+async def staged(access: str, path: Path) -> AsyncIterator[Stage]:
+    async with opening_tasks(access, partial(qflow.open, path, capacity_bytes=400_000)) as broker:
         await broker.declare_stream("s", topics=["t/#"])
         yield Stage(broker)
 
@@ -218,13 +219,12 @@ async def staged(path: Path) -> AsyncIterator[Stage]:
 async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
     """See that each message is stored once, and comes once to the subscriber, as if nothing had been cancelled."""
     broker = stage.broker
-    await broker.check()  # what threads have begun is done
-    broker.broker.engine.log.drain()
+    await heard(broker)
     stored = [message.body.rstrip(b"\0") async for message in broker.stream("s").query()]
     news = [body for body in stored if body not in OLD]
     assert len(set(stored)) == len(stored), "a message was stored twice"
     assert cancelled or len(news) == scenario.perhaps, "it did not happen"
-    if "q" in broker.queues():
+    if "q" in await told(broker.queues()):
         queued = [delivery.body for delivery in await broker.queue("q").get_many(10, timeout_s=0)]
         assert queued == news, "one was stored without the other"
     if stage.sub is None:
@@ -244,18 +244,19 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
         stage.acked = [body for body in stage.acked if body not in bodies]  # it was about to ack it
     assert stage.acked + bodies == OLD
     await left.ack()
-    assert not inside.cursor(stage.sub.subscription)._line.watching
+    cursors = owner_of(broker).broker.engine.streams.get("s").open_cursors()
+    assert [cursor._line.watching for cursor in cursors] == [0]
     await stage.sub.close()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None:
+def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path, access: str) -> None:
     """Each await of each scenario once."""
 
     async def attempt(at: int) -> bool:
         scenario = SCENARIOS[name]()
-        async with staged(tmp_path / str(at)) as stage:
+        async with staged(access, tmp_path / str(at)) as stage:
             await scenario.before(stage)
             task = asyncio.ensure_future(cancelled_at(scenario.act(stage), at, late))  # type: ignore[arg-type]
             beside = asyncio.create_task(scenario.beside(stage))

@@ -15,6 +15,7 @@ from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, QueueEmpty
 from qflow.remote.client import stream_requests
 from qflow.remote.client.deliveries import Settler
+from qflow.remote.client.link import Request
 from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamDeliveries, StreamGrant
 from qflow.remote.client.stream_replies import Granted, Opened, Page
 from qflow.remote.client.threads import Connection
@@ -197,9 +198,17 @@ class RemoteSubscription:
     def close(self) -> None:
         """Give back what is held. A durable subscription can be opened again, any other is gone. Twice is fine."""
         if not self._holding.closed:
-            self._connection.locked(self._holding.close)
-            with suppress(BrokerClosed):  # what is held is back already
-                self._connection.call(stream_requests.subscription_close(self._opened.number))
+            try:
+                self._connection.settle(self._close, wait=True)
+            except BrokerClosed:  # what is held is back already
+                self._connection.locked(self._holding.close)
+
+    def _close(self) -> Request | None:
+        """Under the lock of the connection."""
+        if self._holding.closed:
+            return None
+        self._holding.close()
+        return stream_requests.subscription_close(self._opened.number)
 
     def __enter__(self) -> RemoteSubscription:
         return self

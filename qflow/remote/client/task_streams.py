@@ -237,11 +237,14 @@ class AsyncRemoteSubscription:
         return await self._connection.call(stream_requests.subscription_stats(self._opened.number, matching))
 
     async def close(self) -> None:
-        """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`."""
+        """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`.
+
+        Cancelled while it waits, it is closed all the same.
+        """
         if not self._holding.closed:
             self._holding.close()
             with suppress(BrokerClosed):  # what is held is back already
-                await self._connection.call(stream_requests.subscription_close(self._opened.number))
+                await self._connection.complete(stream_requests.subscription_close(self._opened.number))
 
     async def __aenter__(self) -> AsyncRemoteSubscription:
         return self

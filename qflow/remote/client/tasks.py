@@ -111,9 +111,13 @@ class TaskConnection(asyncio.Protocol):
         if request is None:
             return
         if wait:
-            await self._begin(request).future
+            await self.complete(request)
         else:
             self.tell(request)
+
+    async def complete(self, request: Request) -> None:
+        """Make a request, and wait for its answer; it is made all the same if the task is cancelled meanwhile."""
+        await self._begin(request).future
 
     def tell(self, request: Request) -> None:
         """Make a request that nobody waits for."""
