@@ -159,3 +159,24 @@ def test_an_interrupted_subscribe_leaves_no_subscription(
     until(lambda: not stream.stats().subscriptions)
     with remote.subscribe("s"):
         assert len(stream.stats().subscriptions) == 1
+
+
+@pytest.mark.parametrize("way", ["ack", "ack and wait", "nack"])
+def test_what_is_settled_after_a_seek_that_was_cancelled_ends_nothing(owner: qflow.Broker, way: str) -> None:
+    """The seek was done, and its task did not hear of that: what was held before is taken back already."""
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            await broker.declare_stream("s", topics=["s"])
+            await broker.publish_many([("s", b"%d" % number) for number in range(4)])
+            async with broker.subscribe("s", name="n", start="earliest") as subscription:
+                held = await subscription.get()
+                batch = await subscription.get_many(2)
+                task = asyncio.ensure_future(cancelled_at(subscription.seek(0), 0, True))
+                await asyncio.wait([task])
+                assert task.cancelled()
+                for one in (held, batch):
+                    await (one.nack() if way == "nack" else one.ack(wait=way == "ack and wait"))
+                assert len(await subscription.get_many(10)) == 4
+
+    run(scenario())
