@@ -77,6 +77,16 @@ async def opening_tasks(access: str, open_owner: Callable[[], qflow.Broker]) -> 
             assert await owner.check() == []
 
 
+@asynccontextmanager
+async def beside(broker: Any) -> AsyncIterator[Any]:
+    """Provide for tasks what a test has opened for threads, by `opening`: its owner, or a connection of their own."""
+    if isinstance(broker, qflow.Broker):
+        yield qflow.aio.AsyncBroker(broker)
+    else:
+        async with qflow.aio.connect(broker.path) as tasks:
+            yield tasks
+
+
 def owner_of(broker: Any) -> qflow.aio.AsyncBroker:
     """Return the owner of a spool that a test has opened for tasks."""
     return _owners.get(broker, broker)
