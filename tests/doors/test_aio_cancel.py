@@ -368,12 +368,12 @@ async def staged(access: str, path: Path, name: str) -> AsyncIterator[Stage]:
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path, access: str) -> None:
+def test_cancelled_at_every_await(name: str, late: bool, directory: Path, access: str) -> None:
     """Each await of each scenario once: the books balance, nothing is stuck, no delivery was counted that was none."""
 
     async def attempt(at: int) -> bool:
         scenario = SCENARIOS[name]()
-        async with staged(access, tmp_path / str(at), name) as stage:
+        async with staged(access, directory / str(at), name) as stage:
             await scenario.before(stage)
             task = asyncio.ensure_future(cancelled_at(scenario.act(stage), at, late))  # type: ignore[arg-type]
             beside = asyncio.create_task((scenario.beside or nothing)(stage))
@@ -416,7 +416,7 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path, access:
 
 @pytest.mark.parametrize("operation", ["pwrite", "read"], ids=["spilling", "dropping"])
 def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(
-    operation: str, tmp_path: Path, access: str
+    operation: str, directory: Path, access: str
 ) -> None:
     """The thread finishes what it does to the disk, and then finds that nobody wants it."""
     entered, go_on = threading.Event(), threading.Event()
@@ -427,7 +427,7 @@ def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(
             go_on.wait(30)
 
     async def scenario() -> None:
-        async with staged(access, tmp_path / "spool", operation) as stage:
+        async with staged(access, directory / "spool", operation) as stage:
             scenario = put_that_spills(False) if operation == "pwrite" else put_drops_what_is_on_disk()
             await scenario.before(stage)
             stage.faults.before[operation] = wait_there

@@ -251,12 +251,12 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path, access: str) -> None:
+def test_cancelled_at_every_await(name: str, late: bool, directory: Path, access: str) -> None:
     """Each await of each scenario once."""
 
     async def attempt(at: int) -> bool:
         scenario = SCENARIOS[name]()
-        async with staged(access, tmp_path / str(at)) as stage:
+        async with staged(access, directory / str(at)) as stage:
             await scenario.before(stage)
             task = asyncio.ensure_future(cancelled_at(scenario.act(stage), at, late))  # type: ignore[arg-type]
             beside = asyncio.create_task(scenario.beside(stage))
