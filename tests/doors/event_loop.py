@@ -9,10 +9,13 @@ from collections.abc import Coroutine, Generator
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 import inside
 import qflow
 from drivers import owner_of
 from qflow.queues.queue import parts_of
+from qflow.remote.server.session import Session
 
 PATIENCE_S = 60
 
@@ -54,6 +57,55 @@ def cancelled_at(work: Coroutine[Any, Any, Any], at: int, late: bool) -> Generat
             yield awaited
         except BaseException as thrown:
             error = thrown
+
+
+async def struck(work: Coroutine[Any, Any, Any], at: int, late: bool) -> bool:
+    """Run a coroutine in a task that is cancelled at one of its awaits, see `cancelled_at`; return whether it was."""
+    task = asyncio.ensure_future(cancelled_at(work, at, late))  # type: ignore[arg-type]
+    await asyncio.wait([task])
+    if not task.cancelled():
+        assert task.result() <= at, "it swallowed its cancellation"
+    return task.cancelled()
+
+
+class StruckOperations:
+    """Operations of connections, in the owner: one of them is cancelled at one of its awaits, as if its caller had been."""
+
+    FINISHED = ("ack", "nack", "extend", "give_back", "subscription_close")
+    """Callers that are cancelled have these done all the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._left: int | None = None
+        self._late = False
+        call = Session.call
+
+        async def perform(session: Session, head: dict[str, Any], columns: Any) -> Any:
+            if self._left is None or self._left < 0 or head["op"] in self.FINISHED:
+                return await call(session, head, columns)
+            answers: list[Any] = []
+
+            async def work() -> None:
+                answers.append(await call(session, head, columns))
+
+            passed = await cancelled_at(work(), self._left, self._late)
+            self._left -= passed
+            return answers[0]
+
+        monkeypatch.setattr(Session, "call", perform)
+        monkeypatch.setattr(Session, "put_at_once", lambda *_: False)
+
+    async def strike(self, work: Coroutine[Any, Any, Any], at: int, late: bool) -> bool:
+        """Run a coroutine that calls operations; cancel one at await number `at` of all; return whether it came to that."""
+        self._left, self._late = at, late
+        try:
+            await work
+        except qflow.InvalidArgument as error:
+            if "the request was cancelled" not in str(error):
+                raise
+            return True
+        finally:
+            self._left = None
+        return False
 
 
 async def turns(number: int = 5) -> None:

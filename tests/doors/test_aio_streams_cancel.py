@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 
 import qflow
 import qflow.aio
-from doors.event_loop import cancelled_at, heard, leave_no_reader_behind, run, told, turns
-from drivers import opening_tasks, owner_of
+from doors.event_loop import StruckOperations, heard, leave_no_reader_behind, run, struck, told, turns
+from drivers import DOOR, opening_tasks, owner_of
 
 pytestmark = pytest.mark.two_drivers
 MOST_AWAITS = 60
@@ -227,8 +228,14 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
     if "q" in await told(broker.queues()):
         queued = [delivery.body for delivery in await broker.queue("q").get_many(10, timeout_s=0)]
         assert queued == news, "one was stored without the other"
-    if stage.sub is None:
-        return
+    if stage.sub is not None:
+        await settle_subscription(stage, cancelled)
+    again = await broker.publish("t/last", b"last", producer="p", number=7)
+    assert again.duplicate or again.offsets, "the number is held by nobody"
+    await leave_no_reader_behind(broker)
+
+
+async def settle_subscription(stage: Stage, cancelled: bool) -> None:
     shown = {delivery.body for delivery in stage.held}
     for delivery in stage.held:
         try:
@@ -244,7 +251,7 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
         stage.acked = [body for body in stage.acked if body not in bodies]  # it was about to ack it
     assert stage.acked + bodies == OLD
     await left.ack()
-    cursors = owner_of(broker).broker.engine.streams.get("s").open_cursors()
+    cursors = owner_of(stage.broker).broker.engine.streams.get("s").open_cursors()
     assert [cursor._line.watching for cursor in cursors] == [0]
     await stage.sub.close()
 
@@ -258,17 +265,10 @@ def test_cancelled_at_every_await(name: str, late: bool, directory: Path, access
         scenario = SCENARIOS[name]()
         async with staged(access, directory / str(at)) as stage:
             await scenario.before(stage)
-            task = asyncio.ensure_future(cancelled_at(scenario.act(stage), at, late))  # type: ignore[arg-type]
             beside = asyncio.create_task(scenario.beside(stage))
-            await asyncio.wait([task])
-            cancelled = task.cancelled()
-            if not cancelled:
-                assert task.result() <= at, "it swallowed its cancellation"
+            cancelled = await struck(scenario.act(stage), at, late)
             await beside
             await settle(stage, cancelled, scenario)
-            again = await stage.broker.publish("t/last", b"last", producer="p", number=7)
-            assert again.duplicate or again.offsets, "the number is held by nobody"
-            await leave_no_reader_behind(stage.broker)
         return cancelled
 
     for at in range(MOST_AWAITS):
@@ -276,3 +276,26 @@ def test_cancelled_at_every_await(name: str, late: bool, directory: Path, access
             assert at > 0
             return
     raise AssertionError("it never came to its end")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_an_operation_is_cancelled_at_every_await_of_the_owner(
+    name: str, late: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What callers give up at the door, each await of each scenario once."""
+    operations = StruckOperations(monkeypatch)
+
+    async def attempt(at: int) -> bool:
+        scenario = SCENARIOS[name]()
+        async with staged(DOOR, directory / str(at)) as stage:
+            await scenario.before(stage)
+            other = copy(stage)
+            other.broker = owner_of(stage.broker)
+            beside = asyncio.create_task(scenario.beside(other))
+            cancelled = await operations.strike(scenario.act(stage), at, late)
+            await beside
+            await settle(stage, cancelled, scenario)
+        return cancelled
+
+    assert any(not run(attempt(at)) for at in range(MOST_AWAITS)), "it never came to its end"
