@@ -84,11 +84,6 @@ def stream_of(connection: Connection, name: str, settings: StreamSettings) -> Re
     return made
 
 
-def name_of(stream: Any) -> str:
-    """Return the name of a stream, or a name."""
-    return stream.name if isinstance(stream, Stream) else stream
-
-
 class RemoteSubscription:
     """A subscription of a stream at the owner of its spool. Made by `RemoteBroker.subscribe`; a context manager.
 

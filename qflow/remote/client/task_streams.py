@@ -112,11 +112,6 @@ def stream_of(connection: TaskConnection, name: str, settings: StreamSettings | 
     return made
 
 
-def name_of(stream: Any) -> str:
-    """Return the name of a stream, or a name."""
-    return stream.name if isinstance(stream, AsyncRemoteStream) else stream
-
-
 class AsyncRemoteSubscription:
     """A subscription of a stream at the owner of its spool, for tasks of one event loop.
 
