@@ -25,8 +25,6 @@ from qflow.storage.log.batch import Settling
 from qflow.storage.log.transaction_log import Request
 
 _SINGLE_CHARGE = OVERHEAD_BYTES + SINGLE_BYTES
-MOST_STANDING = 2048
-"""Requests of 0.4 KB that stand before the writer at most while acks that nobody waits for go on; tasks do not wait."""
 
 
 class Claims:
@@ -230,9 +228,14 @@ class Claims:
             self._exits.forget(left, Fate.ACKED)
         return joined
 
-    @sheltered
     def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
         """Ack one delivery of a batch."""
+        self._settle_part(batch, index, wait)
+        if not wait and self._log is not None and self._log.crowded and not is_inside():
+            self._log.drain()
+
+    @sheltered
+    def _settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
         delivery = self.leave_batch(batch, index)
         if delivery is not None:
             self.settle_one(delivery, wait)
@@ -242,14 +245,11 @@ class Claims:
         log: Any = self._log
         if joined is None:
             return
-        if not wait:
-            if len(log.requests) > MOST_STANDING and not is_inside():  # they take memory, too
-                log.wait(joined)
-            return
-        log.wait(joined)
-        if joined.error is not None:
+        if wait or (log.crowded and not is_inside()):
+            log.wait(joined)
+        if wait and joined.error is not None:
             raise again(joined.error)
-        for lane in self._lanes.logged.values():
+        for lane in self._lanes.logged.values() if wait else ():
             if lane.broken is not None:
                 raise again(lane.broken)
 

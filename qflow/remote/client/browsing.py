@@ -70,4 +70,4 @@ def _pages(connection: Connection, keeper: Keeper, page: dict[str, Any]) -> Iter
         number = page["browse"]
         if number is not None:
             with suppress(BrokerClosed):
-                connection.settle(lambda: browse_close(number), wait=False)
+                connection.tell(lambda: browse_close(number))

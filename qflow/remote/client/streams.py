@@ -63,7 +63,7 @@ class RemoteStream(Stream):
             if page.query is not None:
                 query = page.query
                 with suppress(BrokerClosed):
-                    self._connection.settle(lambda: stream_requests.query_close(query), wait=False)
+                    self._connection.tell(lambda: stream_requests.query_close(query))
 
     def last(self, topic_filter: str = "#") -> dict[str, StreamMessage]:
         """Return the newest retained message of each topic that a filter matches; see `qflow.Stream.last`."""
@@ -232,7 +232,7 @@ class RemoteIteration(Iterator[StreamDelivery]):
         self._connection = connection
         self._take = take
         self._loop = Loop(holding, threading.get_ident())
-        connection.settle(partial(holding.loop_begins, self._loop.taker), wait=False)
+        connection.tell(partial(holding.loop_begins, self._loop.taker))
 
     def __next__(self) -> StreamDelivery:
         loop, connection = self._loop, self._connection

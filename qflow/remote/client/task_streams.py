@@ -177,6 +177,7 @@ class AsyncRemoteSubscription:
         loop = Loop(self._holding, taker())
         try:
             while True:
+                await self._connection.writable()
                 told = loop.step()
                 if told is not None:
                     self._connection.tell(told)

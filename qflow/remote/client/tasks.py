@@ -70,8 +70,7 @@ class TaskConnection(asyncio.Protocol):
         Raises:
             What the owner raised. BrokerClosed, InDoubt: the connection has ended.
         """
-        if not self._writable.is_set():
-            await self._writable.wait()
+        await self.writable()
         waiting = self._begin(request)
         try:
             reply: Reply = await waiting.future
@@ -104,8 +103,7 @@ class TaskConnection(asyncio.Protocol):
 
         Cancelled while it waits for that, it is settled all the same; before, nothing is marked.
         """
-        if wait and not self._writable.is_set():
-            await self._writable.wait()
+        await self.writable()
         self.check_open()
         request = make()
         if request is None:
@@ -119,8 +117,13 @@ class TaskConnection(asyncio.Protocol):
         """Make a request, and wait for its answer; it is made all the same if the task is cancelled meanwhile."""
         await self._begin(request).future
 
+    async def writable(self) -> None:
+        """Return when little of what was asked for is not sent yet, or the connection has ended."""
+        while not self._writable.is_set():
+            await self._writable.wait()
+
     def tell(self, request: Request) -> None:
-        """Make a request that nobody waits for."""
+        """Make a request that nobody waits for. Who tells much waits until it is `writable` before."""
         self.check_open()
         self._link.tell(request)
         self._flush()
