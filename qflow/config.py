@@ -138,13 +138,15 @@ def check_names(names: Iterable[str]) -> list[str]:
     return [check_name(name) for name in names]
 
 
-def spool_path(path: str | os.PathLike[str]) -> str:
+def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
     """Return the absolute path of a spool.
 
     Raises:
-        InvalidArgument: it is a URL, of which the system would make a directory here.
+        InvalidArgument: it is none, or a URL, of which the system would make a directory here.
     """
-    given = os.fspath(path)
+    given = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise InvalidArgument(f"the path of a {what} must be a path without NUL, not {path!r}")
     if _URL.match(given):
         raise InvalidArgument(
             f"a spool is a local directory, not a URL: {given}; a directory of that name is ./{given}"

@@ -329,6 +329,11 @@ class Deliveries(Sequence[Delivery]):
             total, size = self._measured = self.total, sum(sum(map(len, part.records)) for part in self.segments)
         return total - len(settled), size - self.settled_bytes
 
+    @property
+    def left_count(self) -> int:
+        """How many are not settled yet. Cost: O(1), but for the first time."""
+        return self.left_size()[0]
+
     def at(self, position: int) -> tuple[int, Record, int]:
         """Return (sequence, record, marks) of one message."""
         for first, records, marks in self.segments if position >= 0 else ():

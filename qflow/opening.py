@@ -11,7 +11,7 @@ from typing import Unpack
 from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings, settings_from
 from qflow.door import Door, open_door
-from qflow.errors import InvalidArgument, QflowError
+from qflow.errors import QflowError
 from qflow.memory.waiting import shelter_made
 from qflow.options import BrokerOptions
 
@@ -40,8 +40,6 @@ def open_broker(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) 
             "this process runs without the lock of the interpreter (GIL), on which qflow and its binding of LMDB rely: "
             "start it without PYTHON_GIL=0 and -X gil=0, or with a build of CPython that is not free-threaded"
         )
-    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path) or not os.fspath(path):
-        raise InvalidArgument(f"the path of a spool must be a path without NUL, not {path!r}")
     settings = settings_from(BrokerSettings, options, "broker")
     return shelter_made(lambda: with_door(make_broker(path, settings)))
 

@@ -8,9 +8,11 @@ import threading
 from pathlib import Path
 
 import qflow
+import qflow.aio
 from qflow.queues import tending
 from qflow.queues.consumer import Consuming
 from qflow.queues.queue import parts_of
+from qflow.remote.client.link import Link
 from qflow.stats import Problems
 from qflow.storage.log.journal import JOURNAL
 from qflow.streams.cursor import Cursor
@@ -95,3 +97,8 @@ def cursor(subscription: qflow.Subscription) -> Cursor:
 def consuming(consumer: qflow.Consumer) -> Consuming:
     """Return what a queue knows of a consumer."""
     return consumer._threads[0]
+
+
+def link(broker: qflow.aio.AsyncRemoteBroker) -> Link:
+    """Return what a connection for tasks knows of its requests."""
+    return broker._connection._link

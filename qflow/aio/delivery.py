@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Protocol, overload
@@ -11,7 +12,7 @@ from typing import Protocol, overload
 from qflow.config import parse_span
 from qflow.delivery import Deliveries, Delivery, Return, parse_return, reason_of
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled
+from qflow.errors import AlreadySettled, QflowError
 from qflow.memory.waiting import in_place
 from qflow.message import HeaderValue
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
@@ -33,10 +34,22 @@ class InMemory(ABC):
         in_place(held.ack)
         if wait:
             await self.settled()
+        elif self.is_crowded:
+            await self.hold_up()
+
+    async def hold_up(self) -> None:
+        """Return when the log has what stands before it: acks that nobody waits for take memory, too."""
+        with suppress(QflowError):  # what becomes of them, nobody asks
+            await self.settled()
 
     async def extend(self, held: Delivery | Deliveries, seconds: float) -> None:
         """Hold it longer."""
         in_place(partial(held.extend, seconds))
+
+    @property
+    @abstractmethod
+    def is_crowded(self) -> bool:
+        """Acks that nobody waits for are to wait for those before them."""
 
     @abstractmethod
     async def settled(self) -> None:
@@ -46,7 +59,8 @@ class InMemory(ABC):
 class AsyncDelivery:
     """One message, acquired. `async with` acks it on success and gives it back on an exception, a cancellation too.
 
-    Settling does not suspend the task, but for `ack(wait=True)`, and `nack` if the message becomes a dead letter.
+    Settling does not suspend the task, but for `ack(wait=True)`, for `nack` if the message becomes a dead letter, and
+    where the log is thousands of acks behind.
     """
 
     __slots__ = ("_settling", "delivery")

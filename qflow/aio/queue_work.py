@@ -60,6 +60,12 @@ class QueueWork(InMemory):
             await self._homes.here().confirmed(joined)
 
     @property
+    def is_crowded(self) -> bool:
+        """Acks that nobody waits for are to wait for those before them."""
+        log = parts_of(self.queue).context.log
+        return log is not None and log.crowded
+
+    @property
     def is_leased(self) -> bool:
         """What is held may be taken back from whoever holds it."""
         return parts_of(self.queue).leases.is_watched

@@ -128,6 +128,8 @@ class AsyncSubscription:
                     yield AsyncStreamDelivery(delivery, self._settling)
                     if batch.settled is not None and index not in batch.settled:
                         in_place(partial(claims.settle_part, batch, index, False))
+                        if claims.is_crowded:
+                            await self._settling.hold_up()
             finally:
                 in_place(partial(claims.release, batch))
 
@@ -202,6 +204,11 @@ class MemberSettling(InMemory):
         if joined is not None:
             await self._homes.here().confirmed(joined)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Acks that nobody waits for are to wait for those before them."""
+        return self._claims.is_crowded
+
     async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
         """Nack; done in memory."""
         held.nack(*how)
@@ -234,13 +241,13 @@ async def acquire(
     return None if getting.batch is None else AsyncStreamDeliveries(getting.batch, subscription._settling)
 
 
-def show(batch: AsyncStreamDeliveries, count: int, settled: int | None) -> None:
+async def show(batch: AsyncStreamDeliveries, count: int, settled: int | None) -> None:
     """Note that a loop has returned so many of its batch, and settle the one that it asked for the next after."""
     held = batch.deliveries
     if held.shown is not None and held.settled is not None:
         held.shown = min(max(held.shown, count), held.total)
         if settled is not None and settled < held.shown and settled not in held.settled:
-            in_place(partial(held.settler.settle_part, held, settled, False))
+            await batch[settled].ack()
 
 
 def abandon(subscription: AsyncSubscription, key: Hashable) -> None:

@@ -263,7 +263,12 @@ class AsyncTransaction:
         if kind is None:
             await self.commit()
         else:
-            await self.rollback()
+            await self._step(self._leave, self._gathering.is_spilled)
+
+    def _leave(self) -> None:
+        """Undo everything, unless a commit whose task was cancelled has come to its end meanwhile, in a thread."""
+        if self._gathering.state == "open":
+            self._transaction.rollback()
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._transaction)[1:]}"

@@ -25,8 +25,6 @@ from qflow.storage.log.batch import Settling
 from qflow.storage.log.transaction_log import Request
 
 _SINGLE_CHARGE = OVERHEAD_BYTES + SINGLE_BYTES
-MOST_STANDING = 2048
-"""Requests of 0.4 KB that stand before the writer at most while acks that nobody waits for go on; tasks do not wait."""
 
 
 class Claims:
@@ -233,9 +231,14 @@ class Claims:
             self._exits.forget(left, Fate.ACKED)
         return joined
 
-    @sheltered
     def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
         """Ack one delivery of a batch."""
+        self._settle_part(batch, index, wait)
+        if not wait and self._log is not None and self._log.crowded and not is_inside():
+            self._log.drain()
+
+    @sheltered
+    def _settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
         delivery = self.leave_batch(batch, index)
         if delivery is not None:
             self.settle_one(delivery, wait)
@@ -243,7 +246,7 @@ class Claims:
     def finish(self, joined: Request | None, wait: bool) -> None:
         """Return when a settle is synced, if it is waited for; raise what became of it then."""
         log: Any = self._log
-        if joined is None or not (wait or (len(log.requests) > MOST_STANDING and not is_inside())):
+        if joined is None or not (wait or (log.crowded and not is_inside())):
             return
         log.wait(joined)  # those that nobody waits for take memory, too
         if wait and joined.error is not None:

@@ -21,9 +21,9 @@ from qflow.errors import (
 )
 from qflow.memory.ledger import Ledger
 from qflow.memory.line import Line
-from qflow.memory.waiting import collecting, shelter, sheltered, straight
+from qflow.memory.waiting import collecting, is_inside, shelter, sheltered, straight
 from qflow.storage.log.rows import Settled
-from qflow.storage.log.transaction_log import Lane, Request
+from qflow.storage.log.transaction_log import MOST_STANDING, Lane, Request
 from qflow.streams.deliveries import Share, StreamDeliveries, place_of
 from qflow.streams.leaving import Held, Leaving, settles_of
 from qflow.streams.part import Part
@@ -158,6 +158,8 @@ class Claims:
         logged = shelter(lambda: self._settle_batch(batch))
         if wait and logged is not None:
             self._log.commit(logged)
+        elif not wait and self.is_crowded:
+            self._hold_up()
 
     def _settle_batch(self, batch: Any) -> Request | None:
         with self.line:
@@ -191,6 +193,8 @@ class Claims:
                 if passes:
                     if done and not self._called:
                         self.call_log()
+                    if len(self._done) > MOST_STANDING:
+                        self._hold_up()
                     return
             except BaseException:
                 shelter(self.call_log)
@@ -198,6 +202,18 @@ class Claims:
         logged = shelter(lambda: self._settle_part(batch, index))
         if wait and logged is not None:
             self._log.commit(logged)
+        elif not wait and self.is_crowded:
+            self._hold_up()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Acks that nobody waits for are to wait for those before them."""
+        return bool(self.owner) and (len(self._done) > MOST_STANDING or self._log.crowded)
+
+    def _hold_up(self) -> None:
+        """Return when the log has what is settled, unless others may wait for this thread."""
+        if not is_inside():
+            self._log.drain()
 
     def _settle_part(self, batch: Any, index: int) -> Request | None:
         with self.line:

@@ -262,6 +262,11 @@ class StreamDeliveries(Deliveries):
         left = self.left_shares()
         return sum(len(share.piece.records) for share in left), sum(share.piece.size for share in left)
 
+    @property
+    def left_count(self) -> int:
+        """How many are not settled yet. Cost: O(1)."""
+        return 0 if self.settled is None else self.unsettled
+
     def at(self, position: int) -> tuple[int, Record, int]:
         """Return (sequence, record, marks) of one message."""
         (_, piece, marks), index = self._find(position)

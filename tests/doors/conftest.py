@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import qflow
+import scratch
 from doors.command_line import CommandLine
 from qflow import inspect
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory for many spools that no test of the disk is about."""
+    with tempfile.TemporaryDirectory(prefix="qflow-doors-", dir=scratch.in_memory()) as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

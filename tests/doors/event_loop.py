@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import types
 from collections.abc import Coroutine, Generator
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 import inside
-import qflow.aio
+import qflow
+from drivers import owner_of
 from qflow.queues.queue import parts_of
+from qflow.remote.server.session import Session
 
 PATIENCE_S = 60
 
@@ -54,6 +59,55 @@ def cancelled_at(work: Coroutine[Any, Any, Any], at: int, late: bool) -> Generat
             error = thrown
 
 
+async def struck(work: Coroutine[Any, Any, Any], at: int, late: bool) -> bool:
+    """Run a coroutine in a task that is cancelled at one of its awaits, see `cancelled_at`; return whether it was."""
+    task = asyncio.ensure_future(cancelled_at(work, at, late))  # type: ignore[arg-type]
+    await asyncio.wait([task])
+    if not task.cancelled():
+        assert task.result() <= at, "it swallowed its cancellation"
+    return task.cancelled()
+
+
+class StruckOperations:
+    """Operations of connections, in the owner: one of them is cancelled at one of its awaits, as if its caller had been."""
+
+    FINISHED = ("ack", "nack", "extend", "give_back", "subscription_close")
+    """Callers that are cancelled have these done all the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._left: int | None = None
+        self._late = False
+        call = Session.call
+
+        async def perform(session: Session, head: dict[str, Any], columns: Any) -> Any:
+            if self._left is None or self._left < 0 or head["op"] in self.FINISHED:
+                return await call(session, head, columns)
+            answers: list[Any] = []
+
+            async def work() -> None:
+                answers.append(await call(session, head, columns))
+
+            passed = await cancelled_at(work(), self._left, self._late)
+            self._left -= passed
+            return answers[0]
+
+        monkeypatch.setattr(Session, "call", perform)
+        monkeypatch.setattr(Session, "put_at_once", lambda *_: False)
+
+    async def strike(self, work: Coroutine[Any, Any, Any], at: int, late: bool) -> bool:
+        """Run a coroutine that calls operations; cancel one at await number `at` of all; return whether it came to that."""
+        self._left, self._late = at, late
+        try:
+            await work
+        except qflow.InvalidArgument as error:
+            if "the request was cancelled" not in str(error):
+                raise
+            return True
+        finally:
+            self._left = None
+        return False
+
+
 async def turns(number: int = 5) -> None:
     """Let other tasks have some turns."""
     for _ in range(number):
@@ -66,15 +120,42 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0)
 
 
-async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str, bytes, int]]:
+async def told(value: Any) -> Any:
+    """Return what is known at once beside the owner, and is to be asked for at its door."""
+    return await value if inspect.isawaitable(value) else value
+
+
+async def length(queue: Any) -> int:
+    """Return how many messages of a queue are not settled."""
+    return int(await queue.length()) if hasattr(queue, "length") else len(queue)
+
+
+def plain(broker: Any, name: str = "q") -> qflow.Queue:
+    """Return a queue as threads beside the owner have it."""
+    return owner_of(broker).broker.queue(name)
+
+
+async def close_spool(broker: Any) -> None:
+    """Close the spool: its owner does."""
+    await owner_of(broker).close()
+
+
+async def heard(broker: Any) -> None:
+    """Return when all that was asked for is done, or given up, by the log, too."""
+    await turns()  # loops that were left give back what they fetched
+    assert await broker.check() == []
+    if broker is not owner_of(broker):
+        await until(lambda: not inside.link(broker).under_way)
+    owner_of(broker).broker.engine.log.drain()
+
+
+async def leave_nothing_behind(broker: Any) -> list[tuple[str, bytes, int]]:
     """Check that nobody waits, that all books agree, that every message can be had; return (queue, body, delivery).
 
     Everything is acked then, and nothing may be left in memory.
     """
-    await turns()  # loops that were left give back what they fetched
-    broker.broker.engine.log.drain()
-    problems = await broker.check()
-    assert not problems, problems
+    await heard(broker)
+    broker = owner_of(broker)
     found = []
     for name in broker.queues():
         queue = broker.queue(name)
@@ -93,12 +174,10 @@ async def leave_nothing_behind(broker: qflow.aio.AsyncBroker) -> list[tuple[str,
     return found
 
 
-async def leave_no_reader_behind(broker: qflow.aio.AsyncBroker) -> None:
+async def leave_no_reader_behind(broker: Any) -> None:
     """Check that nobody waits for a stream or for room, that no subscription is open, and that all books agree."""
-    await turns()
-    broker.broker.engine.log.drain()
-    problems = await broker.check()
-    assert not problems, problems
+    await heard(broker)
+    broker = owner_of(broker)
     streams: Any = broker.broker.engine.streams
     for stream in streams.all():
         assert len(stream.readers) == 0, stream

@@ -7,6 +7,8 @@ import errno
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 
 import qflow
 import qflow.aio
-from doors.event_loop import cancelled_at, leave_nothing_behind, run, turns, until
+from doors.event_loop import StruckOperations, heard, leave_nothing_behind, run, struck, told, turns, until
+from drivers import DOOR, opening_tasks, owner_of
 from faults.seams import Faults, open_faulty
 
+pytestmark = pytest.mark.two_drivers
 KIB = bytes(1000)
 MOST_AWAITS = 60
 
@@ -24,13 +28,13 @@ MOST_AWAITS = 60
 class Stage:
     """A broker for one scenario, and what its helper needs."""
 
-    def __init__(self, broker: qflow.aio.AsyncBroker, faults: Faults) -> None:
+    def __init__(self, broker: Any, faults: Faults) -> None:
         self.broker = broker
         self.faults = faults
         self.acked: list[bytes] = []
         self.held: list[qflow.aio.AsyncDelivery] = []
 
-    async def queue(self, name: str = "q", **settings: Any) -> qflow.aio.AsyncQueue:
+    async def queue(self, name: str = "q", **settings: Any) -> Any:
         return await self.broker.declare_queue(name, **settings)
 
 
@@ -327,6 +331,16 @@ def administer() -> Scenario:
     return Scenario(before, act, None, [b"old"], [b"new"])
 
 
+def transaction_on_disk_committed_in_its_block() -> Scenario:
+    async def act(stage: Stage) -> None:
+        async with stage.broker.transaction() as tx:
+            for _ in range(3):
+                await tx.put("to", bytes(40_000))
+            await tx.commit()
+
+    return Scenario(transaction_on_disk().before, act, None, [], [bytes(40_000)] * 3)
+
+
 SCENARIOS = {
     "put durable": put_durable,
     "put transient": put_transient,
@@ -349,6 +363,7 @@ SCENARIOS = {
     "publish": publish,
     "transaction": transaction,
     "transaction on disk": transaction_on_disk,
+    "transaction on disk, committed in its block": transaction_on_disk_committed_in_its_block,
     "async for": iterate,
     "consume": consume,
     "administer": administer,
@@ -356,53 +371,53 @@ SCENARIOS = {
 
 
 @asynccontextmanager
-async def staged(path: Path, name: str) -> AsyncIterator[Stage]:
+async def staged(access: str, path: Path, name: str) -> AsyncIterator[Stage]:
     faults = Faults()
-    settings = {"capacity_bytes": 100_000} if name == "transaction on disk" else {}
-    async with qflow.aio.AsyncBroker(open_faulty(path, faults, **settings)) as broker:
+    settings = {"capacity_bytes": 100_000} if name.startswith("transaction on disk") else {}
+    async with opening_tasks(access, partial(open_faulty, path, faults, **settings)) as broker:
         yield Stage(broker, faults)
+
+
+async def settle(stage: Stage, cancelled: bool, scenario: Scenario, name: str) -> None:
+    """See that the books balance, nothing is stuck, and no delivery was counted that was none."""
+    stage.faults.heal()
+    held = [delivery.body for delivery in stage.held]
+    await heard(stage.broker)
+    for delivery in stage.held:
+        try:
+            await delivery.nack()
+        except qflow.AlreadySettled:
+            stage.acked.append(delivery.body)  # by a transaction that was committed after all
+    for queue in await told(stage.broker.queues()):
+        await stage.broker.alter_queue(queue, capacity_bytes=None)
+    found = await leave_nothing_behind(stage.broker)
+    bodies = sorted([body for _, body, _ in found] + stage.acked)
+    missing = list(scenario.perhaps)
+    for body in scenario.always:
+        assert body in bodies, f"{body[:10]!r} is gone"
+        bodies.remove(body)
+    for body in bodies:
+        assert body in missing, f"{body[:10]!r} came twice"
+        missing.remove(body)
+    if not cancelled and name not in ("administer", "put drops what is on disk"):
+        assert not missing, "it did not happen"
+    for _, body, count in found:
+        assert count == 1 or body in held, f"{body[:10]!r} was counted as delivered"
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None:
-    """Each await of each scenario once: the books balance, nothing is stuck, no delivery was counted that was none."""
+def test_cancelled_at_every_await(name: str, late: bool, directory: Path, access: str) -> None:
+    """Each await of each scenario once."""
 
     async def attempt(at: int) -> bool:
         scenario = SCENARIOS[name]()
-        async with staged(tmp_path / str(at), name) as stage:
+        async with staged(access, directory / str(at), name) as stage:
             await scenario.before(stage)
-            task = asyncio.ensure_future(cancelled_at(scenario.act(stage), at, late))  # type: ignore[arg-type]
             beside = asyncio.create_task((scenario.beside or nothing)(stage))
-            await asyncio.wait([task])
-            cancelled = task.cancelled()
-            if not cancelled:
-                assert task.result() <= at, "it swallowed its cancellation"
+            cancelled = await struck(scenario.act(stage), at, late)
             await beside
-            stage.faults.heal()
-            await stage.broker.check()  # what threads have begun is done
-            held = [delivery.body for delivery in stage.held]
-            stage.broker.broker.engine.log.drain()
-            for delivery in stage.held:
-                try:
-                    await delivery.nack()
-                except qflow.AlreadySettled:
-                    stage.acked.append(delivery.body)  # by a transaction that was committed after all
-            for queue in stage.broker.queues():
-                await stage.broker.alter_queue(queue, capacity_bytes=None)
-            found = await leave_nothing_behind(stage.broker)
-            bodies = sorted([body for _, body, _ in found] + stage.acked)
-            missing = list(scenario.perhaps)
-            for body in scenario.always:
-                assert body in bodies, f"{body[:10]!r} is gone"
-                bodies.remove(body)
-            for body in bodies:
-                assert body in missing, f"{body[:10]!r} came twice"
-                missing.remove(body)
-            if not cancelled and name not in ("administer", "put drops what is on disk"):
-                assert not missing, "it did not happen"
-            for _, body, count in found:
-                assert count == 1 or body in held, f"{body[:10]!r} was counted as delivered"
+            await settle(stage, cancelled, scenario, name)
         return cancelled
 
     for at in range(MOST_AWAITS):
@@ -412,8 +427,33 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None
     raise AssertionError("it never came to its end")
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_an_operation_is_cancelled_at_every_await_of_the_owner(
+    name: str, late: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What callers give up at the door, each await of each scenario once."""
+    operations = StruckOperations(monkeypatch)
+
+    async def attempt(at: int) -> bool:
+        scenario = SCENARIOS[name]()
+        async with staged(DOOR, directory / str(at), name) as stage:
+            await scenario.before(stage)
+            other = copy(stage)
+            other.broker = owner_of(stage.broker)
+            beside = asyncio.create_task((scenario.beside or nothing)(other))
+            cancelled = await operations.strike(scenario.act(stage), at, late)
+            await beside
+            await settle(stage, cancelled, scenario, name)
+        return cancelled
+
+    assert any(not run(attempt(at)) for at in range(MOST_AWAITS)), "it never came to its end"
+
+
 @pytest.mark.parametrize("operation", ["pwrite", "read"], ids=["spilling", "dropping"])
-def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(operation: str, tmp_path: Path) -> None:
+def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(
+    operation: str, directory: Path, access: str
+) -> None:
     """The thread finishes what it does to the disk, and then finds that nobody wants it."""
     entered, go_on = threading.Event(), threading.Event()
 
@@ -423,7 +463,7 @@ def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(opera
             go_on.wait(30)
 
     async def scenario() -> None:
-        async with staged(tmp_path / "spool", operation) as stage:
+        async with staged(access, directory / "spool", operation) as stage:
             scenario = put_that_spills(False) if operation == "pwrite" else put_drops_what_is_on_disk()
             await scenario.before(stage)
             stage.faults.before[operation] = wait_there

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
+from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import inside
 import qflow
 import qflow.aio
-from doors.event_loop import cancelled_at, leave_no_reader_behind, run, turns
+from doors.event_loop import StruckOperations, heard, leave_no_reader_behind, run, struck, told, turns
+from drivers import DOOR, opening_tasks, owner_of
 
+pytestmark = pytest.mark.two_drivers
 MOST_AWAITS = 60
 OLD = [b"one", b"two", b"three"]
 
@@ -22,7 +25,7 @@ OLD = [b"one", b"two", b"three"]
 class Stage:
     """A broker with a stream for one scenario."""
 
-    def __init__(self, broker: qflow.aio.AsyncBroker) -> None:
+    def __init__(self, broker: Any) -> None:
         self.broker = broker
         self.sub: Any = None
         self.held: list[Any] = []
@@ -31,8 +34,7 @@ class Stage:
 
     @property
     def room(self) -> Any:
-        inner: Any = self.broker.broker
-        return inner.engine.streams.room
+        return owner_of(self.broker).broker.engine.streams.room
 
 
 Act = Callable[[Stage], Coroutine[Any, Any, Any]]
@@ -95,7 +97,7 @@ async def publish_as_producer(stage: Stage) -> None:
 
 
 async def take_the_number(stage: Stage) -> None:
-    stage.claim = stage.broker.broker.engine.publisher.claim_of("p", 7)
+    stage.claim = owner_of(stage.broker).broker.engine.publisher.claim_of("p", 7)
     stage.claim.take()
 
 
@@ -156,7 +158,7 @@ async def subscribe(stage: Stage) -> None:
     async with stage.broker.subscribe("s", start="earliest") as one:
         async with stage.broker.subscribe("s", name="other", session_expiry_s=100) as other:
             await other.seek(0)
-        assert one.lag == len(OLD)
+        assert await told(one.lag) == len(OLD)
 
 
 async def transact(stage: Stage) -> None:
@@ -209,8 +211,8 @@ def both(first: Act, then: Act) -> Act:
 
 
 @asynccontextmanager
-async def staged(path: Path) -> AsyncIterator[Stage]:
-    async with qflow.aio.open(path, capacity_bytes=400_000) as broker:
+async def staged(access: str, path: Path) -> AsyncIterator[Stage]:
+    async with opening_tasks(access, partial(qflow.open, path, capacity_bytes=400_000)) as broker:
         await broker.declare_stream("s", topics=["t/#"])
         yield Stage(broker)
 
@@ -218,17 +220,22 @@ async def staged(path: Path) -> AsyncIterator[Stage]:
 async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
     """See that each message is stored once, and comes once to the subscriber, as if nothing had been cancelled."""
     broker = stage.broker
-    await broker.check()  # what threads have begun is done
-    broker.broker.engine.log.drain()
+    await heard(broker)
     stored = [message.body.rstrip(b"\0") async for message in broker.stream("s").query()]
     news = [body for body in stored if body not in OLD]
     assert len(set(stored)) == len(stored), "a message was stored twice"
     assert cancelled or len(news) == scenario.perhaps, "it did not happen"
-    if "q" in broker.queues():
+    if "q" in await told(broker.queues()):
         queued = [delivery.body for delivery in await broker.queue("q").get_many(10, timeout_s=0)]
         assert queued == news, "one was stored without the other"
-    if stage.sub is None:
-        return
+    if stage.sub is not None:
+        await settle_subscription(stage, cancelled)
+    again = await broker.publish("t/last", b"last", producer="p", number=7)
+    assert again.duplicate or again.offsets, "the number is held by nobody"
+    await leave_no_reader_behind(broker)
+
+
+async def settle_subscription(stage: Stage, cancelled: bool) -> None:
     shown = {delivery.body for delivery in stage.held}
     for delivery in stage.held:
         try:
@@ -244,30 +251,24 @@ async def settle(stage: Stage, cancelled: bool, scenario: Scenario) -> None:
         stage.acked = [body for body in stage.acked if body not in bodies]  # it was about to ack it
     assert stage.acked + bodies == OLD
     await left.ack()
-    assert not inside.cursor(stage.sub.subscription)._line.watching
+    cursors = owner_of(stage.broker).broker.engine.streams.get("s").open_cursors()
+    assert [cursor._line.watching for cursor in cursors] == [0]
     await stage.sub.close()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None:
+def test_cancelled_at_every_await(name: str, late: bool, directory: Path, access: str) -> None:
     """Each await of each scenario once."""
 
     async def attempt(at: int) -> bool:
         scenario = SCENARIOS[name]()
-        async with staged(tmp_path / str(at)) as stage:
+        async with staged(access, directory / str(at)) as stage:
             await scenario.before(stage)
-            task = asyncio.ensure_future(cancelled_at(scenario.act(stage), at, late))  # type: ignore[arg-type]
             beside = asyncio.create_task(scenario.beside(stage))
-            await asyncio.wait([task])
-            cancelled = task.cancelled()
-            if not cancelled:
-                assert task.result() <= at, "it swallowed its cancellation"
+            cancelled = await struck(scenario.act(stage), at, late)
             await beside
             await settle(stage, cancelled, scenario)
-            again = await stage.broker.publish("t/last", b"last", producer="p", number=7)
-            assert again.duplicate or again.offsets, "the number is held by nobody"
-            await leave_no_reader_behind(stage.broker)
         return cancelled
 
     for at in range(MOST_AWAITS):
@@ -275,3 +276,26 @@ def test_cancelled_at_every_await(name: str, late: bool, tmp_path: Path) -> None
             assert at > 0
             return
     raise AssertionError("it never came to its end")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_an_operation_is_cancelled_at_every_await_of_the_owner(
+    name: str, late: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What callers give up at the door, each await of each scenario once."""
+    operations = StruckOperations(monkeypatch)
+
+    async def attempt(at: int) -> bool:
+        scenario = SCENARIOS[name]()
+        async with staged(DOOR, directory / str(at)) as stage:
+            await scenario.before(stage)
+            other = copy(stage)
+            other.broker = owner_of(stage.broker)
+            beside = asyncio.create_task(scenario.beside(other))
+            cancelled = await operations.strike(scenario.act(stage), at, late)
+            await beside
+            await settle(stage, cancelled, scenario)
+        return cancelled
+
+    assert any(not run(attempt(at)) for at in range(MOST_AWAITS)), "it never came to its end"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 
 import qflow
 import qflow.aio
-from doors.event_loop import cancelled_at, leave_nothing_behind, run, turns
+from doors.event_loop import cancelled_at, heard, leave_nothing_behind, plain, run, turns
+from drivers import opening_tasks
 from qflow.queues.queue import parts_of
 
+pytestmark = pytest.mark.two_drivers
 MOST_AWAITS = 60
 
 
-async def put_both(broker: qflow.aio.AsyncBroker, body: bytes) -> None:
+async def put_both(broker: Any, body: bytes) -> None:
     """Put a message into each of two lanes of a queue, in one transaction."""
     async with broker.transaction() as tx:
         await tx.put("q", body, priority=0)
@@ -24,11 +27,11 @@ async def put_both(broker: qflow.aio.AsyncBroker, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["durable", "transient"])
-def test_a_transaction_with_two_lanes_never_waits_for_itself(spool: Path, durable: bool) -> None:
+def test_a_transaction_with_two_lanes_never_waits_for_itself(spool: Path, durable: bool, access: str) -> None:
     """At the limit, puts go on when the queue is empty: what one lane of it has reserved must not hold the other up."""
 
     async def scenario() -> None:
-        async with qflow.aio.open(spool) as broker:
+        async with opening_tasks(access, partial(qflow.open, spool)) as broker:
             queue = await broker.declare_queue("q", priorities=2, durable=durable, limit_messages=2, resume_ratio=0.1)
             await queue.put_many([b"old", b"old"])
             tasks = [asyncio.create_task(put_both(broker, body)) for body in (b"1", b"2")]
@@ -45,11 +48,11 @@ def test_a_transaction_with_two_lanes_never_waits_for_itself(spool: Path, durabl
     run(scenario())
 
 
-def test_lanes_that_can_never_fit_together_are_refused(spool: Path) -> None:
+def test_lanes_that_can_never_fit_together_are_refused(spool: Path, access: str) -> None:
     """As for a thread: each alone would fit, both never do; nothing is put."""
 
     async def scenario() -> None:
-        async with qflow.aio.open(spool) as broker:
+        async with opening_tasks(access, partial(qflow.open, spool)) as broker:
             await broker.declare_queue("q", priorities=2, limit_messages=1)
             with pytest.raises(qflow.InvalidArgument, match="limit_messages"):
                 await put_both(broker, b"1")
@@ -58,11 +61,11 @@ def test_lanes_that_can_never_fit_together_are_refused(spool: Path) -> None:
     run(scenario())
 
 
-def test_lanes_that_the_limit_turns_away_become_dead_letters_together(spool: Path) -> None:
+def test_lanes_that_the_limit_turns_away_become_dead_letters_together(spool: Path, access: str) -> None:
     """All lanes of a queue share one fate, as for a thread."""
 
     async def scenario() -> None:
-        async with qflow.aio.open(spool) as broker:
+        async with opening_tasks(access, partial(qflow.open, spool)) as broker:
             settings: dict[str, Any] = {"on_overflow": qflow.Overflow.DEAD_LETTER, "dead_letter": "dead"}
             queue = await broker.declare_queue("q", priorities=2, limit_messages=2, **settings)
             await queue.put(b"old")
@@ -75,11 +78,11 @@ def test_lanes_that_the_limit_turns_away_become_dead_letters_together(spool: Pat
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "when it has come"])
-def test_a_spilled_transaction_that_is_cancelled_holds_no_delivery(spool: Path, late: bool) -> None:
+def test_a_spilled_transaction_that_is_cancelled_holds_no_delivery(spool: Path, late: bool, access: str) -> None:
     """Its bodies wait on disk, so a thread begins its commit: what it was to ack is held as before, or acked."""
 
     async def attempt(at: int) -> bool:
-        async with qflow.aio.open(spool / str(at), capacity_bytes=100_000) as broker:
+        async with opening_tasks(access, partial(qflow.open, spool / str(at), capacity_bytes=100_000)) as broker:
             await broker.declare_queue("to")
             queue = await broker.declare_queue("from")
             await queue.put(b"old")
@@ -93,11 +96,9 @@ def test_a_spilled_transaction_that_is_cancelled_holds_no_delivery(spool: Path, 
 
             task = asyncio.ensure_future(cancelled_at(act(), at, late))  # type: ignore[arg-type]
             await asyncio.wait([task])
-            await broker.check()  # what threads have begun is done
-            broker.broker.engine.log.drain()
-            inner: Any = queue.queue
-            assert not parts_of(inner).held.leaving
-            committed = len(broker.queue("to")) == 3
+            await heard(broker)
+            assert not parts_of(plain(broker, "from")).held.leaving
+            committed = len(plain(broker, "to")) == 3
             if committed:
                 with pytest.raises(qflow.AlreadySettled):
                     await held.nack()

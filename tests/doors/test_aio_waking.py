@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import inside
 import qflow
 import qflow.aio
 from calls import count
-from doors.event_loop import leave_nothing_behind, run, turns, until
+from doors.event_loop import leave_nothing_behind, plain, run, turns, until
+from drivers import opening_tasks
 from qflow.aio.loops import Home, Step, Waiter, Worker, attend
 from qflow.memory.line import FOREVER, WORK
 from qflow.queues.gets import Getting
@@ -23,7 +25,9 @@ from qflow.queues.putting import Putting
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S
 
-Scenario = Callable[[qflow.aio.AsyncBroker], Awaitable[Any]]
+pytestmark = pytest.mark.two_drivers
+Scenario = Callable[[Any], Awaitable[Any]]
+On = Callable[[Scenario], None]
 
 
 @pytest.fixture
@@ -34,24 +38,29 @@ def woken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def on(path: Path, scenario: Scenario) -> None:
+@pytest.fixture
+def on(spool: Path, access: str) -> Callable[[Scenario], None]:
     """Run a scenario that leaves nothing behind."""
 
-    async def whole() -> None:
-        async with qflow.aio.open(path) as broker:
-            await scenario(broker)
-            await leave_nothing_behind(broker)
+    def run_it(scenario: Scenario) -> None:
+        async def whole() -> None:
+            async with opening_tasks(access, partial(qflow.open, spool)) as broker:
+                await scenario(broker)
+                await leave_nothing_behind(broker)
 
-    run(whole())
+        run(whole())
+
+    return run_it
 
 
-def test_what_leaves_wakes_as_many_tasks_as_there_is_room_for(spool: Path, woken: Counter[str]) -> None:
+@pytest.mark.owner_only(reason="it counts wake-ups of the owner's tasks")
+def test_what_leaves_wakes_as_many_tasks_as_there_is_room_for(on: On, woken: Counter[str]) -> None:
     """2,000 wait at a limit of 10: nobody is woken above the mark, then two at a time, in their order."""
 
-    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+    async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=10)
         await queue.put_many([b"old"] * 10)
-        line = parts_of(queue.queue).admission.line
+        line = parts_of(plain(broker)).admission.line
         putters = [asyncio.create_task(queue.put(b"%d" % number)) for number in range(2_000)]
         await until(lambda: len(line) == 2_000)
         woken.clear()
@@ -67,16 +76,17 @@ def test_what_leaves_wakes_as_many_tasks_as_there_is_room_for(spool: Path, woken
         assert woken["tasks"] == 2_000
         assert [putter.result() for putter in putters] == list(range(10, 2_010))
 
-    on(spool, scenario)
+    on(scenario)
 
 
-def test_a_task_that_was_admitted_and_is_cancelled_hands_its_place_on(spool: Path) -> None:
+@pytest.mark.owner_only(reason="at the door its turn comes before the owner hears of its end")
+def test_a_task_that_was_admitted_and_is_cancelled_hands_its_place_on(on: On) -> None:
     """Cancelled before its turn in the loop came, its put did not happen; the next one's does."""
 
-    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+    async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=2, resume_ratio=1)
         await queue.put_many([b"old"] * 2)
-        line = parts_of(queue.queue).admission.line
+        line = parts_of(plain(broker)).admission.line
         putters = [asyncio.create_task(queue.put(b"%d" % number)) for number in range(6)]
         await until(lambda: len(line) == 6)
         await (await queue.get_many(2)).ack()
@@ -93,33 +103,34 @@ def test_a_task_that_was_admitted_and_is_cancelled_hands_its_place_on(spool: Pat
             number in (0, 4) for number in range(6)
         ]
 
-    on(spool, scenario)
+    on(scenario)
 
 
-def test_a_put_behind_tasks_that_were_admitted_does_not_pass_them(spool: Path) -> None:
+def test_a_put_behind_tasks_that_were_admitted_does_not_pass_them(on: On) -> None:
     """They have their places, and have not put yet."""
 
-    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+    async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=4, resume_ratio=0)
         await queue.put_many([b"old"] * 4)
         first = [queue.submit(b"1"), queue.submit(b"2")]
-        await until(lambda: len(parts_of(queue.queue).admission.line) == 2)
+        await until(lambda: len(parts_of(plain(broker)).admission.line) == 2)
         await (await queue.get_many(4)).ack()
         last = queue.submit(b"3")
         assert not first[0].done()
         await asyncio.gather(*first, last)
         assert [delivery.body async for delivery in take(queue, 3)] == [b"1", b"2", b"3"]
 
-    on(spool, scenario)
+    on(scenario)
 
 
-def test_a_message_wakes_one_task_and_the_next_if_that_is_cancelled(spool: Path, woken: Counter[str]) -> None:
+@pytest.mark.owner_only(reason="it counts wake-ups of the owner's tasks")
+def test_a_message_wakes_one_task_and_the_next_if_that_is_cancelled(on: On, woken: Counter[str]) -> None:
     """2,000 wait for messages."""
 
-    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+    async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False)
         getters = [asyncio.create_task(queue.get()) for _ in range(2_000)]
-        await until(lambda: parts_of(queue.queue).gate.getters == 2_000)
+        await until(lambda: parts_of(plain(broker)).gate.getters == 2_000)
         woken.clear()
         await queue.put(b"1")
         assert woken["tasks"] == 1
@@ -138,19 +149,20 @@ def test_a_message_wakes_one_task_and_the_next_if_that_is_cancelled(spool: Path,
         await asyncio.gather(*getters, return_exceptions=True)
         assert not inside.left_behind(queue.queue)
 
-    on(spool, scenario)
+    on(scenario)
 
 
+@pytest.mark.owner_only(reason="it counts wake-ups of the owner's tasks")
 @pytest.mark.parametrize("tasks", [100, 1_000])
 def test_a_wait_is_two_tries_and_a_wake_up_without_a_timer(
-    spool: Path, woken: Counter[str], tasks: int, monkeypatch: pytest.MonkeyPatch
+    on: On, woken: Counter[str], tasks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for a message, or at a limit, tries as it comes and when it is woken; however many wait."""
     count(monkeypatch, woken, Getting, "step", "gets")
     count(monkeypatch, woken, Putting, "step", "puts")
     count(monkeypatch, woken, asyncio.SelectorEventLoop, "call_later", "timers")
 
-    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+    async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=10, resume_ratio=1)
         woken.clear()
         getters = [asyncio.create_task(queue.get()) for _ in range(tasks)]
@@ -169,14 +181,15 @@ def test_a_wait_is_two_tries_and_a_wake_up_without_a_timer(
         assert (woken["puts"], woken["tasks"], woken["timers"]) == (2 * tasks, tasks, 0)
         await (await queue.get_many(10)).ack()
 
-    on(spool, scenario)
+    on(scenario)
 
 
-def test_tasks_that_a_thread_wakes_are_called_together(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.owner_only(reason="it counts wake-ups of the owner's tasks")
+def test_tasks_that_a_thread_wakes_are_called_together(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand wait in get; a thread puts a message for each, and the loop is called once."""
     calls: Counter[str] = Counter()
 
-    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+    async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False)
         getters = [asyncio.create_task(queue.get()) for _ in range(1_000)]
         await turns()
@@ -188,16 +201,16 @@ def test_tasks_that_a_thread_wakes_are_called_together(spool: Path, monkeypatch:
         for delivery in await asyncio.gather(*getters):
             await delivery.ack()
 
-    on(spool, scenario)
+    on(scenario)
 
 
 def test_a_consumer_of_many_tasks_hands_a_batch_over_and_not_each_message(
-    spool: Path, monkeypatch: pytest.MonkeyPatch
+    on: On, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand tasks: one whose callback does not wait takes the next message, and no other is woken for that."""
     turn: Counter[str] = Counter()
 
-    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+    async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False)
         await queue.put_many([b"%d" % number for number in range(1_000)])
         taken: list[bytes] = []
@@ -210,7 +223,7 @@ def test_a_consumer_of_many_tasks_hands_a_batch_over_and_not_each_message(
             await until(lambda: len(taken) == 1_000)
         assert taken == [b"%d" % number for number in range(1_000)]
 
-    on(spool, scenario)
+    on(scenario)
     assert turn["taken"] <= 1_000 + 2 * 10  # each comes once, and twice a batch one comes back
 
 

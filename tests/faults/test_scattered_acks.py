@@ -12,10 +12,10 @@ import pytest
 import qflow
 from faults.bare_log import bare_log, declared
 from faults.seams import PATIENCE_S, Faults, faulty_broker
-from qflow.queues.claims import MOST_STANDING
 from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.marks import settle_ranges
 from qflow.storage.log.rows import Settled
+from qflow.storage.log.transaction_log import MOST_STANDING
 
 MOST_BEFORE_A_PUT = 2 * 2048
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 
 import inside
 import qflow
-import qflow.aio
+from doors import event_loop
+from drivers import opening_tasks, owner_of
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
@@ -264,21 +266,25 @@ def test_a_queue_that_has_no_room_at_once_does_not_keep_the_others_from_going_to
     assert broker.check() == []
 
 
-def test_a_task_fans_out_as_a_thread_does(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.two_drivers
+def test_a_task_fans_out_as_a_thread_does(spool: Path, access: str) -> None:
     """It waits for the one that has no room, and cancelled there it leaves nothing in any queue."""
 
     async def main() -> None:
-        async with await qflow.aio.open(spool) as broker:
-            queues = bound(broker.broker, 8)
-            broker.broker.alter_queue("q5", limit_messages=1)
+        async with opening_tasks(access, partial(qflow.open, spool)) as broker:
+            owner = owner_of(broker).broker
+            queues = bound(owner, 8)
+            owner.alter_queue("q5", limit_messages=1)
             await broker.publish("t", b"0")
+            line = parts_of(queues[5]).admission.line
             waiting = asyncio.ensure_future(broker.publish("t", b"1"))
-            await asyncio.sleep(0)
+            await event_loop.until(lambda: len(line) == 1)
             cancelled = asyncio.ensure_future(broker.publish("t", b"lost"))
-            await asyncio.sleep(0)
+            await event_loop.until(lambda: len(line) == 2)
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
+            await event_loop.until(lambda: len(line) == 1)
             queues[5].get(0).ack(wait=True)
             result = await waiting
             assert list(result.sequences.items()) == [(queue.name, 1) for queue in queues]
@@ -286,7 +292,7 @@ def test_a_task_fans_out_as_a_thread_does(spool: Path, monkeypatch: pytest.Monke
                 [b"1"] if queue is queues[5] else [b"0", b"1"] for queue in queues
             ]
             assert all(inside.left_behind(queue) == {} for queue in queues)
-            assert broker.broker.check() == []
+            assert owner.check() == []
 
     asyncio.run(main())
 

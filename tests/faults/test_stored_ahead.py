@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import lmdb
 import pytest
 
 import qflow
-import qflow.aio
 from crash.seams import LOG, Steps
 from crash.test_kill_steps import kills
+from drivers import opening_tasks, owner_of
 from faults.bare_log import Line, bare_log, declared, held, in_log
 from faults.seams import PATIENCE_S, Faults, in_thread
 from faults.test_full_disk import disk_of
@@ -596,16 +597,17 @@ def test_a_publish_to_several_queues_is_stored_ahead_once(tmp_path) -> None:
             assert not bodies.noted_ahead(txn)
 
 
+@pytest.mark.two_drivers
 @pytest.mark.usefixtures("small")
-def test_a_task_is_told_when_its_own_request_is_done(spool: Path) -> None:
+def test_a_task_is_told_when_its_own_request_is_done(spool: Path, access: str) -> None:
     """What another task of the same turn handed over behind it passes, and is done before."""
 
     async def put() -> None:
-        async with qflow.aio.open(spool) as broker:
+        async with opening_tasks(access, partial(qflow.open, spool)) as broker:
             large, other = await broker.declare_queue("large"), await broker.declare_queue("other")
             confirmed = asyncio.gather(large.put_many(many(64)), other.put(b"passes"))  # type: ignore[arg-type]
             assert await confirmed == [range(64), 0]
-            assert len(large.queue) == 64
+            assert len(owner_of(broker).broker.queue("large")) == 64
             assert await broker.check() == []
 
     asyncio.run(put())

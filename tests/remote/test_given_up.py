@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 import qflow
+import qflow.aio
 from door_raw import until
+from doors import event_loop
+from doors.event_loop import cancelled_at, run, turns
+from qflow.remote.client import browsing, requests, stream_requests
 from qflow.remote.client import link as client
 from qflow.remote.client.link import Link, Request
 from qflow.remote.wire.frames import Frame, FrameReader, encode_frame, preamble
@@ -59,13 +64,83 @@ def test_a_timeout_begins_with_the_call(
     assert sent(link)[0].head == {"op": "put", "queue": "jobs", "headers": {"a": '"timeout_s"'}}
 
 
-def test_a_subscription_that_nobody_was_handed_is_closed(link: Link) -> None:
-    """Its answer came after the call was given up."""
-    number = link.begin(Request({"op": "subscribe", "stream": "s", "filter": "#"}), Waiting())
+GET = {"offsets": [], "sequences": [], "grant": 3}
+GIVEN_BACK = {"op": "give_back", "grant": 3, "from": 0}
+
+
+@pytest.mark.parametrize(
+    ("request_", "result", "undone"),
+    [
+        (requests.get("jobs", 1, None, "me"), GET, GIVEN_BACK),
+        (requests.get("jobs", 1, None, "me"), {"sequences": []}, None),
+        (requests.consume("jobs", "me"), 3, {"op": "consume_end", "consumer": 3}),
+        (browsing.browse("jobs"), {"browse": 3, "entries": []}, {"op": "browse_close", "browse": 3}),
+        (browsing.browse_next(3), {"browse": 3, "entries": []}, {"op": "browse_close", "browse": 3}),
+        (browsing.browse("jobs"), {"browse": None, "entries": []}, None),
+        (stream_requests.query("s", "#", {}), {"offsets": [], "query": 3}, {"op": "query_close", "query": 3}),
+        (stream_requests.query_next("s", 3), {"offsets": [], "query": 3}, {"op": "query_close", "query": 3}),
+        (stream_requests.query("s", "#", {}), {"offsets": [], "query": None}, None),
+        (
+            stream_requests.subscribe("s", "#", {}),
+            {"subscription": 3, "settings": {}},
+            {"op": "subscription_close", "subscription": 3},
+        ),
+        (stream_requests.get(1, 1, None, 1), GET, GIVEN_BACK),
+        (stream_requests.get_ahead(1, 1, 1), GET, GIVEN_BACK),
+        (requests.put("jobs", b"x", {}), {"first": 3, "count": 1}, None),
+        (requests.queue_stats("jobs"), {"grant": 3}, None),
+    ],
+)
+def test_what_nobody_was_handed_is_undone(link: Link, request_: Request, result: object, undone: object) -> None:
+    """Its answer came after the call was given up: what the owner holds for it is let go of."""
+    number = link.begin(request_, Waiting())
     link.give_up(number)
-    assert [frame.head["op"] for frame in sent(link)] == ["subscribe", "cancel"]
-    link.feed(b"".join(encode_frame(number, {"result": {"subscription": 3, "settings": {}}})))
-    assert [frame.head for frame in sent(link)] == [{"op": "subscription_close", "subscription": 3}]
+    assert [frame.number for frame in sent(link)] == [number, 0]
+    link.feed(b"".join(encode_frame(number, {"result": result})))
+    assert [frame.head for frame in sent(link)] == ([] if undone is None else [undone])
+
+
+def test_the_owner_keeps_nothing_for_tasks_that_were_cancelled(owner: qflow.Broker) -> None:
+    """Each of these as its answer comes, more often than a connection may have them open; and others go on."""
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            queue = await broker.declare_queue("jobs")
+            stream = await broker.declare_stream("s", topics=["s"])
+            await queue.put_many([b"x"] * 1001)
+            await broker.publish_many([("s", b"x")] * 257)
+            entries, messages = queue.browse(), stream.query()
+            await anext(entries)
+            await anext(messages)
+            for _ in range(100):
+                for page in (queue.browse(), stream.query()):
+                    task = asyncio.ensure_future(cancelled_at(anext(page), 0, True))
+                    await asyncio.wait([task])
+                    assert task.cancelled()
+            assert len([entry async for entry in entries]) == 1000
+            assert len([message async for message in messages]) == 256
+            assert len([message async for message in stream.query()]) == 257
+
+    run(scenario())
+
+
+def test_a_consumer_of_tasks_that_is_closed_as_it_begins_is_known_no_longer(owner: qflow.Broker) -> None:
+    """The owner hears of its begin and of its end, at whichever await it is closed."""
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            queue = await broker.declare_queue("jobs")
+
+            async def never(delivery: qflow.aio.AsyncDelivery) -> None:
+                raise AssertionError(delivery)
+
+            for at in range(20):
+                consumer = queue.consume(never)
+                await turns(at)
+                await consumer.close()
+            await event_loop.until(lambda: not owner.queue("jobs").stats().consumers)
+
+    run(scenario())
 
 
 def test_an_interrupted_subscribe_leaves_no_subscription(
@@ -84,3 +159,24 @@ def test_an_interrupted_subscribe_leaves_no_subscription(
     until(lambda: not stream.stats().subscriptions)
     with remote.subscribe("s"):
         assert len(stream.stats().subscriptions) == 1
+
+
+@pytest.mark.parametrize("way", ["ack", "ack and wait", "nack"])
+def test_what_is_settled_after_a_seek_that_was_cancelled_ends_nothing(owner: qflow.Broker, way: str) -> None:
+    """The seek was done, and its task did not hear of that: what was held before is taken back already."""
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            await broker.declare_stream("s", topics=["s"])
+            await broker.publish_many([("s", b"%d" % number) for number in range(4)])
+            async with broker.subscribe("s", name="n", start="earliest") as subscription:
+                held = await subscription.get()
+                batch = await subscription.get_many(2)
+                task = asyncio.ensure_future(cancelled_at(subscription.seek(0), 0, True))
+                await asyncio.wait([task])
+                assert task.cancelled()
+                for one in (held, batch):
+                    await (one.nack() if way == "nack" else one.ack(wait=way == "ack and wait"))
+                assert len(await subscription.get_many(10)) == 4
+
+    run(scenario())

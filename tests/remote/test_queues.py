@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -221,3 +223,32 @@ def test_an_empty_batch_is_settled_as_often_as_anybody_likes(owner: qflow.Broker
             transaction.ack_many(batch)
             transaction.put("others", b"x")
     assert len(owner.queue("others")) == 2
+
+
+def test_what_the_owner_would_refuse_is_not_made_something_else_of(
+    owner: qflow.Broker, remote: qflow.RemoteBroker
+) -> None:
+    """A moment where a time span is meant, and arguments that a call does not have."""
+    moment: Any = datetime(2026, 1, 1, tzinfo=UTC)
+    unknown: dict[str, Any] = {"nonsense": None}
+    keyed: dict[str, Any] = {"dedupe_key": "k"}
+    for broker in (owner, remote):
+        queue = broker.declare_queue("jobs")
+        broker.declare_stream("s", topics=["s"])
+        for refused in (
+            lambda broker=broker: broker.alter_queue("jobs", ttl_s=moment),
+            lambda broker=broker: broker.alter_stream("s", retention_s=moment),
+            lambda broker=broker: broker.schedule("daily", "jobs", b"", every_s=moment),
+            lambda queue=queue: queue.on_slow_consumer(moment),
+        ):
+            with pytest.raises(InvalidArgument):
+                refused()
+        for wrong in (
+            lambda broker=broker: broker.schedule("daily", "jobs", b"", every_s=60, **unknown),
+            lambda queue=queue: queue.put(b"x", **unknown),
+            lambda queue=queue: queue.submit(b"x", **keyed),
+        ):
+            with pytest.raises(TypeError):
+                wrong()
+    assert remote.schedules() == []
+    assert owner.queue("jobs").settings.ttl_s is None

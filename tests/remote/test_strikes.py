@@ -84,3 +84,24 @@ def test_wherever_a_subscriber_is_interrupted_each_message_comes_once_and_in_ord
         if way == "get":
             got[-1].ack()
     assert [delivery.body for delivery in got] == [b"%d" % place for place in range(put)]
+
+
+def test_wherever_the_closing_of_a_subscription_is_interrupted_it_is_open_or_closed(
+    owner: qflow.Broker, remote: qflow.RemoteBroker
+) -> None:
+    """On both sides: a second `close` closes what is open, and of what is closed the owner holds nothing."""
+    stream = owner.declare_stream("s", topics=["s"])
+    owner.publish("s", b"x")
+
+    def strike_at(at: int) -> tuple[Strike, bool]:
+        subscription = remote.subscribe("s", start="earliest")
+        subscription.get()
+        strike = Strike(at)
+        ended = strike.run(subscription.close)
+        subscription.close()
+        until(lambda: not stream.stats().subscriptions, strike.where)
+        return strike, ended
+
+    strike_at(NEVER)
+    for at in places(strike_at(NEVER)[0].seen, MOST, 1):
+        reach(at, strike_at)

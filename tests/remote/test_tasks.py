@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,30 @@ def test_the_end_of_the_owner_ends_what_waits(spool: Path, open_spool: Callable[
 
     through(owner, scenario)
     assert open_spool().queue("jobs").get().delivery_count == 2
+
+
+def test_a_forked_child_does_not_keep_a_connection(owner: qflow.Broker) -> None:
+    """Its copy is closed: what the parent held is back when the parent has ended it, however long the child lives."""
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs")
+        await queue.put(b"x")
+        await queue.get()
+        waits, go_on = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(go_on)
+            os.read(waits, 1)
+            os._exit(0)
+        try:
+            await broker.close()
+            await until(lambda: not owner.queue("jobs").stats().acquired_messages)
+        finally:
+            os.close(waits)
+            os.close(go_on)
+            os.waitpid(child, 0)
+
+    through(owner, scenario)
 
 
 def test_events_are_told_in_the_loop(owner: qflow.Broker) -> None:

@@ -387,3 +387,28 @@ def test_a_queue_is_altered_while_it_is_used(open_spool: Open, durable: bool) ->
     for thread in threads:
         thread.join(LONG_S)
     assert received == list(range(400))
+
+
+def test_whoever_has_a_queue_is_told_that_it_was_deleted(open_spool: Open) -> None:
+    """Wherever the queue itself is given; by its name there is none."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    broker.delete_queue("q")
+
+    def transact(one: Any) -> None:
+        with broker.transaction() as tx:
+            tx.put(one, b"x")
+
+    calls: list[Callable[[Any], Any]] = [
+        broker.alter_queue,
+        lambda one: broker.bind(one, "a"),
+        lambda one: broker.unbind(one, "a"),
+        lambda one: broker.schedule("s", one, b"x", every_s=60),
+        transact,
+    ]
+    for call in (*calls, lambda one: one.put(b"x"), lambda one: one.get(0), lambda one: list(one.browse())):
+        with pytest.raises(qflow.QueueDeleted):
+            call(queue)
+    for call in calls:
+        with pytest.raises(qflow.NotFound):
+            call("q")

@@ -7,6 +7,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import inside
 import qflow
 import qflow.aio
 from doors import event_loop
+from drivers import opening_tasks, owner_of
 from qflow.queues import registry
 from qflow.queues.admission import Admission
 from qflow.queues.queue import parts_of
@@ -174,12 +176,13 @@ def test_a_signal_handler_may_delete_a_queue_that_the_call_beneath_it_has_room_i
     assert handled == [1]
 
 
-def test_a_task_gives_up_also_while_its_loop_is_busy(spool: Path, durable: bool) -> None:
+@pytest.mark.two_drivers
+def test_a_task_gives_up_also_while_its_loop_is_busy(spool: Path, durable: bool, access: str) -> None:
     """The end comes from the loop itself, or takes a turn of it: either way it waits for no task."""
 
     async def scenario() -> None:
-        async with qflow.aio.open(spool) as broker:
-            plain = broker.broker
+        async with opening_tasks(access, partial(qflow.open, spool)) as broker:
+            plain = owner_of(broker).broker
             one, two = declare(plain, durable)
             task = asyncio.create_task(broker.publish("a", b"2"))
             await event_loop.until(lambda: parts_of(two).admission.line)

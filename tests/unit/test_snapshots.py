@@ -15,6 +15,7 @@ import qflow
 from qflow import Overflow, inspect
 from qflow.storage.files import acquire_lock
 
+pytestmark = pytest.mark.two_drivers
 BODY = b"x" * 10_000
 
 
@@ -135,6 +136,7 @@ def test_snapshots_while_publishers_run_hold_a_prefix_of_whole_batches(open_spoo
             assert before[thread] <= count <= after[thread] + 1
 
 
+@pytest.mark.owner_only(reason="it closes the spool, and opens it itself")
 def test_compactions_while_four_threads_put_and_ack_lose_nothing(open_spool, spool):
     """Everything that was confirmed is there afterwards, and after another open; no put and no ack fails."""
     broker = open_spool(capacity_bytes="256KiB")
@@ -195,6 +197,7 @@ def test_a_compaction_gives_back_what_was_settled(open_spool, spool):
     assert bodies(broker.queue("q")) == [b"kept", b"new"]
 
 
+@pytest.mark.owner_only(reason="it closes the spool, and opens it itself")
 def test_streams_and_their_subscriptions_are_copied_and_survive_a_compaction(open_spool, tmp_path):
     """Offsets, topics and how far a durable subscription came; one that is under way goes on where it was."""
     broker = open_spool()

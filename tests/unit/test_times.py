@@ -17,6 +17,7 @@ import pytest
 import inside
 import qflow
 import qflow.aio
+from drivers import beside
 from faults.seams import in_thread
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues import expiry, tending
@@ -98,12 +99,12 @@ def first_for_a_task(broker: qflow.Broker, timeout_s: float) -> bytes:
     """Return the body of the first message that a task gets."""
 
     async def scenario() -> bytes:
-        return (await qflow.aio.AsyncBroker(broker).queue("q").get(timeout_s)).body
+        async with beside(broker) as tasks:
+            return bytes((await tasks.queue("q").get(timeout_s)).body)
 
     return asyncio.run(scenario())
 
 
-@pytest.mark.owner_only
 def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -661,13 +662,12 @@ def test_what_is_due_comes_in_its_place_right_after_a_restart(reopened: qflow.Br
     assert found == IN_ORDER
 
 
-@pytest.mark.owner_only
 def test_what_is_due_comes_in_its_place_for_tasks_too(reopened: qflow.Broker) -> None:
     """The same steps; what takes the disk is done by a thread."""
 
     async def scenario() -> list[bytes]:
-        queue = qflow.aio.AsyncBroker(reopened).queue("q")
-        return [(await queue.get(timeout_s=0)).body for _ in range(5)]
+        async with beside(reopened) as tasks:
+            return [(await tasks.queue("q").get(timeout_s=0)).body for _ in range(5)]
 
     assert asyncio.run(scenario()) == IN_ORDER
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Unpack
 from uuid import UUID
 
-from qflow.config import BrokerSettings, QueueSettings, parse_timeout
+from qflow.config import BrokerSettings, QueueSettings, StreamSettings, parse_timeout
 from qflow.durations import Duration
 from qflow.events import Event
 from qflow.message import Headers
@@ -28,9 +28,8 @@ from qflow.options import (
 from qflow.periodic import Schedule
 from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
 from qflow.remote.client.events import Events
-from qflow.remote.client.queue import RemoteQueue, name_of, queue_of
+from qflow.remote.client.queue import RemoteQueue, queue_of
 from qflow.remote.client.streams import RemoteStream, RemoteSubscription, stream_of, subscription_of
-from qflow.remote.client.streams import name_of as stream_name
 from qflow.remote.client.threads import Connection
 from qflow.remote.client.transaction import RemoteTransaction, transaction_of
 from qflow.routing import PublishResult
@@ -86,8 +85,8 @@ class RemoteBroker:
 
     def alter_queue(self, name: RemoteQueue | str, **changes: Unpack[QueueChanges]) -> RemoteQueue:
         """Change settings of a queue while it is used; see `qflow.Broker.alter_queue`."""
-        plain = name_of(name)
-        return queue_of(self._connection, plain, self._connection.call(requests.alter_queue(plain, changes)))
+        settings: QueueSettings = self._connection.call(requests.alter_queue(name, changes))
+        return queue_of(self._connection, requests.name_of(name), settings)
 
     def queue(self, name: str) -> RemoteQueue:
         """Return a queue that exists; see `qflow.Broker.queue`."""
@@ -103,11 +102,11 @@ class RemoteBroker:
 
     def bind(self, queue: RemoteQueue | str, topic_filter: str) -> None:
         """Send what is published to matching topics to a queue, too; see `qflow.Broker.bind`."""
-        self._connection.call(requests.bind(name_of(queue), topic_filter))
+        self._connection.call(requests.bind(queue, topic_filter))
 
     def unbind(self, queue: RemoteQueue | str, topic_filter: str) -> None:
         """Undo `bind`; see `qflow.Broker.unbind`."""
-        self._connection.call(requests.unbind(name_of(queue), topic_filter))
+        self._connection.call(requests.unbind(queue, topic_filter))
 
     def publish(
         self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
@@ -146,13 +145,13 @@ class RemoteBroker:
 
     def alter_stream(self, stream: RemoteStream | str, /, **changes: Unpack[StreamChanges]) -> RemoteStream:
         """Change settings of a stream while it is used; see `qflow.Broker.alter_stream`."""
-        name = stream_name(stream)
-        return stream_of(self._connection, name, self._connection.call(stream_requests.alter_stream(name, changes)))
+        settings: StreamSettings = self._connection.call(stream_requests.alter_stream(stream, changes))
+        return stream_of(self._connection, requests.name_of(stream), settings)
 
     def stream(self, name: RemoteStream | str) -> RemoteStream:
         """Return a stream that exists; see `qflow.Broker.stream`."""
-        plain = stream_name(name)
-        return stream_of(self._connection, plain, self._connection.call(stream_requests.stream(plain)))
+        settings: StreamSettings = self._connection.call(stream_requests.stream(name))
+        return stream_of(self._connection, requests.name_of(name), settings)
 
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
@@ -160,7 +159,7 @@ class RemoteBroker:
 
     def delete_stream(self, name: RemoteStream | str) -> None:
         """Delete a stream with its messages and subscriptions; see `qflow.Broker.delete_stream`."""
-        self._connection.call(stream_requests.delete_stream(stream_name(name)))
+        self._connection.call(stream_requests.delete_stream(name))
 
     def subscribe(
         self, stream: RemoteStream | str, filter: str = "#", **options: Unpack[SubscriptionOptions]
@@ -169,16 +168,16 @@ class RemoteBroker:
 
         It ends with the connection, which gives back what it held.
         """
-        request = stream_requests.subscribe(stream_name(stream), filter, options)
+        request = stream_requests.subscribe(stream, filter, options)
         return self._connection.call(request, partial(subscription_of, self._connection))
 
     def delete_subscription(self, stream: RemoteStream | str, name: str) -> None:
         """Delete a durable subscription, or a group; see `qflow.Broker.delete_subscription`."""
-        self._connection.call(stream_requests.delete_subscription(stream_name(stream), name))
+        self._connection.call(stream_requests.delete_subscription(stream, name))
 
     def schedule(self, name: str, queue: RemoteQueue | str, body: Body, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Have a message put into a queue again and again; see `qflow.Broker.schedule`."""
-        return self._connection.call(schedule_requests.schedule(name, name_of(queue), body, options))
+        return self._connection.call(schedule_requests.schedule(name, queue, body, options))
 
     def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""

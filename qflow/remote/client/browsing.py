@@ -14,15 +14,20 @@ from qflow.remote.client.threads import Connection
 
 def browse(name: str) -> Request:
     """Its reply has the first page."""
-    return Request({"op": "browse", "queue": name})
+    return Request({"op": "browse", "queue": name}, undo=_left)
 
 
 def browse_next(number: int) -> Request:
-    return Request({"op": "browse_next", "browse": number})
+    return Request({"op": "browse_next", "browse": number}, undo=_left)
 
 
 def browse_close(number: int) -> Request:
     return Request({"op": "browse_close", "browse": number})
+
+
+def _left(page: dict[str, Any]) -> Request | None:
+    """A page was handed to nobody: those that follow are not asked for."""
+    return browse_close(page["browse"]) if page["browse"] else None
 
 
 def move_entry(name: str, sequence: int, to: str) -> Request:
@@ -65,4 +70,4 @@ def _pages(connection: Connection, keeper: Keeper, page: dict[str, Any]) -> Iter
         number = page["browse"]
         if number is not None:
             with suppress(BrokerClosed):
-                connection.settle(lambda: browse_close(number), wait=False)
+                connection.tell(lambda: browse_close(number))

@@ -60,7 +60,7 @@ class RemoteConsumed:
     def wake(self) -> None:
         """The consumer stops: what waits for messages waits no more."""
         if not self._connection.closed:
-            self._connection.settle(lambda: requests.cancel(self._number) if self._number else None, wait=False)
+            self._connection.tell(lambda: requests.cancel(self._number) if self._number else None)
 
     def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None:
         """Return a delivery of a batch; None if it is settled."""
@@ -78,7 +78,7 @@ class RemoteConsumed:
             return requests.give_back(settler.grant.number)
 
         try:
-            self._connection.settle(make, wait=False)
+            self._connection.tell(make)
         except BrokerClosed:
             return  # it went back with all else
 
@@ -89,7 +89,7 @@ class RemoteConsumed:
         """It has ended."""
         with suppress(BrokerClosed):
             if self._consumer:
-                self._connection.settle(lambda: requests.consume_end(self._consumer), wait=False)
+                self._connection.tell(lambda: requests.consume_end(self._consumer))
 
     def tell_failure(self, sequence: int | None, error: BaseException) -> None:
         """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""

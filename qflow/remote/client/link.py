@@ -24,6 +24,8 @@ CREDIT_BYTES = 32 * 2**20
 
 
 Reason = Callable[[], QflowError | None]
+Undo = Callable[[Any], "Request | None"]
+"""Given a result that nobody was handed, returns what lets go of what the owner holds for it, if that is anything."""
 
 
 class Reply(NamedTuple):
@@ -45,6 +47,7 @@ class Request(NamedTuple):
     doubt: str = ""
     """What may have been done if no answer comes; empty where that does not matter."""
     read: Callable[[Reply], Any] = _result
+    undo: Undo | None = None
 
     def encoded(self) -> Request:
         """Return the same with its head as bytes. Raises InvalidArgument: JSON cannot say it."""
@@ -73,6 +76,7 @@ class Waiting(Protocol):
 class _Given(NamedTuple):
     doubt: str
     """Of its request, whose columns are not held any longer."""
+    undo: Undo | None
     waiting: Waiting | None
     """None: it was given up."""
 
@@ -137,7 +141,7 @@ class Link:
             number = number % 0xFFFFFFFF + 1
         parts = self._encoded(number, request)
         self._last = number
-        self._given[number] = _Given(request.doubt, waiting)
+        self._given[number] = _Given(request.doubt, request.undo, waiting)
         if self._unheard < 0:
             self._unheard = number
         if not request.columns:
@@ -211,21 +215,15 @@ class Link:
             del self._given[number]
             self._send_kept()
         else:
-            self._given[number] = _Given(given.doubt, None)
+            self._given[number] = given._replace(waiting=None)
             self._out += encode_frame(0, {"op": "cancel", "request": number})
             self._unheard = -1
 
-    def give_back(self, reply: Reply) -> None:
-        """Have given back what came with an answer, and nobody was handed: deliveries, or a subscription."""
-        told = reply.result
-        if not isinstance(told, dict) or self.ended is not None:
-            return
-        if told.get("grant"):
-            self._out += encode_frame(0, {"op": "give_back", "grant": told["grant"]})
-            self._unheard = -1
-        elif told.get("subscription") and "settings" in told:
-            self._out += encode_frame(0, {"op": "subscription_close", "subscription": told["subscription"]})
-            self._unheard = -1
+    def give_back(self, undo: Undo | None, reply: Reply) -> None:
+        """Have the owner let go of what came with an answer, and nobody was handed: deliveries, or a subscription."""
+        request = None if undo is None or self.ended is not None else undo(reply.result)
+        if request is not None:
+            self.tell(request)
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take what came; tell those who wait.
@@ -266,7 +264,7 @@ class Link:
         if given.waiting is not None:
             given.waiting.answered(outcome)
         elif isinstance(outcome, Reply):
-            self.give_back(outcome)
+            self.give_back(given.undo, outcome)
 
     def _notice(self, head: Head) -> None:
         if "closing" in head:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from threading import current_thread
-from typing import Any, Unpack
+from typing import Unpack
 
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Deliveries, Delivery, Entry
@@ -80,7 +80,7 @@ class RemoteQueue:
 
     def submit(self, body: Body, **options: Unpack[TimedOptions]) -> Future[int | None]:
         """`put` that does not wait: the future has what `put` returns, once it is confirmed."""
-        return self._connection.submit(requests.put(self._name, body, options))
+        return self._connection.submit(requests.put(self._name, body, options, requests.TIMED))
 
     # Get -------------------------------------------------------------------------------------------------------------
 
@@ -175,8 +175,3 @@ def queue_of(connection: Connection, name: str, settings: QueueSettings) -> Remo
     made = RemoteQueue()
     made._connection, made._name, made._settings = connection, name, settings
     return made
-
-
-def name_of(queue: Any) -> str:
-    """Return the name of a queue, or a name."""
-    return queue._name if isinstance(queue, RemoteQueue) else queue

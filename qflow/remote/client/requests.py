@@ -10,6 +10,7 @@ from typing import Any
 
 from qflow.config import (
     QueueSettings,
+    check_changes,
     check_name,
     check_names,
     parse_count,
@@ -17,6 +18,7 @@ from qflow.config import (
     parse_span,
     parse_timeout,
     settings_from,
+    spool_path,
 )
 from qflow.delivery import Raised, Return
 from qflow.durations import Duration
@@ -30,8 +32,20 @@ from qflow.remote.wire.frames import encode_head
 from qflow.remote.wire.values import plain
 
 _PUT = PutOptions.__annotations__.keys()
-_TIMED = _PUT | {"timeout_s"}
-_ONCE = _TIMED | {"dedupe_key"}
+TIMED = _PUT | {"timeout_s"}
+_ONCE = TIMED | {"dedupe_key"}
+
+
+def name_of(one: Any) -> Any:
+    """Return the name of a queue, or of a stream; or what was given as one."""
+    name = None if isinstance(one, str) else getattr(one, "name", None)
+    return name if isinstance(name, str) else one
+
+
+def named(kind: str, one: Any) -> dict[str, Any]:
+    """Return how a head names a queue, or a stream: whoever has it is told later that it was deleted."""
+    name = name_of(one)
+    return {kind: one} if name is one else {kind: name, "known": True}
 
 
 def hello(pid: int | None = None) -> Request:
@@ -51,8 +65,9 @@ def declare_queues(names: Iterable[str], settings: Mapping[str, Any]) -> tuple[l
     return checked, Request(head, doubt="what was declared", read=replies.all_queue_settings)
 
 
-def alter_queue(name: str, changes: Mapping[str, Any]) -> Request:
-    head = {"op": "alter_queue", "queue": name, "changes": plain(dict(changes))}
+def alter_queue(queue: Any, changes: Mapping[str, Any]) -> Request:
+    check_changes(QueueSettings, changes, "queue")
+    head = {"op": "alter_queue", **named("queue", queue), "changes": plain(dict(changes))}
     return Request(head, doubt="the change", read=replies.queue_settings)
 
 
@@ -68,12 +83,12 @@ def delete_queue(name: str) -> Request:
     return Request({"op": "delete_queue", "queue": check_name(name)}, doubt="the deletion")
 
 
-def bind(name: str, topic_filter: str) -> Request:
-    return Request({"op": "bind", "queue": name, "filter": topic_filter}, doubt="the binding")
+def bind(queue: Any, topic_filter: str) -> Request:
+    return Request({"op": "bind", **named("queue", queue), "filter": topic_filter}, doubt="the binding")
 
 
-def unbind(name: str, topic_filter: str) -> Request:
-    return Request({"op": "unbind", "queue": name, "filter": topic_filter}, doubt="what was unbound")
+def unbind(queue: Any, topic_filter: str) -> Request:
+    return Request({"op": "unbind", **named("queue", queue), "filter": topic_filter}, doubt="what was unbound")
 
 
 def purge(name: str) -> Request:
@@ -105,12 +120,12 @@ def on_slow_consumer(name: str, after_s: Duration | None, policy: Any) -> Reques
     return Request({"op": "on_slow_consumer", "queue": name, "after_s": plain(after_s), "policy": plain(policy)})
 
 
-def put(name: str, body: Any, options: Mapping[str, Any]) -> Request:
-    """Its reply is the sequence, or None where the message was dropped."""
+def put(name: str, body: Any, options: Mapping[str, Any], known: Set[str] = _ONCE) -> Request:
+    """Its reply is the sequence, or None where the message was dropped. `known`: which options there are."""
     if not options:
         head: Any = _head_of_put(name)
     else:
-        head = {"op": "put", "queue": name, "single": True, **put_options(options, _ONCE)}
+        head = {"op": "put", "queue": name, "single": True, **put_options(options, known)}
     return Request(head, ((body_bytes(body),),), "the message", replies.first)
 
 
@@ -122,8 +137,15 @@ def _head_of_put(name: str, single: bool = True) -> bytes:
 def put_many(name: str, bodies: Iterable[Any], options: Mapping[str, Any]) -> Request | None:
     """Its reply is a range; None where there is nothing to put."""
     records = bodies_bytes(bodies)
-    head = {"op": "put", "queue": name, **put_options(options, _TIMED)} if options else _head_of_put(name, False)
+    head = {"op": "put", "queue": name, **put_options(options, TIMED)} if options else _head_of_put(name, False)
     return Request(head, [records], "the messages", replies.placed) if records else None
+
+
+def check_options(what: str, options: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse keyword arguments that a call does not have. Raises TypeError."""
+    if not options.keys() <= known:
+        unknown = min(options.keys() - known)
+        raise TypeError(f"a {what} has no option {unknown!r}; there are {', '.join(sorted(known))}")
 
 
 def put_options(options: Mapping[str, Any], known: Set[str] = _PUT) -> dict[str, Any]:
@@ -135,9 +157,7 @@ def put_options(options: Mapping[str, Any], known: Set[str] = _PUT) -> dict[str,
     Raises:
         TypeError: there is no such option. InvalidArgument: one makes no sense.
     """
-    if not options.keys() <= known:
-        unknown = min(options.keys() - known)
-        raise TypeError(f"a put has no option {unknown!r}; there are {', '.join(sorted(known))}")
+    check_options("put", options, known)
     given = {name: value for name, value in options.items() if value is not None}
     if "headers" in given:
         given["headers"] = decode_headers(encode_headers(given["headers"]))
@@ -164,12 +184,17 @@ def get(name: str, most: int, timeout_s: Duration | None, consumer: str | int) -
     timeout = parse_timeout(timeout_s)
     if timeout is not None:
         head["timeout_s"] = timeout
-    return Request(head, read=replies.granted)
+    return Request(head, read=replies.granted, undo=not_granted)
+
+
+def not_granted(result: Any) -> Request | None:
+    """Deliveries that came with a result were handed to nobody."""
+    return give_back(result["grant"]) if result.get("grant") else None
 
 
 def consume(queue: str, name: str) -> Request:
     """A consumer begins; its reply is a number."""
-    return Request({"op": "consume", "queue": queue, "name": name})
+    return Request({"op": "consume", "queue": queue, "name": name}, undo=consume_end)
 
 
 def consume_end(number: int) -> Request:
@@ -230,13 +255,11 @@ def check() -> Request:
 
 
 def snapshot(target: str, path: str | os.PathLike[str]) -> Request:
-    """Raises InvalidArgument: a path on another host has to be a whole one."""
-    path = os.fspath(path)
-    if "://" not in target:
-        path = os.path.abspath(path)
-    elif not os.path.isabs(path):
+    """Raises InvalidArgument: it is no path; one on another host has to be a whole one."""
+    whole = spool_path(path, "snapshot")
+    if "://" in target and not os.path.isabs(path):
         raise InvalidArgument(f"a snapshot is made on the host of {target}: give the whole path there, not {path!r}")
-    return Request({"op": "snapshot", "path": path}, doubt="the snapshot", read=replies.snapshot)
+    return Request({"op": "snapshot", "path": whole}, doubt="the snapshot", read=replies.snapshot)
 
 
 def compact() -> Request:

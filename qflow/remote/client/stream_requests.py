@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from qflow.config import StreamSettings, check_name, parse_count, parse_timeout, settings_from
+from qflow.config import StreamSettings, check_changes, check_name, parse_count, parse_timeout, settings_from
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument
 from qflow.remote.client import stream_replies
 from qflow.remote.client.link import Request
+from qflow.remote.client.requests import name_of, named, not_granted
 from qflow.remote.wire.values import plain
 
 
@@ -20,25 +21,27 @@ def declare_stream(name: str, settings: Mapping[str, Any]) -> Request:
     return Request(head, doubt="what was declared", read=stream_replies.settings)
 
 
-def alter_stream(name: str, changes: Mapping[str, Any]) -> Request:
-    head = {"op": "alter_stream", "stream": name, "changes": plain(dict(changes))}
+def alter_stream(stream: Any, changes: Mapping[str, Any]) -> Request:
+    check_changes(StreamSettings, changes, "stream")
+    head = {"op": "alter_stream", **named("stream", stream), "changes": plain(dict(changes))}
     return Request(head, doubt="the change", read=stream_replies.settings)
 
 
-def stream(name: str) -> Request:
-    return Request({"op": "stream", "stream": check_name(name, "stream")}, read=stream_replies.settings)
+def stream(one: Any) -> Request:
+    check_name(name_of(one), "stream")
+    return Request({"op": "stream", **named("stream", one)}, read=stream_replies.settings)
 
 
 def streams() -> Request:
     return Request({"op": "streams"})
 
 
-def delete_stream(name: str) -> Request:
-    return Request({"op": "delete_stream", "stream": name}, doubt="the deletion")
+def delete_stream(stream: Any) -> Request:
+    return Request({"op": "delete_stream", **named("stream", stream)}, doubt="the deletion")
 
 
-def delete_subscription(stream: str, name: str) -> Request:
-    head = {"op": "delete_subscription", "stream": stream, "name": check_name(name, "subscription")}
+def delete_subscription(stream: Any, name: str) -> Request:
+    head = {"op": "delete_subscription", **named("stream", stream), "name": check_name(name, "subscription")}
     return Request(head, doubt="the deletion")
 
 
@@ -49,15 +52,21 @@ def stream_stats(name: str) -> Request:
 def query(name: str, topic_filter: str, options: Mapping[str, Any]) -> Request:
     """Its reply is a `stream_replies.Page`."""
     given = {key: moment(value) for key, value in options.items() if value is not None}
-    return Request({"op": "query", "stream": name, "filter": topic_filter, **given}, read=stream_replies.page(name))
+    head = {"op": "query", "stream": name, "filter": topic_filter, **given}
+    return Request(head, read=stream_replies.page(name), undo=_left)
 
 
 def query_next(name: str, number: int) -> Request:
-    return Request({"op": "query_next", "query": number}, read=stream_replies.page(name))
+    return Request({"op": "query_next", "query": number}, read=stream_replies.page(name), undo=_left)
 
 
 def query_close(number: int) -> Request:
     return Request({"op": "query_close", "query": number})
+
+
+def _left(page: dict[str, Any]) -> Request | None:
+    """A page was handed to nobody: those that follow are not asked for."""
+    return query_close(page["query"]) if page["query"] else None
 
 
 def last(name: str, topic_filter: str) -> Request:
@@ -80,11 +89,16 @@ def moment(value: Any) -> Any:
 # Subscriptions --------------------------------------------------------------------------------------------------------
 
 
-def subscribe(stream: str, topic_filter: str, options: Mapping[str, Any]) -> Request:
+def subscribe(stream: Any, topic_filter: str, options: Mapping[str, Any]) -> Request:
     """Its reply is a `stream_replies.Opened`."""
     given = {name: plain(moment(value)) for name, value in options.items()}
-    head = {"op": "subscribe", "stream": stream, "filter": topic_filter, "options": given}
-    return Request(head, doubt="the subscription", read=stream_replies.opened)
+    head = {"op": "subscribe", **named("stream", stream), "filter": topic_filter, "options": given}
+    return Request(head, doubt="the subscription", read=stream_replies.opened, undo=_not_opened)
+
+
+def _not_opened(told: dict[str, Any]) -> Request:
+    """A subscription was handed to nobody."""
+    return subscription_close(told["subscription"])
 
 
 def get(subscription: int, most: int, timeout_s: Duration | None, taker: int) -> Request:
@@ -96,13 +110,13 @@ def get(subscription: int, most: int, timeout_s: Duration | None, taker: int) ->
         "timeout_s": parse_timeout(timeout_s),
         "taker": taker,
     }
-    return Request(head, read=stream_replies.granted)
+    return Request(head, read=stream_replies.granted, undo=not_granted)
 
 
 def get_ahead(subscription: int, taker: int, loop: int) -> Request:
     """The same for a loop, which says by `shown` what of it was returned."""
     head = {"op": "subscription_get", "subscription": subscription, "ahead": True, "taker": taker, "loop": loop}
-    return Request(head, read=stream_replies.granted)
+    return Request(head, read=stream_replies.granted, undo=not_granted)
 
 
 def shown(grant: int, count: int, settled: int | None) -> Request:

@@ -15,6 +15,7 @@ from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, QueueEmpty
 from qflow.remote.client import stream_requests
 from qflow.remote.client.deliveries import Settler
+from qflow.remote.client.link import Request
 from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamDeliveries, StreamGrant
 from qflow.remote.client.stream_replies import Granted, Opened, Page
 from qflow.remote.client.threads import Connection
@@ -62,7 +63,7 @@ class RemoteStream(Stream):
             if page.query is not None:
                 query = page.query
                 with suppress(BrokerClosed):
-                    self._connection.settle(lambda: stream_requests.query_close(query), wait=False)
+                    self._connection.tell(lambda: stream_requests.query_close(query))
 
     def last(self, topic_filter: str = "#") -> dict[str, StreamMessage]:
         """Return the newest retained message of each topic that a filter matches; see `qflow.Stream.last`."""
@@ -81,11 +82,6 @@ def stream_of(connection: Connection, name: str, settings: StreamSettings) -> Re
     made = RemoteStream()
     made._connection, made.name, made.settings = connection, name, settings
     return made
-
-
-def name_of(stream: Any) -> str:
-    """Return the name of a stream, or a name."""
-    return stream.name if isinstance(stream, Stream) else stream
 
 
 class RemoteSubscription:
@@ -197,9 +193,17 @@ class RemoteSubscription:
     def close(self) -> None:
         """Give back what is held. A durable subscription can be opened again, any other is gone. Twice is fine."""
         if not self._holding.closed:
-            self._connection.locked(self._holding.close)
-            with suppress(BrokerClosed):  # what is held is back already
-                self._connection.call(stream_requests.subscription_close(self._opened.number))
+            try:
+                self._connection.settle(self._close, wait=True)
+            except BrokerClosed:  # what is held is back already
+                self._connection.locked(self._holding.close)
+
+    def _close(self) -> Request | None:
+        """Under the lock of the connection."""
+        if self._holding.closed:
+            return None
+        self._holding.close()
+        return stream_requests.subscription_close(self._opened.number)
 
     def __enter__(self) -> RemoteSubscription:
         return self
@@ -228,7 +232,7 @@ class RemoteIteration(Iterator[StreamDelivery]):
         self._connection = connection
         self._take = take
         self._loop = Loop(holding, threading.get_ident())
-        connection.settle(partial(holding.loop_begins, self._loop.taker), wait=False)
+        connection.tell(partial(holding.loop_begins, self._loop.taker))
 
     def __next__(self) -> StreamDelivery:
         loop, connection = self._loop, self._connection

@@ -32,9 +32,8 @@ from qflow.periodic import Schedule
 from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
 from qflow.remote.client.events import event_of
 from qflow.remote.client.link import Reply
-from qflow.remote.client.task_queue import AsyncRemoteQueue, name_of, queue_of
+from qflow.remote.client.task_queue import AsyncRemoteQueue, queue_of
 from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription, stream_of, subscription_of
-from qflow.remote.client.task_streams import name_of as stream_name
 from qflow.remote.client.task_transaction import AsyncRemoteTransaction, transaction_of
 from qflow.remote.client.tasks import TaskConnection
 from qflow.routing import PublishResult
@@ -101,8 +100,8 @@ class AsyncRemoteBroker:
 
     async def alter_queue(self, name: AsyncRemoteQueue | str, **changes: Unpack[QueueChanges]) -> AsyncRemoteQueue:
         """Change settings of a queue while it is used; see `qflow.Broker.alter_queue`."""
-        plain = name_of(name)
-        return queue_of(self._connection, plain, await self._connection.call(requests.alter_queue(plain, changes)))
+        settings: QueueSettings = await self._connection.call(requests.alter_queue(name, changes))
+        return queue_of(self._connection, requests.name_of(name), settings)
 
     async def delete_queue(self, name: str) -> None:
         """Delete a queue with all its messages; see `qflow.Broker.delete_queue`."""
@@ -112,7 +111,7 @@ class AsyncRemoteBroker:
         self, name: str, queue: AsyncRemoteQueue | str, body: Body, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
         """Have a message put into a queue again and again; see `qflow.Broker.schedule`."""
-        return await self._connection.call(schedule_requests.schedule(name, name_of(queue), body, options))
+        return await self._connection.call(schedule_requests.schedule(name, queue, body, options))
 
     async def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""
@@ -130,11 +129,11 @@ class AsyncRemoteBroker:
 
     async def bind(self, queue: AsyncRemoteQueue | str, topic_filter: str) -> None:
         """Send what is published to matching topics to a queue, too; see `qflow.Broker.bind`."""
-        await self._connection.call(requests.bind(name_of(queue), topic_filter))
+        await self._connection.call(requests.bind(queue, topic_filter))
 
     async def unbind(self, queue: AsyncRemoteQueue | str, topic_filter: str) -> None:
         """Undo `bind`; see `qflow.Broker.unbind`."""
-        await self._connection.call(requests.unbind(name_of(queue), topic_filter))
+        await self._connection.call(requests.unbind(queue, topic_filter))
 
     async def publish(
         self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
@@ -175,7 +174,7 @@ class AsyncRemoteBroker:
 
     def stream(self, name: AsyncRemoteStream | str) -> AsyncRemoteStream:
         """Return the stream of this name; awaited, it raises `NotFound` if there is none, else its first call does."""
-        return stream_of(self._connection, stream_name(name))
+        return stream_of(self._connection, requests.name_of(name))
 
     async def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
@@ -185,14 +184,12 @@ class AsyncRemoteBroker:
         self, stream: AsyncRemoteStream | str, /, **changes: Unpack[StreamChanges]
     ) -> AsyncRemoteStream:
         """Change settings of a stream while it is used; see `qflow.Broker.alter_stream`."""
-        name = stream_name(stream)
-        return stream_of(
-            self._connection, name, await self._connection.call(stream_requests.alter_stream(name, changes))
-        )
+        settings: StreamSettings = await self._connection.call(stream_requests.alter_stream(stream, changes))
+        return stream_of(self._connection, requests.name_of(stream), settings)
 
     async def delete_stream(self, name: AsyncRemoteStream | str) -> None:
         """Delete a stream with its messages and subscriptions; see `qflow.Broker.delete_stream`."""
-        await self._connection.call(stream_requests.delete_stream(stream_name(name)))
+        await self._connection.call(stream_requests.delete_stream(name))
 
     def subscribe(
         self, stream: AsyncRemoteStream | str, filter: str = "#", **options: Unpack[SubscriptionOptions]
@@ -201,12 +198,12 @@ class AsyncRemoteBroker:
 
         It ends with the connection, which gives back what it held.
         """
-        request = stream_requests.subscribe(stream_name(stream), filter, options)
+        request = stream_requests.subscribe(stream, filter, options)
         return Opening(partial(self._connection.call, request, partial(subscription_of, self._connection)))
 
     async def delete_subscription(self, stream: AsyncRemoteStream | str, name: str) -> None:
         """Delete a durable subscription, or a group; see `qflow.Broker.delete_subscription`."""
-        await self._connection.call(stream_requests.delete_subscription(stream_name(stream), name))
+        await self._connection.call(stream_requests.delete_subscription(stream, name))
 
     # Transactions and events -------------------------------------------------------------------------------------
 

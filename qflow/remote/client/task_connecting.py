@@ -52,7 +52,7 @@ async def _connect(
     connection = TaskConnection(path, None if tunnel is None else tunnel.reason)
     try:
         async with asyncio.timeout(timeout):
-            one = await _socket(path) if tunnel is None else tunnel.socket
+            connection.socket = one = await _socket(path) if tunnel is None else tunnel.socket
             try:
                 await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=one)
             except BaseException:

@@ -86,7 +86,7 @@ class AsyncRemoteQueue:
 
     def submit(self, body: Body, **options: Unpack[TimedOptions]) -> asyncio.Future[int | None]:
         """`put` that does not wait: the future has what `put` returns, once it is confirmed."""
-        return self._connection.submit(requests.put(self._name, body, options))
+        return self._connection.submit(requests.put(self._name, body, options, requests.TIMED))
 
     # Get -------------------------------------------------------------------------------------------------------------
 
@@ -226,8 +226,3 @@ def queue_of(connection: TaskConnection, name: str, settings: QueueSettings | No
     made = AsyncRemoteQueue()
     made._connection, made._settles, made._name, made._settings = connection, Settles(connection), name, settings
     return made
-
-
-def name_of(queue: Any) -> str:
-    """Return the name of a queue, or a name."""
-    return queue.name if isinstance(queue, AsyncRemoteQueue) else queue

@@ -112,11 +112,6 @@ def stream_of(connection: TaskConnection, name: str, settings: StreamSettings | 
     return made
 
 
-def name_of(stream: Any) -> str:
-    """Return the name of a stream, or a name."""
-    return stream.name if isinstance(stream, AsyncRemoteStream) else stream
-
-
 class AsyncRemoteSubscription:
     """A subscription of a stream at the owner of its spool, for tasks of one event loop.
 
@@ -182,6 +177,7 @@ class AsyncRemoteSubscription:
         loop = Loop(self._holding, taker())
         try:
             while True:
+                await self._connection.writable()
                 told = loop.step()
                 if told is not None:
                     self._connection.tell(told)
@@ -237,11 +233,14 @@ class AsyncRemoteSubscription:
         return await self._connection.call(stream_requests.subscription_stats(self._opened.number, matching))
 
     async def close(self) -> None:
-        """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`."""
+        """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`.
+
+        Cancelled while it waits, it is closed all the same.
+        """
         if not self._holding.closed:
             self._holding.close()
             with suppress(BrokerClosed):  # what is held is back already
-                await self._connection.call(stream_requests.subscription_close(self._opened.number))
+                await self._connection.complete(stream_requests.subscription_close(self._opened.number))
 
     async def __aenter__(self) -> AsyncRemoteSubscription:
         return self

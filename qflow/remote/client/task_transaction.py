@@ -11,7 +11,7 @@ from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.errors import BrokerClosed, InDoubt
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions
-from qflow.remote.client.task_queue import AsyncRemoteQueue, name_of
+from qflow.remote.client.task_queue import AsyncRemoteQueue
 from qflow.remote.client.tasks import TaskConnection
 from qflow.remote.client.transaction_requests import Draft
 
@@ -28,13 +28,13 @@ class AsyncRemoteTransaction:
 
     async def put(self, queue: AsyncRemoteQueue | str, body: Body, **options: Unpack[PutOptions]) -> None:
         """Put a message when the transaction commits."""
-        self._draft.put(name_of(queue), body, options)
+        self._draft.put(queue, body, options)
 
     async def put_many(
         self, queue: AsyncRemoteQueue | str, bodies: Iterable[Body], **options: Unpack[PutOptions]
     ) -> None:
         """Put messages when the transaction commits."""
-        self._draft.put_many(name_of(queue), bodies_bytes(bodies), options)
+        self._draft.put_many(queue, bodies_bytes(bodies), options)
 
     async def publish(self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None) -> None:
         """Publish when the transaction commits, to what the topic leads to then."""

@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
-from qflow.remote.client.link import Link, Reason, Reply, Request
+from qflow.remote.client.link import Link, Reason, Reply, Request, Undo
 from qflow.remote.wire.frames import WireError
 
 T = TypeVar("T")
+_connections: weakref.WeakSet[TaskConnection] = weakref.WeakSet()
 
 
 class _Waiting:
     """A task, or a future, that waits for a reply."""
 
-    __slots__ = ("future", "late", "number")
+    __slots__ = ("future", "late", "number", "undo")
 
-    def __init__(self, future: asyncio.Future[Any]) -> None:
+    def __init__(self, future: asyncio.Future[Any], undo: Undo | None) -> None:
         self.future = future
         self.number = 0
+        self.undo = undo
         self.late: Reply | None = None
         """What came when the future was cancelled, and its task had not heard of that yet."""
 
@@ -42,6 +46,8 @@ class TaskConnection(asyncio.Protocol):
 
     def __init__(self, target: str, reason: Reason | None = None) -> None:
         self.target = target
+        self.socket: socket.socket | None = None
+        """Of the transport, from before there is one."""
         self._process = os.getpid()
         self._link = Link(target, reason)
         self._transport: Any = None
@@ -49,6 +55,7 @@ class TaskConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._lost = asyncio.Event()
+        _connections.add(self)
 
     @property
     def closed(self) -> bool:
@@ -63,8 +70,7 @@ class TaskConnection(asyncio.Protocol):
         Raises:
             What the owner raised. BrokerClosed, InDoubt: the connection has ended.
         """
-        if not self._writable.is_set():
-            await self._writable.wait()
+        await self.writable()
         waiting = self._begin(request)
         try:
             reply: Reply = await waiting.future
@@ -97,19 +103,27 @@ class TaskConnection(asyncio.Protocol):
 
         Cancelled while it waits for that, it is settled all the same; before, nothing is marked.
         """
-        if wait and not self._writable.is_set():
-            await self._writable.wait()
+        await self.writable()
         self.check_open()
         request = make()
         if request is None:
             return
         if wait:
-            await self._begin(request).future
+            await self.complete(request)
         else:
             self.tell(request)
 
+    async def complete(self, request: Request) -> None:
+        """Make a request, and wait for its answer; it is made all the same if the task is cancelled meanwhile."""
+        await self._begin(request).future
+
+    async def writable(self) -> None:
+        """Return when little of what was asked for is not sent yet, or the connection has ended."""
+        while not self._writable.is_set():
+            await self._writable.wait()
+
     def tell(self, request: Request) -> None:
-        """Make a request that nobody waits for."""
+        """Make a request that nobody waits for. Who tells much waits until it is `writable` before."""
         self.check_open()
         self._link.tell(request)
         self._flush()
@@ -126,7 +140,7 @@ class TaskConnection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> _Waiting:
         self.check_open()
-        waiting = _Waiting(asyncio.get_running_loop().create_future())
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), request.undo)
         waiting.number = self._link.begin(request, waiting)
         self._flush()
         return waiting
@@ -134,11 +148,11 @@ class TaskConnection(asyncio.Protocol):
     def _give_up(self, waiting: _Waiting) -> None:
         future = waiting.future
         if waiting.late is not None:
-            self._link.give_back(waiting.late)
+            self._link.give_back(waiting.undo, waiting.late)
         elif future.cancelled() or not future.done():
             self._link.give_up(waiting.number)
         elif future.exception() is None:
-            self._link.give_back(future.result())
+            self._link.give_back(waiting.undo, future.result())
         self._flush()
 
     def _flush(self) -> None:
@@ -195,3 +209,17 @@ class TaskConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             await self._lost.wait()
+
+    def leave(self) -> None:
+        """In a forked child: close the copy of the socket, or the owner would not hear of the end."""
+        if self.socket is not None:
+            self.socket.close()
+
+
+def _after_fork() -> None:
+    for one in list(_connections):
+        one.leave()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
+from qflow.memory.line import Wake
 from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
 from qflow.remote.client.link import Link, Reason, Reply, Request
 from qflow.remote.client.lone import MOST_BYTES, Line, LonePuts
@@ -29,8 +30,13 @@ from qflow.remote.wire.frames import WireError
 T = TypeVar("T")
 READ_BYTES = 2**18
 """Read at once, into a buffer that is kept: to allocate as much for each answer would cost more than to read it."""
+MOST_UNSENT_BYTES = 2**17
+"""Acks that nobody waits for wait while more than that is not sent: the owner reads no more for now."""
 _logger = logging.getLogger("qflow")
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _nothing() -> None: ...
 
 
 def _close_pipe(told: int, tell: int) -> None:
@@ -56,6 +62,10 @@ class Connection:
         """Not at the end: the main thread may write to it then, and the number would be another file's."""
         self._close_pipe.atexit = False  # the reader still runs
         self._out: deque[memoryview] = deque()
+        self._unsent = 0
+        """Bytes in there."""
+        self._waking: list[Wake] = []
+        """Of threads that wait until there are few."""
         self._is_ending = False
         self._asked: deque[tuple[Request, Call]] = deque()
         """Of the main thread, for the reader to begin."""
@@ -102,9 +112,9 @@ class Connection:
                 return result if then is None else then(result)
         except BaseException:
             try:
-                shelter(partial(self._give_up, call))
+                shelter(partial(self._give_up, call, request))
             finally:  # another interrupt may have come before that began
-                shelter(partial(self._give_up, call))
+                shelter(partial(self._give_up, call, request))
             raise
         assert outcome is not None
         raise outcome
@@ -208,33 +218,40 @@ class Connection:
     def settle(self, make: Callable[[], Request | None], wait: bool) -> None:
         """Make a request under the lock, of what is marked as settled there; wait for its answer, or do not.
 
-        Nothing is sent where there is nothing to ask for.
+        Where it does not, it waits before that while much is not sent yet: interrupted then, nothing is marked. Nothing
+        is sent where there is nothing to ask for.
 
         Raises:
             AlreadySettled: of `make`, or of the owner.
         """
-        call = Call()
-
-        def begin() -> None:
-            with self.lock:
-                self._check()
-                self._link.check()
-                request = make()
-                if request is None:
-                    call.outcome = Reply(None, [])
-                    call.gate.release()
-                elif wait:
-                    call.number = self._link.begin(request, call)
-                else:
-                    self._link.tell(request)
-                self._send()
-
-        shelter(begin)
-        if wait:
+        call = Call() if wait else None
+        attend(partial(self._settle, make, call), _nothing)
+        if call is not None:
             call.gate.acquire()
             if not isinstance(call.outcome, Reply):
                 assert call.outcome is not None
                 raise call.outcome
+
+    def tell(self, make: Callable[[], Request | None]) -> None:
+        """`settle` that waits for nothing: for who must not wait, and has little to say."""
+        shelter(partial(self._settle, make, None, None))
+
+    def _settle(self, make: Callable[[], Request | None], call: Call | None, wake: Wake | None) -> float | None:
+        with self.lock:
+            self.check_open()
+            if call is None and wake is not None and self._unsent > MOST_UNSENT_BYTES:
+                self._waking.append(wake)
+                return FOREVER
+            request = make()
+            if request is None:
+                if call is not None:
+                    call.answered(Reply(None, []))
+            elif call is not None:
+                call.number = self._link.begin(request, call)
+            else:
+                self._link.tell(request)
+            self._send()
+        return None
 
     def check_open(self) -> None:
         """Raises BrokerClosed: it has ended. ForkedProcess: it is another process's."""
@@ -250,7 +267,7 @@ class Connection:
 
         return shelter(work)
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: Call, request: Request) -> None:
         """Give up a call that was interrupted; nothing if it never began, or failed. Twice is fine."""
         with self.lock:
             call.given_up = True
@@ -260,7 +277,7 @@ class Connection:
             if call.outcome is None:
                 self._link.give_up(number)
             elif isinstance(call.outcome, Reply):
-                self._link.give_back(call.outcome)
+                self._link.give_back(request.undo, call.outcome)
             self._send()
 
     def _check(self) -> None:
@@ -279,6 +296,7 @@ class Connection:
             parts = self._link.take()
             joined = b"".join(parts) if len(parts) > 1 else parts[0]
             self._out.append(memoryview(joined))
+            self._unsent += len(joined)
             if len(self._out) > 1:
                 return  # the reader is at it
         self._flush()
@@ -290,13 +308,23 @@ class Connection:
         try:
             while self._out:
                 sent = self._socket.send(self._out[0], socket.MSG_DONTWAIT)
+                self._unsent -= sent
                 self._out[0] = self._out[0][sent:]
                 if not self._out[0]:
                     self._out.popleft()
         except BlockingIOError:
-            return
+            pass
         except OSError:
             self._out.clear()  # the reader hears of it, too
+            self._unsent = 0
+        if self._waking and self._unsent <= MOST_UNSENT_BYTES // 2:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have those look again who wait until there is less to be sent. Under the lock."""
+        waking, self._waking = self._waking, []
+        for wake in waking:
+            wake()
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
@@ -361,6 +389,7 @@ class Connection:
                 self._lone.close()
             self._futures.end()
             self._socket.close()
+            self._wake()
         self._begin_asked()
 
     # The end ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from qflow.delivery import Deliveries, Delivery
 from qflow.errors import BrokerClosed, InDoubt, InvalidArgument
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions
-from qflow.remote.client.queue import RemoteQueue, name_of
+from qflow.remote.client.queue import RemoteQueue
 from qflow.remote.client.threads import Connection
 from qflow.remote.client.transaction_requests import Draft
 
@@ -32,12 +32,12 @@ class RemoteTransaction:
 
     def put(self, queue: RemoteQueue | str, body: Body, **options: Unpack[PutOptions]) -> None:
         """Put a message when the transaction commits; see `qflow.Transaction.put`."""
-        self._locked(partial(self._draft.put, name_of(queue), body, options))
+        self._locked(partial(self._draft.put, queue, body, options))
 
     def put_many(self, queue: RemoteQueue | str, bodies: Iterable[Body], **options: Unpack[PutOptions]) -> None:
         """Put messages when the transaction commits; see `qflow.Transaction.put_many`."""
         found = bodies_bytes(bodies)  # the caller's own code, out of the lock
-        self._locked(partial(self._draft.put_many, name_of(queue), found, options))
+        self._locked(partial(self._draft.put_many, queue, found, options))
 
     def publish(self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None) -> None:
         """Publish when the transaction commits, to what the topic leads to then; see `qflow.Broker.publish`."""

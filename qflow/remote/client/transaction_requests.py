@@ -37,15 +37,16 @@ class Draft:
 
     # What it holds ---------------------------------------------------------------------------------------------------
 
-    def put(self, queue: str, body: Any, options: Mapping[str, Any]) -> None:
+    def put(self, queue: Any, body: Any, options: Mapping[str, Any]) -> None:
         """Take a message."""
-        self._add({"do": "put", "queue": queue, "single": True, **requests.put_options(options)}, [body_bytes(body)])
+        step = {"do": "put", **requests.named("queue", queue), "single": True, **requests.put_options(options)}
+        self._add(step, [body_bytes(body)])
 
-    def put_many(self, queue: str, bodies: list[bytes], options: Mapping[str, Any]) -> None:
+    def put_many(self, queue: Any, bodies: list[bytes], options: Mapping[str, Any]) -> None:
         """Take messages for one queue."""
         said = requests.put_options(options)
         if bodies:
-            self._add({"do": "put", "queue": queue, **said}, bodies)
+            self._add({"do": "put", **requests.named("queue", queue), **said}, bodies)
         else:
             self.check_open()
             self._empty.append(sum(step["do"] != "ack" for step in self._steps) + len(self._empty))

@@ -43,7 +43,7 @@ class Grant:
     @property
     def left(self) -> int:
         """Deliveries that are not settled."""
-        count: int = self.batch.deliveries.left_size()[0]
+        count: int = self.batch.deliveries.left_count
         return count
 
 

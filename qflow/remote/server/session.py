@@ -12,7 +12,15 @@ import qflow
 from qflow.aio.broker import AsyncBroker
 from qflow.aio.loops import Promise
 from qflow.aio.queue import put_at_once
-from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QflowError
+from qflow.errors import (
+    AlreadySettled,
+    BrokerClosed,
+    InvalidArgument,
+    NotFound,
+    QflowError,
+    QueueDeleted,
+    StreamDeleted,
+)
 from qflow.memory.waiting import in_place
 from qflow.message import is_plain
 from qflow.queues.consumer import Consumers
@@ -70,8 +78,8 @@ class Session:
         self.grants = Grants()
         self.credit_bytes = CREDIT_BYTES
         """Of requests with columns that may be under way; `hello` tells it."""
-        self.known: set[str] = set()
-        """Queues that were there when the caller named them."""
+        self.known: dict[str, set[str]] = {"queue": set(), "stream": set()}
+        """Names of queues, and of streams, that were there when the caller named them."""
         self.pace: dict[str, int] = {}
         """By queue: how many messages fitted in an answer."""
         self.browsing: dict[int, Any] = {}
@@ -100,6 +108,8 @@ class Session:
         """
         try:
             return await self._operation(head)(self, head, columns)
+        except NotFound as error:
+            return encode_error(self.deleted(head, error)), []
         except QflowError as error:
             return encode_error(error), []
         except Exception as error:
@@ -109,6 +119,20 @@ class Session:
                 ), []
             _logger.exception("%s: operation %r of a connection failed", self.broker.path, head.get("op"))
             return encode_error(error), []
+
+    def deleted(self, head: dict[str, Any], error: NotFound) -> QflowError:
+        """Return what is told of something that is not there: that it was deleted, where the caller has it."""
+        for kind, find, gone in (
+            ("queue", self.broker.queue, QueueDeleted),
+            ("stream", self.broker.stream, StreamDeleted),
+        ):
+            name = head.get(kind)
+            if head.get("known") and name in self.known[kind]:
+                try:
+                    find(name)
+                except NotFound:
+                    return gone(f"{kind} {name!r} was deleted: declare it again")
+        return error
 
     def put_at_once(self, head: dict[str, Any], columns: Columns, promise: Promise) -> bool:
         """Begin a put of plain messages without a task, if there is room for them; False: it takes a `call`.

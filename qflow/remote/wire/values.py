@@ -1,10 +1,10 @@
-"""Values as JSON has them: settings and reports as objects, enums by value, moments, time spans, paths."""
+"""Values as JSON has them: settings and reports as objects, enums by value, time spans, paths."""
 
 from __future__ import annotations
 
 import enum
 import os
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,8 +15,6 @@ def plain(value: Any) -> Any:
     """Return a value as JSON has it; what JSON cannot say is left for its encoder to refuse."""
     if isinstance(value, enum.Enum):
         return plain(value.value)
-    if isinstance(value, datetime):
-        return value.timestamp()
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, UUID):

@@ -98,9 +98,7 @@ def make_snapshot(
 
 
 def _checked_target(spool: str, path: str | os.PathLike[str]) -> str:
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in os.fspath(path):
-        raise InvalidArgument(f"the path of a snapshot must be a path without NUL, not {path!r}")
-    target = spool_path(path)
+    target = spool_path(path, "snapshot")
     inside = os.path.realpath(spool)
     if os.path.commonpath([os.path.realpath(target), inside]) == inside:
         raise InvalidArgument(f"{target} is inside the spool {spool}: name a directory elsewhere")

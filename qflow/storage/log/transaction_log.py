@@ -27,7 +27,9 @@ from qflow.storage.log.table import LAST
 from qflow.storage.log.timing import Timers
 from qflow.storage.log.writer import BeingCopied, Writer
 
-__all__ = ["Lane", "Party", "Put", "Request", "TransactionLog", "Unit"]
+__all__ = ["MOST_STANDING", "Lane", "Party", "Put", "Request", "TransactionLog", "Unit"]
+MOST_STANDING = 2048
+"""Requests of 0.4 KB that stand before the writer at most while acks that nobody waits for go on."""
 
 
 class TransactionLog:
@@ -274,6 +276,11 @@ class TransactionLog:
         request.told = told
         if request.done:
             told()
+
+    @property
+    def crowded(self) -> bool:
+        """Who hands over what nobody waits for is to wait, for the memory that all of that takes."""
+        return len(self._writer.requests) > MOST_STANDING
 
     def drain(self) -> None:
         """Return when everything that was handed over so far is done, also what a thread has begun that is away."""

@@ -14,6 +14,7 @@ from qflow.queues.entries import Entries
 from qflow.queues.queue import parts_of
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
+from qflow.remote.server.operations.queues import queue_of
 from qflow.remote.server.session import Operation, Reply, Session
 
 PAGE = 1000
@@ -23,7 +24,7 @@ _numbers = count(1)
 
 
 async def browse(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    entries = session.broker.queue(arguments.text(head, "queue")).browse()
+    entries = queue_of(session, head).browse()
     return await _page(session, next(_numbers), entries)
 
 
@@ -53,7 +54,7 @@ async def _page(session: Session, number: int, entries: AsyncIterator[Entry]) ->
 
 
 async def move_entry(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    entries = Entries(parts_of(session.broker.queue(arguments.text(head, "queue")).queue))
+    entries = Entries(parts_of(queue_of(session, head).queue))
     sequence = arguments.number(head, "sequence")
     match head.get("to"):
         case "disk":

@@ -9,7 +9,7 @@ from typing import Any
 from qflow.aio.broker import publish_within
 from qflow.aio.transaction import AsyncTransaction
 from qflow.config import parse_timeout
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, NotFound
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.session import Operation, Reply, Session
@@ -47,7 +47,10 @@ async def transaction(session: Session, head: dict[str, Any], columns: Columns) 
             named = {**step, "op": "transaction"}
             match step.get("do"):
                 case "put":
-                    await _put(tx, named, bodies)
+                    try:
+                        await _put(tx, named, bodies)
+                    except NotFound as error:
+                        raise session.deleted(step, error) from error
                 case "publish":
                     await _publish(tx, named, bodies, keys)
                 case "ack":

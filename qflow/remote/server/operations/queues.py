@@ -10,7 +10,7 @@ from qflow.aio.delivery import AsyncDeliveries
 from qflow.aio.queue import AsyncQueue, work_of
 from qflow.amqp.letters import reviving
 from qflow.config import parse_count, parse_timeout
-from qflow.errors import InvalidArgument, NotFound, QueueDeleted
+from qflow.errors import InvalidArgument, NotFound
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.options import QueueOptions
@@ -29,7 +29,7 @@ MOST_CONSUMERS = 10_000
 """Of one connection."""
 
 
-def _queue(session: Session, head: dict[str, Any]) -> AsyncQueue[Any]:
+def queue_of(session: Session, head: dict[str, Any]) -> AsyncQueue[Any]:
     """Return the queue of a request.
 
     Raises:
@@ -39,10 +39,8 @@ def _queue(session: Session, head: dict[str, Any]) -> AsyncQueue[Any]:
     try:
         found = session.broker.queue(name)
     except NotFound as error:
-        if name in session.known:
-            raise QueueDeleted(f"queue {name!r} was deleted: declare it again") from error
-        raise
-    session.known.add(name)
+        raise session.deleted({**head, "known": True}, error) from error
+    session.known["queue"].add(name)
     return found
 
 
@@ -51,7 +49,7 @@ async def declare_queues(session: Session, head: dict[str, Any], columns: Column
     queues = await session.broker.declare_queues(
         names, **arguments.settings(head, "settings", QueueOptions.__annotations__)
     )
-    session.known.update(names)
+    session.known["queue"].update(names)
     return {"result": [queue.settings.to_dict() for queue in queues]}, []
 
 
@@ -64,7 +62,7 @@ async def alter_queue(session: Session, head: dict[str, Any], columns: Columns) 
 async def queue(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     name = arguments.text(head, "queue")
     found = session.broker.queue(name)
-    session.known.add(name)
+    session.known["queue"].add(name)
     return {"result": found.settings.to_dict()}, []
 
 
@@ -97,34 +95,34 @@ async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> R
 
 
 async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": await _queue(session, head).purge()}, []
+    return {"result": await queue_of(session, head).purge()}, []
 
 
 async def pause(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    await _queue(session, head).pause()
+    await queue_of(session, head).pause()
     return {"result": None}, []
 
 
 async def resume(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    await _queue(session, head).resume()
+    await queue_of(session, head).resume()
     return {"result": None}, []
 
 
 async def length(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": len(_queue(session, head))}, []
+    return {"result": len(queue_of(session, head))}, []
 
 
 async def queue_stats(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": plain(await _queue(session, head).stats())}, []
+    return {"result": plain(await queue_of(session, head).stats())}, []
 
 
 async def on_slow_consumer(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    await _queue(session, head).on_slow_consumer(head.get("after_s"), head.get("policy", "notify"))
+    await queue_of(session, head).on_slow_consumer(head.get("after_s"), head.get("policy", "notify"))
     return {"result": None}, []
 
 
 async def put(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    queue, bodies = _queue(session, head), arguments.column(head, columns, 0)
+    queue, bodies = queue_of(session, head), arguments.column(head, columns, 0)
     options: dict[str, Any] = {name: head[name] for name in _PUT if head.get(name) is not None}
     headers: Headers | None = options.get("headers")
     if headers is not None and not isinstance(headers, dict):
@@ -141,7 +139,7 @@ _PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before", "tim
 
 
 async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    queue = _queue(session, head)
+    queue = queue_of(session, head)
     pace = session.pace.get(queue.name, MOST_MESSAGES)
     most = min(parse_count(head.get("most", 1), "max_messages"), pace)
     batch = await _collect(session, queue, most, parse_timeout(head.get("timeout_s")), _taker(session, head))
@@ -188,7 +186,7 @@ def _taker(session: Session, head: dict[str, Any]) -> Taker:
 async def consume(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     """A consumer of the caller begins: from now on it is told of."""
     taker = Taker(parse_name(arguments.text(head, "name"), "name"), "consumer", session.pid)
-    known = work_of(_queue(session, head)).consumed
+    known = work_of(queue_of(session, head)).consumed
     if len(session.consumers) >= MOST_CONSUMERS:
         raise InvalidArgument(f"{MOST_CONSUMERS} consumers run at this connection: end some, or connect once more")
     in_place(partial(known.welcome, taker))

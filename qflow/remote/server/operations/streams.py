@@ -26,7 +26,9 @@ MOST_MESSAGES = 256
 
 async def declare_stream(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     name, settings = arguments.text(head, "stream"), arguments.settings(head, "settings", StreamOptions.__annotations__)
-    return {"result": (await session.broker.declare_stream(name, **settings)).settings.to_dict()}, []
+    declared = await session.broker.declare_stream(name, **settings)
+    session.known["stream"].add(name)
+    return {"result": declared.settings.to_dict()}, []
 
 
 async def alter_stream(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
@@ -35,7 +37,10 @@ async def alter_stream(session: Session, head: dict[str, Any], columns: Columns)
 
 
 async def stream(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": _stream(session, head).settings.to_dict()}, []
+    name = arguments.text(head, "stream")
+    found = session.broker.stream(name)
+    session.known["stream"].add(name)
+    return {"result": found.settings.to_dict()}, []
 
 
 async def streams(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
@@ -131,7 +136,18 @@ def moment(value: Any) -> Any:
 
 
 def _stream(session: Session, head: dict[str, Any]) -> AsyncStream:
-    return session.broker.stream(arguments.text(head, "stream"))
+    """Return the stream of a request.
+
+    Raises:
+        NotFound: there is none. StreamDeleted: the caller has used it before.
+    """
+    name = arguments.text(head, "stream")
+    try:
+        found = session.broker.stream(name)
+    except NotFound as error:
+        raise session.deleted({**head, "known": True}, error) from error
+    session.known["stream"].add(name)
+    return found
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -74,7 +74,7 @@ async def shown(session: Session, head: dict[str, Any], columns: Columns) -> Rep
     number = arguments.number(head, "grant", 1)
     grant = session.grants.find(number)
     if grant is not None:
-        show(grant.batch, arguments.number(head, "count"), head.get("ack"))
+        await show(grant.batch, arguments.number(head, "count"), head.get("ack"))
         session.grants.drop(number)
     return {"result": None}, []
 
