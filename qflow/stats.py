@@ -94,6 +94,8 @@ class QueueStats:
     """By an overflow policy, or for lack of a dead-letter queue."""
     dead_lettered_total: int
     """Moved to the dead-letter queue, expired ones included."""
+    deleted_total: int = 0
+    """One by one, by `Queue.delete`."""
     purged_total: int
     lost_total: int
     """Spilled messages that could not be read back and were in no log."""

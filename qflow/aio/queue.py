@@ -331,6 +331,10 @@ class AsyncQueue(Generic[Placed]):
         """Settle every message; return how many. See `Queue.purge`."""
         return await self._worker.run(self._homes.here(), self.queue.purge)
 
+    async def delete(self, sequence: int) -> bool:
+        """Delete one message that waits; see `Queue.delete`. Cancelled, it is done all the same, or not begun."""
+        return await self._work.delete(sequence)
+
     async def browse(self) -> AsyncIterator[Entry]:
         """Yield every waiting entry in order; see `Queue.browse`. (`spill` and `restore` of an entry block.)"""
         home = self._homes.here()

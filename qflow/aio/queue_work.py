@@ -10,6 +10,7 @@ from qflow.delivery import Deliveries, Delivery, Return
 from qflow.durations import Duration
 from qflow.memory.waiting import in_place
 from qflow.queues.consumer import Consumers
+from qflow.queues.deleting import Deleting
 from qflow.queues.getting import Getting
 from qflow.queues.queue import Queue, parts_of
 from qflow.takers import Noted
@@ -58,6 +59,17 @@ class QueueWork(InMemory):
         joined = self._claims.join_settles()
         if joined is not None:
             await self._homes.here().confirmed(joined)
+
+    async def delete(self, sequence: int) -> bool:
+        """Delete one waiting message; see `AsyncQueue.delete`."""
+        queue, home = parts_of(self.queue), self._homes.here()
+        deleting = Deleting(queue, sequence)
+        await attend(home, self._worker, deleting.step, deleting.give_up)
+        if deleting.handed_over is not None:
+            await home.confirmed(deleting.handed_over)
+        if queue.spiller.exceeds:
+            self._worker.spill(queue.spiller)
+        return deleting.outcome()
 
     @property
     def is_crowded(self) -> bool:

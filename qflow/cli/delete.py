@@ -2,48 +2,99 @@
 
 from __future__ import annotations
 
+from itertools import filterfalse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qflow.cli import asking, facts, foreseen, options
+from qflow.cli.exits import Exit
 from qflow.cli.spool import queue_to_empty, reached_if_there
 from qflow.errors import NotFound
 
+if TYPE_CHECKING:
+    from qflow.cli.spool import AnyBroker, AnyQueue
 
-@click.command(short_help="Delete a queue, or a stream.")
+
+@click.command(short_help="Delete a queue, a stream, or single messages.")
 @options.existing_spool
 @click.argument("name", metavar="NAME")
 @click.option("--stream", "is_stream", is_flag=True, help="NAME is a stream.")
+@click.option(
+    "--sequence",
+    "sequences",
+    metavar="N",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Delete this message of the queue, and nothing else; may be given several times.",
+)
 @asking.yes
 @foreseen.dry_run
 @options.capacity
-def delete(spool: Path, name: str, is_stream: bool, is_sure: bool, dry_run: bool, capacity: int) -> None:
+def delete(
+    spool: Path,
+    name: str,
+    is_stream: bool,
+    sequences: tuple[int, ...],
+    is_sure: bool,
+    dry_run: bool,
+    capacity: int,
+) -> int:
     """Delete the queue NAME with all its messages, also while another process owns the spool.
 
     With --stream, the stream NAME, with its messages and subscriptions. Whoever waits for its messages gets an error.
     Without --yes it asks, at a terminal.
 
+    With --sequence, that message of the queue alone, if it waits: what a consumer holds stays. Exits with 1 if one does
+    not wait, and names it. `qflow peek` and `qflow grep` show sequences.
+
     \b
         qflow delete SPOOL jobs.old --dry-run
         qflow delete SPOOL plant --stream --yes
+        qflow delete SPOOL jobs --sequence 7 --sequence 12
     """
-    kind = "stream" if is_stream else "queue"
+    if sequences and is_stream:
+        raise click.UsageError("--sequence is for queues: what a stream retains goes by its retention")
     with reached_if_there(spool, capacity) as broker:
-        if is_stream:
-            if name not in broker.streams():
-                names = ", ".join(broker.streams()) or "none"
-                raise NotFound(f"there is no stream {name!r} in {broker.path}; there are: {names}")
-            count = broker.stream(name).stats().messages
-        else:
-            count = len(queue_to_empty(broker, name))
+        if sequences:
+            return _delete_messages(queue_to_empty(broker, name), list(dict.fromkeys(sequences)), is_sure, dry_run)
+        kind, count = (
+            ("stream", _stream_depth(broker, name)) if is_stream else ("queue", len(queue_to_empty(broker, name)))
+        )
+        what = f"the {kind} {facts.readable(name)}"
         if dry_run:
-            click.echo(f"would delete the {kind} {facts.readable(name)}, with {facts.counted(count, 'message')}")
-            return
-        question = f"Delete the {kind} {facts.readable(name)} with {facts.counted(count, 'message')}?"
-        asking.make_sure(is_sure, question)
+            click.echo(f"would delete {what}, with {facts.counted(count, 'message')}")
+            return Exit.FINE
+        asking.make_sure(is_sure, f"Delete {what} with {facts.counted(count, 'message')}?")
         if is_stream:
             broker.delete_stream(name)
         else:
             broker.delete_queue(name)
     click.echo(f"{kind} {facts.readable(name)} deleted, with {facts.counted(count, 'message')}")
+    return Exit.FINE
+
+
+def _stream_depth(broker: AnyBroker, name: str) -> int:
+    """Return how many messages a stream has. Raises: NotFound, with the names of those that exist."""
+    if name not in broker.streams():
+        names = ", ".join(broker.streams()) or "none"
+        raise NotFound(f"there is no stream {name!r} in {broker.path}; there are: {names}")
+    return broker.stream(name).stats().messages
+
+
+def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool, dry_run: bool) -> int:
+    """Delete messages that wait, and name those that do not."""
+    name = facts.readable(queue.name)
+    if dry_run:
+        waiting = {entry.sequence for entry in queue.browse()}
+        deleted = [sequence for sequence in sequences if sequence in waiting]
+        click.echo(f"would delete {facts.counted(len(deleted), 'message')} of the queue {name}")
+    else:
+        asking.make_sure(is_sure, f"Delete {facts.counted(len(sequences), 'message')} of the queue {name}?")
+        deleted = [sequence for sequence in sequences if queue.delete(sequence)]
+        click.echo(f"messages deleted from {name}: {len(deleted):,}")
+    left = list(map(str, filterfalse(set(deleted).__contains__, sequences)))
+    if left:
+        click.echo(f"not waiting in {name}, and left alone: {', '.join(left)}", err=True)
+    return Exit.DIFFERS if left else Exit.FINE

@@ -24,8 +24,8 @@ Exit codes:
   0  fine
   1  something is not as it should be: messages are lost to damage, or all that
      the spool holds was looked at, and something is damaged; `qflow grep` found
-     nothing; `qflow diff` found a difference; the demo's result differs; or you
-     said no
+     nothing; `qflow diff` found a difference; a message to delete does not wait;
+     the demo's result differs; or you said no
   2  bad usage or bad input: no spool, or one that you may not read, an unknown
      option, queue or file, a line too long
   3  another process owns the spool, or writes the archive of `qflow pipeline run`

@@ -53,7 +53,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "move": ("qflow.cli.move", "Move the messages of a queue to another one."),
         "redrive": ("qflow.cli.redrive", "Move dead letters back to the queues they came from."),
         "purge": ("qflow.cli.purge", "Delete the messages of a queue."),
-        "delete": ("qflow.cli.delete", "Delete a queue, or a stream."),
+        "delete": ("qflow.cli.delete", "Delete a queue, a stream, or single messages."),
     },
     "Keep": {
         "check": ("qflow.cli.check", "Verify every checksum of the log."),

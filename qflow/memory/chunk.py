@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import filterfalse
-from operator import add
+from copy import copy
+from operator import add, gt
 from typing import Any, NamedTuple
 
-from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, MESSAGES, Group
-from qflow.message import OVERHEAD_BYTES, is_logged_message
+from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, Group
+from qflow.message import OVERHEAD_BYTES
 
 CHUNK_BYTES = 1024
 """Charged for each spilled chunk on top of its sequences: 790 where its slots are one range, 110 for each one more."""
@@ -44,10 +44,19 @@ class Unpacked(NamedTuple):
     lost: list[int]
     """Sequences of those that could not be read."""
     message_bytes: int
-    logged: int
-    logged_bytes: int
     due_ms: int
     """What is left of the chunk is not due before."""
+
+
+class Weight:
+    """What the messages of some chunks weigh together: of one, or of those that were cut from one."""
+
+    __slots__ = ("chunks", "message_bytes")
+
+    def __init__(self, message_bytes: int) -> None:
+        self.message_bytes = message_bytes
+        """Without wrapping. A lost message's bytes stay counted as long as one of the chunks lives."""
+        self.chunks = 1
 
 
 class Chunk:
@@ -62,12 +71,10 @@ class Chunk:
         "groups",
         "largest",
         "last_due_ms",
-        "logged",
-        "logged_bytes",
-        "message_bytes",
         "sequences",
         "slots",
         "smallest",
+        "weight",
     )
 
     def __init__(self, first: int, groups: list[Group], count: int, message_bytes: int, cut: bool) -> None:
@@ -80,10 +87,7 @@ class Chunk:
         self.claim: object | None = None
         self.count = count
         """Messages it holds; the lost ones are gone from it."""
-        self.message_bytes = message_bytes
-        """What its messages weigh without wrapping. A lost message's bytes stay counted as long as the chunk lives, and
-        what remains of an empty chunk is theirs; so it is with `logged_bytes`, and with `logged`."""
-        self.logged = self.logged_bytes = 0
+        self.weight = Weight(message_bytes)
         self.bound = groups[0][:2]
         """(due time, sequence): none of its messages comes before."""
         self.last_due_ms = groups[-1][0]
@@ -96,8 +100,8 @@ class Chunk:
 
     @property
     def charged(self) -> int:
-        """What its records would cost in memory, without their groups."""
-        return self.message_bytes + OVERHEAD_BYTES * self.count
+        """What the records of a moving chunk cost in memory, without their groups."""
+        return self.weight.message_bytes + OVERHEAD_BYTES * self.count
 
     @property
     def groups_bytes(self) -> int:
@@ -118,7 +122,6 @@ class Chunk:
         heads: list[bytes] = []
         records: list[bytes] = []
         sequences: list[int] = []
-        unlogged: list[bytes] = []
         for due_ms, first, tag, *members in self.groups:
             head = (due_ms << _TAG_BITS | tag).to_bytes(WRAPPING_BYTES, "big")
             if len(members) == 1:
@@ -128,13 +131,9 @@ class Chunk:
                 heads += [head] * len(members)
                 sequences += range(first, first + len(members))
             records += members
-            if tag & MESSAGES:
-                unlogged += filterfalse(is_logged_message, members)
         wrapped = list(map(add, heads, records))
         sizes = list(map(len, wrapped))
         self.largest, self.smallest = max(sizes), min(sizes)
-        self.logged = len(records) - len(unlogged)
-        self.logged_bytes = self.message_bytes - sum(map(len, unlogged))
         self.sequences = array("Q", sequences)
         return wrapped
 
@@ -148,7 +147,7 @@ class Chunk:
         records: list[bytes] = []
         head = b""
         number = first = following = -1
-        message_bytes = unlogged = unlogged_bytes = 0
+        message_bytes = 0
         for sequence, piece in zip(self.sequences, pieces, strict=False):
             if piece is None:
                 lost.append(sequence)
@@ -163,32 +162,39 @@ class Chunk:
                 number = int.from_bytes(head, "big")
                 first = sequence
                 records = [record]
-            if number & MESSAGES and not is_logged_message(record):
-                unlogged += 1
-                unlogged_bytes += len(record)
             following = sequence + 1
             message_bytes += len(record)
         if records:
             groups.append((number >> _TAG_BITS, first, number & _TAG_MASK, *records))
-        count = len(pieces)
-        read = count - len(lost)
         due_ms = self._due_after(pieces, number >> _TAG_BITS)
-        return Unpacked(count, groups, lost, message_bytes, read - unlogged, message_bytes - unlogged_bytes, due_ms)
+        return Unpacked(len(pieces), groups, lost, message_bytes, due_ms)
 
     def _due_after(self, pieces: Sequence[bytes | None], last_due_ms: int) -> int:
         """Return when the message after these is due at the earliest.
 
-        A sequence lower than the one before it tells that the due time is higher: so a message that was restored always
-        comes before what is left of its chunk, and can be delivered.
+        So a message that was restored always comes before what is left of its chunk, and can be delivered.
         """
-        sequences = self.sequences
         place = len(pieces)
         while place and pieces[place - 1] is None:
             place -= 1
         due_ms = last_due_ms if place else self.bound[0]
-        for after in range(max(place, 1), min(len(pieces) + 1, len(sequences))):
-            due_ms += sequences[after] < sequences[after - 1]
-        return due_ms
+        return due_ms + rises(self.sequences[max(place, 1) - 1 : len(pieces) + 1])
+
+    def divided(self, index: int, due_ms: int) -> tuple[Chunk, array[int], Any]:
+        """Return a chunk with what lies from `index` on in a spilled one; and sequences and slots of what lies before.
+
+        This one is left as it is, but that both share their weight from now on.
+
+        Args:
+            due_ms: the message there is not due before.
+        """
+        before, slots = self.slots.take(index)
+        right = copy(self)
+        right.first += index
+        right.count -= index
+        right.sequences, right.slots = self.sequences[index:], slots
+        right.bound = due_ms, right.sequences[0]
+        return right, self.sequences[:index], before
 
     def readable(self, room_bytes: int) -> int:
         """Return how much may be read (`SpillArea.read` counts it) so that what is restored fits into so much room."""
@@ -199,3 +205,11 @@ class Chunk:
         place = "moving" if self.slots is None else "spilled"
         claimed = ", claimed" if self.claim is not None else ""
         return f"<Chunk {place} at {self.first}, {self.count} messages from {self.bound}{claimed}>"
+
+
+def rises(sequences: array[int]) -> int:
+    """Return by how much the due time rises at least from the first of these to the last, in the order of a chunk.
+
+    A sequence lower than the one before it tells that the due time is higher. Cost: 0.03 µs each.
+    """
+    return sum(map(gt, sequences, sequences[1:]))

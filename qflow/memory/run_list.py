@@ -18,7 +18,7 @@ from itertools import repeat, starmap
 from sortedcontainers import SortedKeyList
 
 from qflow.delivery import Segment
-from qflow.memory.run import Place, Run
+from qflow.memory.run import NOTHING, Place, Run
 from qflow.message import OVERHEAD_BYTES, Record, lane_of
 
 OWN_RUN = 256
@@ -178,20 +178,21 @@ class RunList:
         near: list[Run] = list(self._runs[max(0, place - 1) : place + 1])  # a run that was joined keeps a key of before
         return next((run for run in near if run.first <= sequence < run.stop), None)
 
-    def cut_out(self, run: Run, sequence: int) -> Run:
-        """Make one message a run of its own, that is in memory or spilled, and return it. Cost: O(messages of the run).
+    def cut_out(self, run: Run, first: int, end: int) -> Run:
+        """Make a part of a run a run of its own, that is in memory or spilled, and return it.
 
-        Of a spilled run nobody knows how its bytes are spread, so its parts share them evenly.
+        Of a spilled run nobody knows how its bytes are spread, so its parts share them evenly. Cost: O(1); in memory
+        O(messages behind `first`).
         """
         if run is self.open:
             self.renew_open(self.next)
         parts = [run]
-        for cut in (sequence, sequence + 1):
+        for cut in (first, end):
             if parts[-1].first < cut < parts[-1].stop:
                 parts.append(parts[-1].split(cut))
         for part in parts[1:]:
             self._runs.add(part)
-        return next(part for part in parts if part.first == sequence)
+        return next(part for part in parts if part.first == first)
 
     def cut_right(self, run: Run, most: int) -> Run:
         """Return the run; of one with more messages than that in memory so many on its right, as a run of their own."""
@@ -204,13 +205,50 @@ class RunList:
         self._runs.add(right)
         return right
 
+    def cut_left(self, run: Run, most: int) -> Run:
+        """Return the run; of one with more messages than that in memory so many on its left, as a run of their own."""
+        if len(run.records) <= most:
+            return run
+        if run is self.open:
+            self.renew_open(self.next)
+        left = Run(run.first, run.marks, deque(starmap(run.records.popleft, repeat((), most))))
+        left.soonest_ms = run.soonest_ms
+        self._runs.remove(run)
+        run.key = run.first = left.first + most
+        self._runs.add(left)
+        self._runs.add(run)
+        self.settle_head()
+        return left
+
     def remove(self, run: Run) -> Segment:
         """Take a run that is in memory off the list, and return what it holds."""
         if run is self.open:
             self.renew_open(self.next)
         self._runs.remove(run)
+        records, run.records = list(run.records), NOTHING
         self.settle_head()
-        return Segment(run.first, list(run.records), run.marks)
+        return Segment(run.first, records, run.marks)
+
+    def pick(self, run: Run, sequence: int, most: int) -> list[Segment] | None:
+        """Take one message of a run in memory, and what lies between it and the nearer end; all of a small one.
+
+        Revokes the claim of somebody who is spilling them. Cost: O(messages taken), about `most` at most.
+
+        Returns:
+            the message, then what is to be given back. None if it lies deeper: so many were cut off; try again.
+        """
+        run.claim = None
+        left, right = sequence - run.first, run.stop - sequence
+        count = min(right, left + 1, most)
+        if left + right - count < SMALL_RUN:
+            count = left + right
+        part = self.cut_right(run, count) if right <= left else self.cut_left(run, count)
+        if not part.first <= sequence < part.stop:
+            return None
+        first, records, marks = self.remove(part)
+        place = sequence - first
+        pieces = [Segment(first, records[:place], marks), Segment(sequence + 1, records[place + 1 :], marks)]
+        return [Segment(sequence, records[place : place + 1], marks), *[piece for piece in pieces if piece.records]]
 
     def join(self, run: Run) -> None:
         """Join a run with its neighbours where they are alike again."""

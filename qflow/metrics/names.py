@@ -74,6 +74,7 @@ QUEUE: tuple[Figure, ...] = (
     _counter("queue_expired_messages", "expired_total", "Messages that outlived their time."),
     _counter("queue_dropped_messages", "dropped_total", "Messages dropped, at a limit or without a dead-letter queue."),
     _counter("queue_dead_lettered_messages", "dead_lettered_total", "Messages moved to the dead-letter queue."),
+    _counter("queue_deleted_messages", "deleted_total", "Messages that were deleted one by one."),
     _counter("queue_purged_messages", "purged_total", "Messages that were purged."),
     _counter("queue_lost_messages", "lost_total", "Messages that could not be read back and were in no log."),
     _counter("queue_quarantined_messages", "quarantined_total", "Messages in damaged blocks of the log."),

@@ -97,7 +97,7 @@ class Entries:
             if run is None or run.place is not Place.RESIDENT or run.claim is not None:
                 return self._state_of(run, sequence)
             runs = self._lanes.list_of(sequence)
-            run = runs.cut_out(run, sequence)
+            run = runs.cut_out(run, sequence, sequence + 1)
             run.claim = claim
             records = list(run.records)
             spiller.under_way.add(claim)
@@ -126,7 +126,7 @@ class Entries:
             if run is None or run.place is not Place.SPILLED or run.claim is not None:
                 return self._state_of(run, sequence)
             runs = self._lanes.list_of(sequence)
-            run = runs.cut_out(run, sequence)
+            run = runs.cut_out(run, sequence, sequence + 1)
             run.claim = claim
             try:
                 need = run.largest + OVERHEAD_BYTES
@@ -144,6 +144,7 @@ class Entries:
                     run.claim = None
                     runs.join(run)
                 queue.admission.rebalance()
+                queue.restorer.wake_waiting()
             return self._state(sequence)
 
     def _waiting_run(self, sequence: int) -> Run | None:

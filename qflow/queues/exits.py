@@ -1,4 +1,4 @@
-"""What leaves a queue otherwise than by an ack: with another commit, as a dead letter, purged, dropped, expired.
+"""What leaves a queue otherwise than by an ack: with a commit, as a dead letter, deleted, purged, dropped, expired.
 
 The life of a message:
 
@@ -6,13 +6,14 @@ The life of a message:
     -          put confirmed                             AVAILABLE   in a lane, or in a schedule until it is due
     AVAILABLE  get                                       ACQUIRED    in `Held`, by itself or in a batch
     AVAILABLE  expired, dropped                          SETTLED, or LEAVING where it becomes a dead letter
+    AVAILABLE  deleted                                   LEAVING
     ACQUIRED   ack                                       SETTLED     logged by value
     ACQUIRED   ack in a transaction                      LEAVING
     ACQUIRED   nack(requeue=False), too many deliveries  LEAVING, or SETTLED without a dead-letter queue
     ACQUIRED   nack, ack timeout, close                  AVAILABLE   in its original place, one more delivery counted
     LEAVING    the commit holds                          SETTLED
     LEAVING    the commit is refused                     what it was before
-    any        purge, delete                             SETTLED     late acks do nothing
+    any        purge, or its queue is deleted            SETTLED     late acks do nothing
 
 Under the queue's lock where a description says nothing else; what reads, or carries dead letters away, lets go of it.
 """
@@ -49,14 +50,15 @@ class Fate(enum.Enum):
     EXPIRED = "expired"
     DROPPED = "dropped"
     DEAD_LETTERED = "dead-lettered"
+    DELETED = "deleted"
 
 
 class Leaving:
-    """Messages on their way out of a queue, in a commit with something else. They are charged until that holds."""
+    """Messages on their way out of a queue with a commit. They are charged until that holds."""
 
     writes: tuple[Any, ...] = ()
 
-    __slots__ = ("_exits", "fate", "held", "parts", "queue", "segments", "unit")
+    __slots__ = ("_exits", "fate", "has_left", "held", "parts", "queue", "segments", "unit")
 
     def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, float | None]) -> None:
         self._exits = exits
@@ -69,6 +71,8 @@ class Leaving:
         """Which of them were in a batch, and where: they go back there."""
         self.unit: Unit | None = None
         """What takes them away, once they are to join a batch."""
+        self.has_left = False
+        """They are gone by this, and by nothing that came before it."""
 
     @property
     def depth(self) -> Depth:
@@ -158,6 +162,7 @@ class Exits:
             if leaving not in self._held.leaving:
                 return
             del self._held.leaving[leaving]
+            leaving.has_left = True
             for one in leaving.held:
                 if isinstance(one, Deliveries):
                     one.settled = None
@@ -173,7 +178,8 @@ class Exits:
             del self._held.leaving[leaving]
             if not leaving.held:
                 self._source.give_back(leaving.segments)
-                self._bury_again_at = self.context.monotonic() + RETRY_S
+                if leaving.fate is not Fate.DELETED:
+                    self._bury_again_at = self.context.monotonic() + RETRY_S
             self._held.hold_again(leaving.held)
             for one, batch, index in leaving.parts:
                 self._held.rejoin(one, batch, index)

@@ -137,6 +137,8 @@ class Getting:
                     return None
                 if self.batch in batches:
                     break
+                lack = Lack.MESSAGE
+                self._renew()  # there may be nothing else in the queue: then nobody looks again
             if lack is Lack.WORK:
                 return WORK
             wait_s = None

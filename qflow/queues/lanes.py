@@ -306,7 +306,10 @@ class Lanes:
         if isinstance(moving, Chunk):
             schedule = self.schedules[number]
             if slots is None:
+                before = schedule.overhead_bytes
                 schedule.unclaim(claim)
+                if schedule.overhead_bytes != before:  # it is no part of a group any more, for the other part has left
+                    self.cover(schedule.overhead_bytes - before)
                 return None
             groups = moving.groups
             freed = schedule.chunk_spilled(claim, slots)

@@ -114,6 +114,7 @@ def _totals(queue: Parts) -> dict[str, Any]:
         "expired_total": counts[Fate.EXPIRED],
         "dropped_total": counts[Fate.DROPPED],
         "dead_lettered_total": counts[Fate.DEAD_LETTERED],
+        "deleted_total": counts[Fate.DELETED],
         "purged_total": queue.exits.purged_total,
         "lost_total": restorer.lost,
         "quarantined_total": restorer.quarantined,

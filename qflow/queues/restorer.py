@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from qflow.memory.chunk import CHUNK_BYTES, Chunk
 from qflow.memory.group import GROUP_BYTES
+from qflow.memory.line import Wake
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
+from qflow.memory.seeking import Found
 from qflow.message import DELAYED, OVERHEAD_BYTES, Record, charge, due_of, is_logged, is_plain, lane_of
 from qflow.queues.admission import Admission
 from qflow.queues.context import Unlocked
@@ -26,6 +29,9 @@ from qflow.storage.spill.store import Slots
 
 READ_AHEAD_BYTES = 1024 * 1024
 """Restored at once, at most; and no more than an eighth of the capacity."""
+FEW = 16
+"""Fewer messages than that come into memory with one beside them, where they would be a run, or a chunk, of their own:
+each takes about 1 KiB."""
 
 
 class Restorer:
@@ -42,6 +48,8 @@ class Restorer:
         self.lost_ranges: list[tuple[int, int]] = []
         self.refilling = False
         """The capacity was raised: what is on disk may come back."""
+        self.waiting: dict[object, Wake] = {}
+        """Who waits until what another thread is moving is there, and what wakes them: all of them, each time."""
         self._undercounted = False  # the log was found to hold more than its row says
 
     def bring(self, behind: RunList | int) -> bool:
@@ -88,6 +96,14 @@ class Restorer:
         if run.claim is claim:
             run.claim = None
             self._admission.rebalance(gained=gained)
+        self.wake_waiting()
+
+    def wake_waiting(self) -> None:
+        """After something was moved, or was not: have those look again who wait for that."""
+        if self.waiting:
+            wakes, self.waiting = self.waiting, {}
+            for wake in wakes.values():
+                wake()
 
     def _restore(self, runs: RunList, run: Run, claim: object, to_drop: bool = False) -> bool:
         """Restore the front of a claimed run; as `bring`."""
@@ -100,6 +116,32 @@ class Restorer:
             if self._held.is_any() and not to_drop:
                 return False
         return self.read_in(runs, run, claim, want, alone)
+
+    def fetch(self, runs: RunList, run: Run, sequence: int) -> None:
+        """Bring one message of a spilled run into memory, if there is room or it can be made. Lets go of the lock.
+
+        As what is dropped, it comes whatever room there is where none can be made. With it come its neighbours, where
+        they would be small runs, of which there are too many; in memory they belong into a schedule.
+        """
+        first, end, few = sequence, sequence + 1, self._few(run.largest)
+        if first - run.first < few and runs.scatters(first - run.first):
+            first = run.first
+        if run.end - end < few and runs.scatters(run.end - end):
+            end = run.end
+        part = runs.cut_out(run, first, end)
+        part.claim = claim = object()
+        try:
+            self._restore(runs, part, claim, to_drop=True)
+        finally:
+            if part.claim is claim:
+                part.claim = None
+                runs.join(part)
+            self._admission.rebalance()
+            self.wake_waiting()
+
+    def _few(self, largest: int) -> int:
+        """Return how many messages of this size, or fewer, take no more than is restored at once, or than a chunk."""
+        return min(FEW, max(self._read_ahead_bytes // 2, CHUNK_BYTES) // (largest + OVERHEAD_BYTES + GROUP_BYTES))
 
     @property
     def _read_ahead_bytes(self) -> int:
@@ -135,6 +177,8 @@ class Restorer:
         if run.claim is not claim:
             return True
         run.claim = None
+        for problem, damaged_blocks in moved.problems:  # of a run that was purged meanwhile it is none
+            self._context.note_damage(problem, damaged_blocks)
         if moved.purged:
             self._admission.rebalance()
             return False
@@ -165,12 +209,8 @@ class Restorer:
     def _read_head(self, run: Run, budget: int, alone: bool) -> Moved:
         """Read the front of a claimed run, as much as `budget` bytes hold; without the lock."""
         if run.place is Place.SPILLED:
-            moved = read_spilled(self._context, self._spiller.area, run, budget, alone)
-        else:
-            moved = read_logged(self._context, self._lanes.logged[lane_of(run.first)], run, budget, alone)
-        for problem, damaged_blocks in moved.problems:
-            self._context.note_damage(problem, damaged_blocks)
-        return moved
+            return read_spilled(self._context, self._spiller.area, run, budget, alone)
+        return read_logged(self._context, self._lanes.logged[lane_of(run.first)], run, budget, alone)
 
     def _install(self, runs: RunList, run: Run, moved: Moved) -> Slots | None:
         """Put what was read before what is left of its run; return the slots it had. Under the lock."""
@@ -263,11 +303,33 @@ class Restorer:
 
     def restore_delayed(self, number: int, now_ms: int) -> bool:
         """Bring what is due next into memory; as `bring`."""
-        schedule = self._lanes.schedules[number]
         claim = object()
-        chunk = schedule.claim_next(claim, now_ms)
-        if chunk is None:
-            return False
+        chunk = self._lanes.schedules[number].claim_next(claim, now_ms)
+        return chunk is not None and self._restore_chunk(number, chunk, claim)
+
+    def fetch_delayed(self, number: int, found: Found) -> bool:
+        """Bring one message of a spilled chunk that nobody has claimed into memory, as `fetch`; return whether it is.
+
+        It is cut off, with its neighbours where they would be small chunks, and chunks take much of the capacity.
+        """
+        schedule = self._lanes.schedules[number]
+        chunk, sequences, place, rise = found
+        first, end, few = place, place + 1, self._few(chunk.largest)
+        if 16 * CHUNK_BYTES * len(schedule.spilled) > self._gate.account.capacity:
+            first = 0 if first < few else first
+            end = len(sequences) if len(sequences) - end < few else end
+        due_ms = chunk.bound[0] + rise
+        before = schedule.overhead_bytes
+        part = schedule.cut_off(chunk, first, due_ms)
+        if end < len(sequences):  # it ends with the message
+            schedule.cut_off(part, end - first, due_ms + (sequences[end] < sequences[place]))
+        self._lanes.cover(schedule.overhead_bytes - before)
+        claim = object()
+        return self._restore_chunk(number, schedule.claim_spilled(claim, part), claim, to_drop=True)
+
+    def _restore_chunk(self, number: int, chunk: Chunk, claim: object, to_drop: bool = False) -> bool:
+        """Restore the front of a claimed chunk; as `_restore`."""
+        schedule = self._lanes.schedules[number]
         gained = True
         try:
             need = chunk.largest + OVERHEAD_BYTES + GROUP_BYTES
@@ -276,7 +338,7 @@ class Restorer:
             if alone:
                 if self._spiller.find_room_for(need) or chunk.claim is not claim or self._gate.find(need, need) >= need:
                     return True
-                if self._held.is_any():
+                if self._held.is_any() and not to_drop:
                     gained = False
                     return False
             slots, first = chunk.slots, chunk.first
@@ -301,6 +363,7 @@ class Restorer:
             if chunk.claim is claim:
                 schedule.unclaim(claim)
                 self._admission.rebalance(gained=gained)
+            self.wake_waiting()
 
     def _install_repaired(self, number: int, sequence: int, record: Record | None, problem: str) -> None:
         """Take a message of a schedule from the log whose spill file is damaged; None if the log does not have it."""

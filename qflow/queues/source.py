@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qflow.delivery import Segment
-from qflow.memory.group import Key
+from qflow.memory.group import Group, Key
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
@@ -93,6 +93,14 @@ class Source:
         if taken:
             self._admission.rebalance(overhead - schedule.overhead_bytes, gained=False)
         return taken
+
+    def take_scheduled(self, schedule: Schedule, group: Group, sequence: int) -> Segment:
+        """Take one message of a schedule, in memory, out of its group."""
+        overhead = schedule.overhead_bytes
+        one = schedule.take_out(group, sequence)
+        self._lanes.cover(schedule.overhead_bytes - overhead)
+        self._admission.rebalance(gained=False)
+        return one
 
     def give_back(self, segments: list[Segment], due_ms: int = 0, *, gained: bool = True) -> None:
         """Put taken messages back in their place, or in a schedule until they are due; as `Admission.rebalance`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -151,10 +152,12 @@ def test_recovery_and_wipe_can_be_killed_anywhere(spill, tmp_path):
     assert killed > 50 if spill == "files" else killed > 25
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
-@pytest.mark.parametrize("kind", ["put", "put_many", "submit", "ack", "ack_many"])
+@pytest.mark.parametrize(
+    ("kind", "spill"),
+    [*product(["put", "put_many", "submit", "ack", "ack_many"], ["files", "segments"]), ("delete", "segments")],
+)
 def test_an_operation_killed_at_any_step_is_done_or_not(kind, spill, tmp_path, monkeypatch):
-    """Edge 20, I3: a put or ack in flight at a kill is either-or, a batch all or none, whatever the step.
+    """Edge 20, I3: a put, ack or delete in flight at a kill is either-or, a batch all or none, whatever the step.
 
     By a commit of the log, or by the journal.
     """
@@ -176,6 +179,8 @@ def test_an_operation_killed_at_any_step_is_done_or_not(kind, spill, tmp_path, m
             queue.put_many([b"new"] * 5)
         elif kind == "ack":
             queue.get().ack(wait=True)
+        elif kind == "delete":
+            assert queue.delete(1)
         else:
             queue.ack_many([queue.get(), queue.get()], wait=True)
         confirmed.touch()
@@ -183,7 +188,9 @@ def test_an_operation_killed_at_any_step_is_done_or_not(kind, spill, tmp_path, m
 
     outcomes = set()
     old = [b"0", b"1", b"2"]
-    done = {"put_many": old + [b"new"] * 5, "ack": old[1:], "ack_many": old[2:]}.get(kind, [*old, b"new"])
+    done = {"put_many": old + [b"new"] * 5, "ack": old[1:], "ack_many": old[2:], "delete": [b"0", b"2"]}.get(
+        kind, [*old, b"new"]
+    )
     for _ in kills(task, spool, start):
         with qflow.open(spool) as broker:
             assert broker.check() == []

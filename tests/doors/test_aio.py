@@ -316,12 +316,41 @@ def test_the_rest_of_the_surface(on: On) -> None:
         assert [entry.sequence async for entry in queue.browse()] == [0, 1]
         assert (await queue.stats()).messages == (await broker.stats()).messages == 2
         await queue.on_slow_consumer(100.0)
-        assert await queue.purge() == 2
+        assert await queue.delete(1)
+        assert not await queue.delete(1)
+        with pytest.raises(qflow.InvalidArgument):
+            await queue.delete(-1)
+        assert await queue.purge() == 1
         await broker.delete_queue("q")
         with pytest.raises(qflow.QueueDeleted):
             await queue.put(b"d")
 
     on(scenario)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_task_deletes_a_message_wherever_it_lies(durable: bool, on: On) -> None:
+    """In memory, on the disk, delayed, in the log alone: many at once, and the loop goes on meanwhile."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=durable)
+        sequences = list(await queue.put_many([bytes(500)] * 40))
+        sequences += [await queue.put(bytes(500), delay_s=1000 + number * 7 % 10) for number in range(40)]
+        assert (await queue.stats()).spilled_messages > 40
+        gone = sequences[::3]
+        assert await asyncio.gather(*map(queue.delete, gone)) == [True] * len(gone)
+        assert await asyncio.gather(*map(queue.delete, gone)) == [False] * len(gone)
+        assert sorted([entry.sequence async for entry in queue.browse()]) == sorted(set(sequences) - set(gone))
+        assert (await queue.stats()).deleted_total == len(gone)
+
+    async def once_more(broker: Any) -> None:
+        queue = await broker.declare_queue("q")
+        assert (await queue.stats()).logged_messages > 0
+        assert await asyncio.gather(*map(queue.delete, (1, 2, 3, 4))) == [True, True, False, True]
+
+    on(scenario, capacity_bytes=10_000)
+    if durable:
+        on(once_more, capacity_bytes=10_000)
 
 
 def test_overflow_policies_hold_for_tasks(on: On) -> None:

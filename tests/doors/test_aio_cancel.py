@@ -341,6 +341,22 @@ def transaction_on_disk_committed_in_its_block() -> Scenario:
     return Scenario(transaction_on_disk().before, act, None, [], [bytes(40_000)] * 3)
 
 
+def delete() -> Scenario:
+    """Of one message in memory, and one on the disk."""
+
+    async def before(stage: Stage) -> None:
+        queue = await stage.queue()
+        await queue.put_many([b"one", b"two", b"three"])
+        (await anext(queue.browse())).spill()
+
+    async def act(stage: Stage) -> None:
+        for sequence, body in enumerate([b"one", b"two"]):
+            if await stage.broker.queue("q").delete(sequence):
+                stage.acked.append(body)
+
+    return Scenario(before, act, None, [b"three"], [b"one", b"two"])
+
+
 SCENARIOS = {
     "put durable": put_durable,
     "put transient": put_transient,
@@ -366,6 +382,7 @@ SCENARIOS = {
     "transaction on disk, committed in its block": transaction_on_disk_committed_in_its_block,
     "async for": iterate,
     "consume": consume,
+    "delete": delete,
     "administer": administer,
 }
 

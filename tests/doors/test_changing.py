@@ -54,6 +54,7 @@ def depths(spool: Path) -> dict[str, int]:
         (["purge", "ring"], ["would delete 5 messages, of which consumers hold 0"]),
         (["delete", "ring"], ["would delete the queue ring, with 5 messages"]),
         (["delete", "plant", "--stream"], ["would delete the stream plant, with 6 messages"]),
+        (["delete", "ring", "--sequence", "1", "--sequence", "4"], ["would delete 2 messages of the queue ring"]),
         (["move", "ring", "jobs", "--limit", "2"], ["messages that would be moved from ring: 2", "  2 to jobs"]),
         (
             ["redrive", "dead"],
@@ -94,7 +95,15 @@ def test_what_was_foreseen_of_a_redrive_happens(spool: Path) -> None:
     assert (foreseen["would_move"], foreseen["kept"]) == (done["moved"], done["kept"])
 
 
-@pytest.mark.parametrize("words", [["purge", "ring"], ["delete", "ring"], ["alter", "ring", "limit_messages=2"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["purge", "ring"],
+        ["delete", "ring"],
+        ["delete", "ring", "--sequence", "0", "--sequence", "1"],
+        ["alter", "ring", "limit_messages=2"],
+    ],
+)
 def test_what_loses_messages_needs_a_yes(spool: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a terminal by option; at one, a no changes nothing."""
     refused = run(words[0], spool, *words[1:])
@@ -108,6 +117,27 @@ def test_what_loses_messages_needs_a_yes(spool: Path, words: list[str], monkeypa
         if "ring" in broker.queues():
             broker.queue("ring").put(b"one more")
     assert depths(spool).get("ring", 0) < 5
+
+
+def test_single_messages_are_deleted_and_the_others_named(spool: Path) -> None:
+    """Once each, in any order; whoever is told of one that does not wait ends with 1."""
+    done = run("delete", spool, "ring", "--sequence", 3, "--sequence", 1, "--sequence", 3, "--yes")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "messages deleted from ring: 2\n", "")
+    for mode, said in (
+        ("--dry-run", "would delete 1 message of the queue ring\n"),
+        ("--yes", "messages deleted from ring: 1\n"),
+    ):
+        done = run("delete", spool, "ring", "--sequence", 3, "--sequence", 0, "--sequence", 99, mode)
+        assert (done.exit_code, done.stdout) == (1, said)
+        assert done.stderr == "not waiting in ring, and left alone: 3, 99\n"
+    with qflow.open(spool) as broker:
+        assert list(broker.queue("ring").get_many(9, 0).sequences) == [2, 4]
+    for words in (
+        ["plant", "--stream", "--sequence", "0"],
+        ["ring", "--sequence", "-1"],
+        ["nowhere", "--sequence", "1"],
+    ):
+        assert run("delete", spool, *words, "--yes").exit_code == 2
 
 
 @pytest.mark.parametrize("words", [["move", "ring", "jobs"], ["redrive", "dead"]])

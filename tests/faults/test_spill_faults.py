@@ -16,6 +16,7 @@ import pytest
 import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
+from qflow.message import DELAYED
 from qflow.queues import getting
 from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
@@ -358,6 +359,92 @@ def test_settling_while_a_run_is_spilled_or_restored_leaves_no_orphan_and_no_dou
                     drained(queue)
                     assert queue.stats().resident_bytes == 0
                 assert broker.check() == []
+
+
+def test_a_purge_takes_what_a_get_has_collected_before_it_reads_on(spool, faults, spill):
+    """Edge 16: the get has nothing then; what was purged is not handed out, and not counted twice."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        for body in BODIES:
+            queue.put(body)
+        assert next(iter(queue.browse())).state == "resident"
+        reads, leave = threading.Event(), threading.Event()
+        batches = []
+
+        def pause():
+            if threading.current_thread().name == "reader":
+                reads.set()
+                assert leave.wait(PATIENCE_S)
+
+        faults.before["read"] = pause
+        reader = threading.Thread(target=lambda: batches.append(queue.get_many(100, timeout_s=0)), name="reader")
+        reader.start()
+        assert reads.wait(PATIENCE_S)
+        assert queue.purge() == len(BODIES)
+        leave.set()
+        reader.join(PATIENCE_S)
+        assert [len(batch) for batch in batches] == [0]
+        assert (len(queue), queue.stats().acquired_messages, queue.stats().resident_bytes) == (0, 0, 0)
+        assert broker.check() == []
+
+
+def test_what_comes_back_of_a_spill_that_failed_is_charged_as_a_group_of_its_own(spool, faults):
+    """Of messages that were put together a part is being spilled, and the others leave meanwhile."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
+        inside.still(broker)
+        queue = broker.declare_queue("q", durable=False)
+        queue.put_many(BODIES[:9], delay_s=0.001)
+        until(lambda: next(iter(queue.browse())).due_ms < time.time() * 1000)
+        begun, leave = threading.Event(), threading.Event()
+
+        def pause():
+            if threading.current_thread().name == "spiller":
+                begun.set()
+                assert leave.wait(PATIENCE_S)
+
+        faults.before["pwrite"] = pause
+        spiller = threading.Thread(target=lambda: parts_of(queue).spiller.spill_tail(500), name="spiller")
+        spiller.start()
+        assert begun.wait(PATIENCE_S)
+        (moving,) = parts_of(queue).lanes.schedules[DELAYED]._claims.values()
+        assert moving.cut
+        queue.get_many(9 - moving.count, timeout_s=0).ack()
+        faults.fail("pwrite", errno.ENOSPC)
+        leave.set()
+        spiller.join(PATIENCE_S)
+        assert broker.check() == []
+        assert len(drained(queue)) == moving.count
+        assert queue.stats().resident_bytes == 0
+
+
+def test_what_is_purged_and_overwritten_while_it_is_read_is_no_damage(spool, faults):
+    """Its files hold other messages by then; nobody misses it."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
+        inside.still(broker)
+        queue = broker.declare_queue("q", durable=False)
+        for body in BODIES:
+            queue.put(body)
+        reads, leave = threading.Event(), threading.Event()
+
+        def pause():
+            if threading.current_thread().name == "reader":
+                reads.set()
+                assert leave.wait(PATIENCE_S)
+
+        faults.before["open"] = pause
+        reader = threading.Thread(target=lambda: queue.get_many(100, timeout_s=0).ack(), name="reader")
+        reader.start()
+        assert reads.wait(PATIENCE_S)
+        queue.purge()
+        while inside.upkeep(broker).sweep():
+            pass
+        for body in BODIES:
+            queue.put(body[::-1])
+        leave.set()
+        reader.join(PATIENCE_S)
+        drained(queue)
+        assert broker.recovery.problems == ()
+        assert queue.stats().lost_total == 0
 
 
 @pytest.mark.parametrize("delayed", [False, True], ids=["in order", "delayed"])

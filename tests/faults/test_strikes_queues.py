@@ -422,6 +422,39 @@ def _purge(here: Round) -> None:
     here.queue.purge()
 
 
+def choose(here: Round) -> None:
+    """Have the second message deleted."""
+    here.batch = [entry.sequence for entry in here.queue.browse()][1]
+    here.acked = [here.base[1]]
+
+
+def choose_spilled(here: Round) -> None:
+    choose(here)
+    list(here.queue.browse())[1].spill()
+
+
+def choose_delayed(here: Round) -> None:
+    choose(here)
+    held = here.queue.get_many(2, 0)
+    held[1].nack(delay_s=0.0001)
+    held.nack()
+
+
+@call("delete", choose)
+def _delete_message(here: Round) -> None:
+    assert here.queue.delete(here.batch)
+
+
+@call("delete of a spilled message", choose_spilled)
+def _delete_spilled(here: Round) -> None:
+    assert here.queue.delete(here.batch)
+
+
+@call("delete of what was given back for later", choose_delayed, kinds=("durable", "timed"))
+def _delete_delayed(here: Round) -> None:
+    assert here.queue.delete(here.batch)
+
+
 @call("browse")
 def _browse(here: Round) -> None:
     assert len(list(here.queue.browse())) >= len(here.base) or here.is_closed

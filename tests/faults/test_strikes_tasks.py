@@ -112,6 +112,16 @@ async def _nack(here: Round, tasks: Tasks) -> None:
     await here.held[0].nack()
 
 
+async def choose(here: Round, tasks: Tasks) -> None:
+    here.batch, *_ = [entry.sequence async for entry in tasks.queue.browse()]
+
+
+@call("delete", choose)
+async def _delete(here: Round, tasks: Tasks) -> None:
+    here.acked = here.base[:1]
+    assert await tasks.queue.delete(here.batch)
+
+
 @call("transaction", hold_one)
 async def _transaction(here: Round, tasks: Tasks) -> None:
     here.acked = here.base[:1]

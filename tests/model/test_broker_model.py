@@ -1,7 +1,7 @@
 """A broker against plain lists, through random histories of everything a queue is asked for.
 
 Policies at limits, expiry, delays, priorities, dead letters, leases, bindings, transactions, changed settings, purge,
-delete, maintenance, clean and dirty restarts. Each message has a body of its own, so the model knows where each one may
+deleted messages and queues, maintenance, clean and dirty restarts. Each message has a body of its own, so the model knows where each one may
 be. What is acked here is waited for, and what dead letters do is drained: a crash finds the log in a known state.
 (`test_queue_model` covers what is not confirmed.)
 """
@@ -406,6 +406,22 @@ class BrokerMachine(SpoolMachine):
             return  # what is dropped at once, and what a little later, is not for the model to tell
         self.broker.alter_queue("work", capacity_bytes=capacity, limit_messages=limit)
         self.settings["limit_messages"] = limit
+
+    @rule(name=st.sampled_from(["work", "work", "copy"]), data=st.data(), count=st.sampled_from([1, 3]))
+    def delete(self, name: str, data: st.DataObject, count: int) -> None:
+        """Messages that wait are gone; those that are held are left alone, those that are late may be gone before."""
+        for _ in range(count):
+            waiting = list(self.waiting[name].values())
+            held = [sent for _, sent, _ in self.held[name].values()]
+            if not waiting and not held:
+                return
+            sent = data.draw(st.sampled_from([*waiting, *held[:1]]))
+            deleted = self.queue(name).delete(sent.sequence)
+            assert deleted == (sent.number in self.waiting[name]) or (not deleted and self.is_late(sent))
+            if sent.number in self.waiting[name]:
+                del self.waiting[name][sent.number]
+                if not deleted and name == "work":
+                    self.perhaps_dead.append(sent)
 
     @rule(name=st.sampled_from(QUEUES))
     def purge(self, name: str) -> None:

@@ -187,6 +187,17 @@ class QueueMachine(SpoolMachine):
         self.sent[sequence].returned += 1
         self.waiting.add(sequence)
 
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        """One that waits is gone for good; one that is held, or gone, is left alone."""
+        sequence = data.draw(st.sampled_from([*sorted(self.waiting), *sorted(self.sent)[-3:], self.highest + 1]))
+        deleted = self.queue.delete(sequence)
+        assert deleted == (sequence in self.waiting) or (deleted and sequence in self.uncertain)
+        self.waiting.discard(sequence)
+        self.uncertain.discard(sequence)
+        if deleted:
+            self.unconfirmed.clear()  # what was acked before is in that commit, or in one before
+
     @rule()
     def purge(self) -> None:
         self.queue.purge()

@@ -158,6 +158,12 @@ class RemoteMachine(RuleBasedStateMachine):
             del self.held[side][sequence]
             self.note(tx.result[0], [b"moved"])
 
+    @rule(side=sides, data=st.data())
+    def delete(self, side: int, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from([*self.bodies, 10**6]))
+        assert self.queues[side].delete(sequence) == (sequence in self.waiting)
+        self.waiting.discard(sequence)
+
     @rule(side=sides)
     def purge(self, side: int) -> None:
         held = sum(map(len, self.held)) + sum(self.left(batches) for batches in self.batches)

@@ -19,12 +19,14 @@ from faults.strikes import TORTURE
 from qflow.delivery import Segment
 from qflow.memory import chunk as chunk_module
 from qflow.memory import group as group_module
+from qflow.memory import inventory as inventory_module
 from qflow.memory import schedule as schedule_module
 from qflow.memory import shelves as shelves_module
-from qflow.memory.chunk import CHUNK_BYTES, WRAPPING_BYTES, Chunk
-from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, groups_charge, groups_of
+from qflow.memory.chunk import CHUNK_BYTES, WRAPPING_BYTES, Chunk, rises
+from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, Group, groups_charge, groups_of
 from qflow.memory.schedule import Schedule
-from qflow.message import OVERHEAD_BYTES, Message, Record, charge, is_logged
+from qflow.memory.seeking import Found, Seeking, find_spilled
+from qflow.message import OVERHEAD_BYTES, Message, Record, charge
 
 ALL = 10**6
 LATE = 10**13
@@ -381,7 +383,6 @@ def test_a_chunk_goes_on_where_the_one_before_it_ends(schedule: Schedule, store:
             spill(schedule, store, 20 * weight - CHUNK_BYTES)
     assert schedule.overhead_bytes == 100 * GROUP_BYTES + CHUNK_BYTES + 8 * 200
     assert list(schedule._spilled[0].sequences) == list(range(100, 300))
-    assert schedule._spilled[0].logged == 200
     assert sequences(deliver(schedule, store)) == list(range(300))
 
 
@@ -425,7 +426,7 @@ def test_two_cannot_restore_one_chunk(schedule: Schedule, store: Store) -> None:
 
 
 def test_lost_messages_are_told_and_the_others_come(schedule: Schedule, store: Store) -> None:
-    """What the chunk still counts when it is empty is theirs, logged ones and others apart."""
+    """What the chunk still weighs before its last message comes is theirs, too."""
     records: list[Record] = [bytes([65 + index]) * (10 + index) for index in range(8)]
     records[3] = Message(b"transient", logged=False)
     schedule.add(5, 10, list(records), 0)
@@ -439,7 +440,7 @@ def test_lost_messages_are_told_and_the_others_come(schedule: Schedule, store: S
     first = chunk.unpacked(pieces[:4])
     assert first.lost == [10, 13]
     schedule.restored(claim, first)
-    assert (chunk.count, chunk.logged) == (4, 5)
+    assert (chunk.count, chunk.weight.message_bytes) == (4, sum(map(len, records)) - len(records[1]) - len(records[2]))
     assert schedule.claim_next(claim, 5) is None, "what was restored comes first"
     segments: list[Segment] = []
     assert schedule.take(ALL, 5, segments) == 2
@@ -447,8 +448,7 @@ def test_lost_messages_are_told_and_the_others_come(schedule: Schedule, store: S
     second = chunk.unpacked(pieces[4:])
     assert second.lost == [16]
     schedule.restored(claim, second)
-    assert (chunk.count, chunk.message_bytes) == (0, sum(len(records[index]) for index in (0, 3, 6)))
-    assert (chunk.logged, chunk.logged_bytes) == (2, len(records[0]) + len(records[6]))
+    assert (chunk.count, chunk.weight.message_bytes) == (0, 0)
     schedule.add(5, 10, [records[0]], 0)  # found in the log
     assert schedule.take(ALL, 5, segments) == 4
     assert sequences(segments) == [11, 12, 10, 14, 15, 17]
@@ -626,7 +626,7 @@ def test_entries_show_every_message_once(schedule: Schedule, store: Store) -> No
         lambda schedule: schedule._spilled.reverse(),
         lambda schedule: schedule._spilled[0].sequences.pop(),
         lambda schedule: schedule._spilled[0].__setattr__("claim", 7),
-        lambda schedule: schedule._spilled[0].__setattr__("logged_bytes", -1),
+        lambda schedule: schedule._spilled[0].weight.__setattr__("chunks", 2),
     ],
 )
 def test_the_check_finds_what_is_wrong(damage: Callable[[Schedule], None]) -> None:
@@ -640,6 +640,68 @@ def test_the_check_finds_what_is_wrong(damage: Callable[[Schedule], None]) -> No
     assert schedule.problems() == []
     damage(schedule)
     assert schedule.problems()
+
+
+# One message ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("comes", ["restored", "given up"])
+def test_what_is_moved_behind_a_look_is_found(
+    schedule: Schedule, store: Store, monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    """From the disk, or from the way there, to a shelf that was looked at before: it is looked at again."""
+    monkeypatch.setattr(shelves_module, "SHELF", 2)
+    for sequence in range(30):
+        schedule.add(sequence, sequence, [bytes(100)], 0)
+    schedule.add(30, 30, [bytes(100)] * 10, 0)
+    claim = object()
+    chunk = schedule.claim_far(claim, 1)
+    assert chunk is not None
+    assert chunk.cut, "what comes back becomes one with what it was cut off"
+    if comes == "restored":
+        assert schedule.chunk_spilled(claim, store.write(chunk.first, chunk.packed())) is not None
+    for sequence in range(40, 80):
+        schedule.add(sequence, sequence, [bytes(100)], 0)
+    seeking = Seeking(schedule, 39)
+    while seeking._start is not None and seeking._start < (45,):
+        assert seeking.look(1) is None
+    if comes == "restored":
+        schedule.claim_spilled(claim, chunk)
+        store.free(schedule.restored(claim, chunk.unpacked(store.read(chunk.slots, chunk.count))))
+    else:
+        schedule.unclaim(claim)
+    group = None
+    while group is None:
+        assert not seeking.is_over
+        group = seeking.look(1)
+    assert schedule.take_out(group, 39).first == 39
+    seeking.end()
+    assert not schedule.sought
+    assert sequences(deliver(schedule, store)) == [one for one in range(80) if one != 39]
+    assert schedule.problems() == []
+
+
+def test_a_chunk_is_cut_where_a_message_is(schedule: Schedule, store: Store) -> None:
+    """The parts are due in their order, and weigh together what the whole did, until the last of them is gone."""
+    for sequence, due in enumerate((5, 9, 5, 7, 7, 8, 6)):
+        schedule.add(due, sequence, [bytes(100 + sequence)], 0)
+    spill(schedule, store, 10_000)
+    (chunk,) = schedule.spilled
+    assert list(chunk.sequences) == [0, 2, 6, 3, 4, 5, 1]
+    found = find_spilled([(chunk, chunk.sequences)], 3)
+    assert found == (chunk, chunk.sequences, 3, 1)
+    part = schedule.cut_off(chunk, 3, 5 + found.rise)
+    rest = schedule.cut_off(part, 1, 6)
+    assert [list(one.sequences) for one in schedule.spilled] == [[0, 2, 6], [3], [4, 5, 1]]
+    assert [one.bound for one in schedule.spilled] == [(5, 0), (6, 3), (6, 4)]
+    assert schedule.cut_off(rest, 0, 6) is schedule.cut_off(rest, 3, 6) is rest
+    assert schedule.overhead_bytes == 3 * CHUNK_BYTES + 7 * 8
+    assert schedule.problems() == []
+    schedule.add(10, 7, [bytes(100)], 0)
+    spill(schedule, store)
+    assert [list(one.sequences) for one in schedule.spilled] == [[0, 2, 6], [3], [4, 5, 1, 7]]
+    assert sequences(deliver(schedule, store)) == [0, 2, 6, 3, 4, 5, 1, 7]
+    assert schedule.tally() == (0, 0, 0, 0)
 
 
 # Interrupts ----------------------------------------------------------------------------------------------------------
@@ -690,8 +752,10 @@ class Struck:
         if action in ("take_back", "chunk_spilled", "unclaim"):
             self.chunk = self.schedule.claim_far(self.claim, 4_500)
             self.wrapped = self.chunk.packed()
-        if action in ("claim_next", "restored"):
+        if action in ("claim_next", "restored", "cut_off"):
             spill_all(self.schedule, self.store, 3_000)
+        if action == "cut_off":
+            self.chunk = self.schedule.spilled[0]
         if action == "restored":
             self.chunk = self.schedule.claim_next(self.claim, LATE)
         self.struck = struck(at, getattr(self, action))
@@ -731,6 +795,13 @@ class Struck:
 
     def restored(self) -> None:
         self.schedule.restored(self.claim, self.chunk.unpacked(self.store.read(self.chunk.slots, 5)))
+
+    def cut_off(self) -> None:
+        self.schedule.cut_off(self.chunk, 3, self.chunk.bound[0] + rises(self.chunk.sequences[:4]))
+
+    def take_out(self) -> None:
+        group = self.schedule._head()[0]
+        self.segments += (self.schedule.take_out(group, group[1]),)
 
     def everything(self) -> list[int]:
         """Settle what the step left, as its owner does, and deliver all there is."""
@@ -797,6 +868,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.moving: list[Moving] = []
         self.void: list[Moving] = []
         self.restoring: list[tuple[object, Chunk]] = []
+        self.seekings: list[Seeking] = []
 
     @initialize(
         shelf=st.sampled_from([1, 3, 256]), group=st.sampled_from([1, 3, 256]), chunk=st.sampled_from([5, 65_536]),
@@ -808,7 +880,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.patch.setattr(chunk_module, "GROUP_MESSAGES", group)
         self.patch.setattr(shelves_module, "GROUP_MESSAGES", group)
         self.patch.setattr(chunk_module, "CHUNK_MESSAGES", chunk)
-        for module in (chunk_module, schedule_module):
+        for module in (chunk_module, inventory_module, schedule_module):
             self.patch.setattr(module, "CHUNK_BYTES", cost)
         self.cost = cost
 
@@ -1006,8 +1078,6 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert unpacked.lost == gone
         read = [self.record[sequence] for sequence in members if sequence not in gone]
         assert unpacked.message_bytes == sum(map(len, read))
-        assert unpacked.logged == sum(map(is_logged, read))
-        assert unpacked.logged_bytes == sum(len(record) for record in read if is_logged(record))
         slots = self.schedule.restored(claim, unpacked)
         assert len(slots) == len(pieces)
         self.store.free(slots)
@@ -1022,6 +1092,71 @@ class ScheduleMachine(RuleBasedStateMachine):
             for sequence in gone:
                 self.schedule.add(self.due[sequence], sequence, [self.record[sequence]], self.marks[sequence])
                 self.note(self.due[sequence], sequence, self.record[sequence], self.marks[sequence])
+
+    @rule(data=st.data())
+    def begin_seeking(self, data: st.DataObject) -> None:
+        there = [sequence for _, sequence in self.line] or [0]
+        self.seekings.append(Seeking(self.schedule, data.draw(st.sampled_from([*there, self.next]))))
+
+    @precondition(lambda self: self.seekings)
+    @rule(data=st.data(), most=st.integers(1, 4), steps=st.integers(1, 4), piece=st.integers(1, 6))
+    def seek(self, data: st.DataObject, most: int, steps: int, piece: int) -> None:
+        """Whatever happens between two looks, a message that is there is found, and taken out from wherever it is."""
+        seeking = data.draw(st.sampled_from(self.seekings))
+        sequence = seeking.sequence
+        is_there = sequence in [one for _, one in self.line]
+        for _ in range(steps):
+            group = seeking.look(most)
+            self.note_void()
+            if group is not None:
+                self.take_out(group, sequence)
+                break
+            if not seeking.is_over:
+                continue
+            found = find_spilled([(chunk, chunk.sequences) for chunk in self.schedule.spilled], sequence)
+            if found is None:
+                assert not is_there
+                break
+            if found.chunk.claim is not None:
+                return
+            start = found.chunk.bound
+            self.fetch(found, piece)
+            seeking.begin_at(start)
+        else:
+            return
+        seeking.end()
+        self.seekings.remove(seeking)
+
+    def take_out(self, group: Group, sequence: int) -> None:
+        assert sequence in self.resident
+        before = self.charged()
+        first, (record,), marks = self.schedule.take_out(group, sequence)
+        assert (first, marks) == (sequence, self.marks[sequence])
+        assert same(record, self.record[sequence])
+        freed = before - self.charged() - charge([record])
+        assert freed in (GROUP_BYTES, 0, -GROUP_BYTES)
+        self.forget(sequence)
+
+    def note_void(self) -> None:
+        """What was sought may have been on its way to the disk."""
+        for moving in list(self.moving):
+            if moving.claim not in self.schedule._claims:
+                self.moving.remove(moving)
+                self.void.append(moving)
+
+    def fetch(self, found: Found, count: int) -> None:
+        """Restore a message of a spilled chunk, and some that follow it."""
+        chunk, sequences, place, rise = found
+        due_ms = chunk.bound[0] + rise
+        part = self.schedule.cut_off(chunk, place, due_ms)
+        end = place + count
+        if end < len(sequences):
+            rest = self.schedule.cut_off(part, count, due_ms + rises(sequences[place : end + 1]))
+            assert list(rest.sequences) == list(sequences[end:])
+        assert list(part.sequences) == list(sequences[place:end])
+        claim = object()
+        self.restoring.append((claim, self.schedule.claim_spilled(claim, part)))
+        self.end_restoring(len(self.restoring) - 1, count, set(), False)
 
     @precondition(lambda self: self.restoring)
     @rule()

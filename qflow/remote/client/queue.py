@@ -134,6 +134,10 @@ class RemoteQueue:
         """Settle every message, acquired ones included; return how many. See `qflow.Queue.purge`."""
         return self._connection.call(requests.purge(self._name))
 
+    def delete(self, sequence: int) -> bool:
+        """Delete one message that waits; see `qflow.Queue.delete`."""
+        return self._connection.call(requests.delete_message(self._name, sequence))
+
     def browse(self) -> Iterator[Entry]:
         """Yield every waiting entry in order; see `qflow.Queue.browse`. Cost: a round trip for each 1,000."""
         return entries(self._connection, self._name)

@@ -95,6 +95,11 @@ def purge(name: str) -> Request:
     return Request({"op": "purge", "queue": name}, doubt="the purge")
 
 
+def delete_message(name: str, sequence: int) -> Request:
+    parse_count(sequence, "sequence", least=0)
+    return Request({"op": "delete_message", "queue": name, "sequence": sequence}, doubt="the deletion of the message")
+
+
 def redrive(name: str, to: str | None, limit: int | None) -> Request:
     head = {"op": "redrive", "queue": name, "to": to, "limit": limit}
     return Request(head, doubt="which dead letters moved", read=replies.redriven)

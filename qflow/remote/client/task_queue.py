@@ -169,6 +169,10 @@ class AsyncRemoteQueue:
         """Settle every message; return how many. See `qflow.Queue.purge`."""
         return await self._connection.call(requests.purge(self._name))
 
+    async def delete(self, sequence: int) -> bool:
+        """Delete one message that waits; see `qflow.Queue.delete`."""
+        return await self._connection.call(requests.delete_message(self._name, sequence))
+
     async def length(self) -> int:
         """Return how many messages are not settled: waiting and acquired."""
         return await self._connection.call(requests.length(self._name))

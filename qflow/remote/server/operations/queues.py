@@ -98,6 +98,10 @@ async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Rep
     return {"result": await queue_of(session, head).purge()}, []
 
 
+async def delete_message(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    return {"result": await _queue(session, head).delete(arguments.number(head, "sequence"))}, []
+
+
 async def pause(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     await queue_of(session, head).pause()
     return {"result": None}, []
@@ -228,6 +232,7 @@ OPERATIONS: dict[str, Operation] = {
     "bind": bind,
     "unbind": unbind,
     "purge": purge,
+    "delete_message": delete_message,
     "redrive": redrive,
     "length": length,
     "pause": pause,

@@ -1,0 +1,303 @@
+"""A delete on its way: one message, by its sequence, is taken from wherever it waits, and leaves with a commit.
+
+    in memory              it is taken out, also of what is being spilled: that is written for nothing
+    in the spill store     it is brought into memory first, alone or with a few neighbours
+    delayed, scattered     it is sought first, for a schedule is in the order of due times
+    in the log alone       it is read, and its run is claimed until the commit holds: nobody brings it back meanwhile
+    being brought in       that is waited for
+
+By steps, which threads and tasks take alike; what was handed over to the log is waited for by who takes them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from qflow.config import parse_count
+from qflow.delivery import Segment
+from qflow.errors import CorruptionError
+from qflow.memory.line import FOREVER, PAUSE_S, WORK, Wake
+from qflow.memory.run import Place, Run
+from qflow.memory.run_list import RunList
+from qflow.memory.schedule import Schedule
+from qflow.memory.seeking import Found, Seeking, find_spilled
+from qflow.memory.waiting import attend
+from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
+from qflow.queues.context import Unlocked
+from qflow.queues.exits import Fate, Leaving
+from qflow.queues.parts import Parts
+from qflow.storage.log import reading
+from qflow.storage.log.rows import Settled, read_row
+from qflow.storage.log.transaction_log import Lane, Party, Unit
+
+AT_ONCE = 10_000
+"""Messages of a run that one step goes through."""
+SOUGHT_AT_ONCE = 2_000
+"""Groups of a schedule that one step looks at: 0.7 µs each, for they lie anywhere in memory."""
+AGAIN = 0.0
+"""There is another step to take, now."""
+
+
+def delete(queue: Parts, sequence: int) -> bool:
+    """Delete one waiting message; see `Queue.delete`."""
+    deleting = Deleting(queue, sequence)
+    attend(partial(deleting.step, may_work=True), deleting.give_up)
+    queue.claims.finish(deleting.handed_over, wait=True)
+    queue.spiller.keep_within_bounds()
+    return deleting.outcome()
+
+
+class InLog:
+    """A message that memory does not have, on its way out. Its run, claimed by this, has it until the commit holds."""
+
+    __slots__ = ("_lane", "_leaving", "_queue", "_run", "_sequence", "_size")
+
+    def __init__(self, queue: Parts, run: Run, sequence: int) -> None:
+        self._queue = queue
+        self._run = run
+        self._sequence = sequence
+        self._lane = queue.lanes.logged[lane_of(sequence)]
+        self._size = 0
+        self._leaving: Leaving | None = None
+
+    @property
+    def stands(self) -> bool:
+        """The run is still what it was, and not purged."""
+        return self._run.claim is self
+
+    def read(self) -> bool:
+        """Find out how large the message is; False if it is settled, or never was. Reads; needs no lock.
+
+        Raises:
+            CorruptionError: what the log has of it is damaged.
+        """
+        context, lane, sequence = self._queue.context, self._lane, self._sequence
+        assert context.log is not None
+        with context.log.read() as txn:
+            row = read_row(txn, lane.owner, lane.lane)
+            found = reading.read_unsettled(txn, lane.owner, lane.lane, row, sequence, sequence + 1, 1)
+        self._size = sum(len(record) for _, records in found.pieces for record in records)
+        if found.problems and not found.pieces and row.floor <= sequence:
+            raise CorruptionError(
+                f"message {sequence} of queue {context.name!r} cannot be read, and was not deleted: "
+                f"{found.problems[0][1]}; what is damaged is set aside when its turn comes"
+            )
+        return bool(found.pieces)
+
+    def settles(self) -> list[tuple[Lane, list[Settled]]]:
+        """Return what the log is to settle, by lane."""
+        return [(self._lane, [Settled(self._sequence, self._sequence + 1, 1, self._size)])]
+
+    def begin(self) -> Leaving:
+        """Have it leave, by a leaving without messages: that tells whether something else takes it away meanwhile."""
+        self._leaving = self._queue.exits.begin([], Fate.DELETED, {})
+        return self._leaving
+
+    def committed(self, unit: Unit) -> None:
+        """Called by the writer."""
+        lanes, run, leaving = self._queue.lanes, self._run, self._leaving
+        with self._queue.context.lock:
+            if leaving is not None:
+                leaving.committed(unit)
+            if leaving is not None and leaving.has_left:
+                first = min(max(run.first, self._lane.row.floor), run.end)
+                lanes.list_of(self._sequence).drop_front(run, first, 1, self._size + OVERHEAD_BYTES)
+                lanes.renew_front()
+                self._queue.exits.count_off(1, self._size, Fate.DELETED)
+            self.let_go()
+
+    def refused(self, unit: Unit) -> None:
+        """Called by the writer."""
+        with self._queue.context.lock:
+            if self._leaving is not None:
+                self._leaving.refused(unit)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Claim the run no more. Under the lock; twice is fine."""
+        if self.stands:
+            self._run.claim = None
+            self._queue.admission.rebalance()
+        self._queue.restorer.wake_waiting()
+
+
+class Deleting:
+    """See the module. Nobody but its steps changes it."""
+
+    __slots__ = ("_is_over", "_leaving", "_queue", "_seekings", "_sequence", "handed_over")
+
+    def __init__(self, queue: Parts, sequence: int) -> None:
+        self._queue = queue
+        self._sequence = parse_count(sequence, "sequence", least=0)
+        self._leaving: Leaving | None = None
+        self._seekings: dict[int, Seeking] = {}  # by the number of the schedule
+        self._is_over = False
+        self.handed_over: Unit | None = None
+        """What the log is to do, and is to be waited for."""
+
+    def outcome(self) -> bool:
+        """Tell whether the message is gone by this, when what was handed over is done.
+
+        Raises:
+            QueueDeleted: it is gone with its queue.
+        """
+        if self._leaving is not None and self._leaving.has_left:
+            return True
+        self._queue.context.check_not_deleted()
+        return False
+
+    def step(self, wake: Wake | None, *, may_work: bool) -> float | None:
+        """Find the message, or go on to do so; have it leave when it is there.
+
+        Returns:
+            None: it has left, or is on its way out, or no such message waits. Else see `line`.
+
+        Raises:
+            BrokerClosed, QueueDeleted: the queue is gone. BrokerFailed: the log. CorruptionError: see `InLog`.
+        """
+        queue = self._queue
+        with queue.context.lock:
+            queue.restorer.waiting.pop(self, None)
+            if self._is_over:
+                return None
+            queue.context.check_open()
+            number = lane_of(self._sequence)
+            runs = queue.lanes.lists.get(number)
+            run = None if runs is None else runs.find(self._sequence)
+            if runs is None or run is None:
+                wait_s = self._seek(may_work)
+            elif run.place is Place.RESIDENT:
+                wait_s = self._pick(runs, run)
+            elif not may_work:
+                wait_s = WORK
+            elif run.claim is not None:
+                wait_s = FOREVER
+            elif run.place is Place.LOGGED:
+                wait_s = self._leave_log(run)
+            else:
+                queue.restorer.fetch(runs, run, self._sequence)
+                wait_s = AGAIN
+            if wait_s is None:
+                self._end()
+            elif wait_s == FOREVER and wake is not None:
+                queue.restorer.waiting[self] = wake
+            return wait_s
+
+    def give_up(self) -> None:
+        """Look no more; what was handed over is done all the same. Twice is fine."""
+        with self._queue.context.lock:
+            self._queue.restorer.waiting.pop(self, None)
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        for seeking in self._seekings.values():
+            seeking.end()
+
+    def _pick(self, runs: RunList, run: Run) -> float | None:
+        """Take the message out of a run in memory."""
+        pieces = runs.pick(run, self._sequence, AT_ONCE)
+        if pieces is None:
+            return PAUSE_S
+        self._queue.source.give_back(pieces[1:], gained=False)
+        return self._let_leave(pieces[:1])
+
+    def _let_leave(self, segments: list[Segment]) -> float | None:
+        """Have the message leave that was taken out."""
+        self._hand_over(self._queue.exits.begin(segments, Fate.DELETED, {}))
+        return None
+
+    def _hand_over(self, leaving: Leaving, in_log: InLog | None = None) -> None:
+        """Have what is leaving settled."""
+        log = self._queue.context.log
+        if log is None:
+            leaving.committed(None)
+        else:
+            settles = leaving.settles() if in_log is None else in_log.settles()
+            party: Party = leaving if in_log is None else in_log
+            leaving.unit = unit = Unit(settles=settles, parties=[party])
+            try:
+                log.join(unit)
+            except BaseException:
+                leaving.give_up()
+                raise
+            self.handed_over = unit
+        self._leaving = leaving
+
+    def _leave_log(self, run: Run) -> float | None:
+        """Have the message leave that only the log has. Lets go of the lock."""
+        queue = self._queue
+        run.claim = in_log = InLog(queue, run, self._sequence)
+        try:
+            with Unlocked(queue.context):
+                is_there = in_log.read()
+            if self._is_over:
+                return None
+            queue.context.check_open()
+            if not in_log.stands:
+                return AGAIN
+            if is_there:
+                self._hand_over(in_log.begin(), in_log)
+            return None
+        finally:
+            if self.handed_over is None:
+                in_log.let_go()
+
+    # In a schedule ---------------------------------------------------------------------------------------------------
+
+    def _seek(self, may_work: bool) -> float | None:
+        """Find the message in a schedule, and take it out. May let go of the lock, where it may work."""
+        queue, sequence = self._queue, self._sequence
+        for place, schedule in self._schedules().items():
+            if place not in self._seekings:
+                self._seekings[place] = Seeking(schedule, sequence)
+        for seeking in self._seekings.values():
+            schedule = seeking.schedule
+            before = schedule.overhead_bytes
+            group = seeking.look(SOUGHT_AT_ONCE)
+            if schedule.overhead_bytes != before:  # what was being spilled is back
+                queue.lanes.cover(schedule.overhead_bytes - before)
+            if group is not None:
+                return self._let_leave([queue.source.take_scheduled(schedule, group, sequence)])
+            if not seeking.is_over:
+                return PAUSE_S
+        for place, seeking in self._seekings.items():
+            chunks = [(chunk, chunk.sequences) for chunk in seeking.schedule.spilled]
+            if not chunks:
+                continue
+            if not may_work:
+                return WORK
+            with Unlocked(queue.context):
+                found = find_spilled(chunks, sequence)
+            if self._is_over:
+                return None
+            queue.context.check_open()
+            if found is not None:
+                return self._fetch(place, found)
+        return AGAIN if self._was_moved() else None
+
+    def _schedules(self) -> dict[int, Schedule]:
+        """Return where it may be delayed or scattered: in the schedule of its lane, or given back for later."""
+        number, schedules = lane_of(self._sequence), self._queue.lanes.schedules
+        return {place: schedules[place] for place in (number, number + DELAYED) if place in schedules}
+
+    def _was_moved(self) -> bool:
+        """Tell whether the message may be where it was not when that was looked at."""
+        runs = self._queue.lanes.lists.get(lane_of(self._sequence))
+        return (
+            any(not seeking.is_over for seeking in self._seekings.values())
+            or self._schedules().keys() != self._seekings.keys()
+            or (runs is not None and runs.find(self._sequence) is not None)
+        )
+
+    def _fetch(self, number: int, found: Found) -> float:
+        """Bring the message into memory that was found in a spilled chunk. Lets go of the lock."""
+        chunk, seeking = found.chunk, self._seekings[number]
+        if chunk.sequences is not found.sequences or not seeking.schedule.has_spilled(chunk):
+            return AGAIN
+        if chunk.claim is not None:
+            return FOREVER
+        start = chunk.bound
+        self._queue.restorer.fetch_delayed(number, found)
+        seeking.begin_at(start)
+        return AGAIN
