@@ -99,7 +99,7 @@ async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Rep
 
 
 async def delete_message(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": await _queue(session, head).delete(arguments.number(head, "sequence"))}, []
+    return {"result": await queue_of(session, head).delete(arguments.number(head, "sequence"))}, []
 
 
 async def pause(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
