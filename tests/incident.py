@@ -1,25 +1,29 @@
 """An incident: a program with a spool is stuck, in every way at once. Run as a program, it makes that and waits.
 
-    python tests/incident.py SPOOL
+    python tests/incident.py SPOOL [page]
 
 One message of `mail` has been held for 40 minutes by the consumer `mailer-3` of another process; five producers have
 been blocked for 12 s at `limit_messages` of `payments`; `dead` has dead letters of `orders`; `audit` grows, and nobody
 takes from it. Prints a line of JSON when it has come to that: the processes. A number on stdin lets so many seconds pass
-and prints `passed`; the end of stdin ends it.
+and prints `passed`; the end of stdin ends it. With `page` the program shows its spool in a browser, too, to the users of
+`web_served`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import qflow
+from qflow import doctor
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.opening import with_door
@@ -47,12 +51,24 @@ class Incident:
         told = json.loads(process.stdout.readline())
         self.owner: int = told["owner"]
         self.mailer: int = told["mailer"]
+        self.port: int = told["port"]
+        """Of the page; 0 without one."""
 
     def end_mailer(self, number: int) -> None:
         """End the process that holds a message, and wait until the owner has seen that."""
         os.kill(self.mailer, number)
         with qflow.connect(self.spool) as broker:
             until(lambda: not broker.stats().queues["mail"].holders)
+
+    def start_consumers(self) -> None:
+        """Have somebody take what waits, in all queues."""
+        with qflow.connect(self.spool) as broker:
+            for name in broker.queues():
+                broker.queue(name).get_many(1000, timeout_s=0).ack()
+
+    def left(self) -> list[str]:
+        """Return what `qflow doctor` finds, but for what the disk of this machine is to blame for."""
+        return [one.kind for one in doctor.examine(self.spool) if one.kind != "disk-full"]
 
     def let_pass(self, seconds: float) -> None:
         """Let time pass for the owner."""
@@ -64,9 +80,9 @@ class Incident:
 
 
 @contextmanager
-def made(spool: Path) -> Iterator[Incident]:
+def made(spool: Path, *, page: bool = False) -> Iterator[Incident]:
     """Have an incident in a process, which ends with the context."""
-    command = [sys.executable, __file__, str(spool)]
+    command = [sys.executable, __file__, str(spool), *(["page"] if page else [])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             yield Incident(spool, process)
@@ -111,10 +127,34 @@ def _block(broker: qflow.Broker) -> list[threading.Thread]:
     return threads
 
 
-def main(spool: str) -> None:
+@contextmanager
+def _paged(broker: qflow.Broker) -> Iterator[int]:
+    """Serve the page from a thread of its own, and yield its port."""
+    import qflow.web
+    import web_served
+
+    began: queue.SimpleQueue[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
+
+    async def serve() -> None:
+        async with await qflow.web.serve(broker, port=0, users=web_served.users()) as server:
+            is_over = asyncio.Event()
+            began.put((server.port, asyncio.get_running_loop(), is_over))
+            await is_over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    port, loop, is_over = began.get()
+    try:
+        yield port
+    finally:
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join()
+
+
+def main(spool: str, *wanted: str) -> None:
     """Make it, and wait."""
     clock = Clock()
-    with _open(spool, clock) as broker:
+    with _open(spool, clock) as broker, _paged(broker) if "page" in wanted else nullcontext(0) as port:
         mailer = _hold(broker)
         clock.advance(2388.0)
         _kill_letters(broker)
@@ -124,7 +164,7 @@ def main(spool: str) -> None:
             audit.put_many([b"an entry"] * 25)
             clock.advance(1.0)
             broker.stats()
-        print(json.dumps({"owner": os.getpid(), "mailer": mailer.pid}), flush=True)
+        print(json.dumps({"owner": os.getpid(), "mailer": mailer.pid, "port": port}), flush=True)
         for line in sys.stdin:
             clock.advance(float(line))
             print("passed", flush=True)
@@ -135,4 +175,4 @@ def main(spool: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

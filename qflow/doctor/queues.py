@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
+
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Letters, Look
 from qflow.doctor.words import argument, counted, quoted, size, span
@@ -32,7 +34,8 @@ def judge_queues(look: Look) -> Iterator[Finding]:
         if name not in look.letters and not blocked:  # who is blocked says that it grows, too
             yield from _growing(look, name, queue)
     for name, letters in look.letters.items():
-        yield from _letters(look, name, letters)
+        messages = stats.get("queues", {}).get(name, {}).get("messages", letters.messages)
+        yield from _letters(look, name, attrs.evolve(letters, messages=messages))
     yield from _memory(look, stats)
 
 

@@ -22,7 +22,7 @@ from qflow.storage.log.recovery import QueueRecord, Recovery
 
 QUEUES_LOOKED_AT, LETTERS_LOOKED_AT = 20, 500
 """The dead letters that are read for their reasons: of the fullest queues, the first."""
-_REASONS = ("dead_letter_nack_reason", "dead_letter_exception", "dead_letter_reason")
+REASONS = ("dead_letter_nack_reason", "dead_letter_exception", "dead_letter_reason")
 """Headers that say why, the most precise first."""
 _LONGEST_REASON = 200
 
@@ -127,5 +127,5 @@ def _of_queue(env: Environment, record: QueueRecord, messages: int, *, is_looked
 
 def _reason(message: Any) -> str:
     headers = decode_headers(message.header_bytes) if isinstance(message, Message) else {}
-    reason = next((headers[name] for name in _REASONS if headers.get(name)), "not said")
+    reason = next((headers[name] for name in REASONS if headers.get(name)), "not said")
     return str(reason)[:_LONGEST_REASON]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from qflow import inspect
+from qflow.altering import dropped_by, parse_change
 from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.top import words
 from qflow.top.look import Key
@@ -82,3 +83,18 @@ def pause_or_resume(source: Source, name: str, is_paused: bool) -> str:
         return f"{words.safe(name)} goes on"
     queue.pause()
     return f"{words.safe(name)} is paused: it takes messages and delivers none, until it goes on or its owner ends"
+
+
+def alter(source: Source, name: str, change: str) -> str:
+    """Change a setting of a queue, given as `limit_messages=1000`.
+
+    Raises:
+        InvalidArgument: there is no such setting or value, or messages would be dropped.
+    """
+    setting, value = parse_change(change.strip())
+    queue, shown = _broker(source).queue(name), words.safe(name)
+    before, depth = queue.settings, queue.stats()
+    if dropped := dropped_by(before, {setting: value}, depth.messages, depth.bytes):
+        raise InvalidArgument(f"the next put would drop {dropped}: `qflow alter` does that where it is meant")
+    after = _broker(source).alter_queue(name, **{setting: value}).settings.to_dict()
+    return f"{shown}: {words.safe(setting)} is {after[setting]} now, and was {before.to_dict()[setting]}"
