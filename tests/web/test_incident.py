@@ -14,6 +14,7 @@ import incident
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
 pytest.importorskip("httpx")
+pytest.importorskip("prometheus_client")
 web_chromium = pytest.importorskip("web_chromium")
 pytestmark = web_chromium.needs_chromium
 
@@ -78,12 +79,12 @@ async def solve(happening: incident.Incident, tab: Any, home: str) -> None:
 
 
 def test_an_incident_is_seen_and_solved_by_clicks(tmp_path: Path) -> None:
-    """Then nothing is left."""
+    """By TLS, as from another machine; then nothing is left."""
 
     async def test() -> None:
-        with incident.made(tmp_path / "spool", page=True) as happening:
-            home = f"http://127.0.0.1:{happening.port}"
-            async with web_chromium.logged_in(home) as tab:
+        with incident.made(tmp_path / "spool", "https") as happening:
+            home = f"https://localhost:{happening.ports[0]}"
+            async with web_chromium.logged_in(home, ignore_https_errors=True) as tab:
                 await solve(happening, tab, home)
             assert happening.left() == []
 
