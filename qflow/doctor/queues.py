@@ -131,11 +131,12 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
             facts=facts,
         )
     elif rates and waiting > 60 * max(outgoing, 1.0):
+        who = f"{counted(takers, 'consumer')} of" if takers else "those who take from"
         yield Finding(
             severity=Severity.NOTICE,
             kind="slow-consumers",
-            sentence=f"{counted(takers, 'consumer')} of queue {quoted(name)} fall behind: {incoming:,.1f} messages a "
-            f"second come, {outgoing:,.1f} are acked, {waiting:,} wait",
+            sentence=f"{who} queue {quoted(name)} fall behind: {incoming:,.1f} messages a second come, {outgoing:,.1f} "
+            f"are acked, {waiting:,} wait",
             remedy=f"start more consumers (`qflow work {path} {queue_name} module:function --processes 8`), or take "
             "many at once with `get_many`",
             queue=name,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import mqtt_served
+from layout import ROOT
+
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
 httpx = pytest.importorskip("httpx")
 web_served = pytest.importorskip("web_served")
-
-import mqtt_served
-from layout import ROOT
 
 PEM = ROOT / "tests/serving/certificates"
 WATCHDOG_S = 120
