@@ -22,6 +22,7 @@ from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageErro
 from qflow.inspect.stream_facts import find_stream, sequence_of
 from qflow.message import offset_of
 from qflow.storage.environment import Environment
+from qflow.storage.files import storage_error
 from qflow.storage.log import recovery
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, read_row
@@ -100,10 +101,13 @@ class StreamReader:
             self._stack.close()  # replaced meanwhile: it is not known which one was opened
 
     def _place(self) -> tuple[int, int] | None:
+        data = os.path.join(self._spool, "log", "data.mdb")
         try:
-            found = os.stat(os.path.join(self._spool, "log", "data.mdb"))
+            found = os.stat(data)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise storage_error(error, "look at the log", data) from error
         return found.st_dev, found.st_ino
 
     def _renew(self) -> Environment:
