@@ -18,7 +18,9 @@ def dumped(width: int) -> str:
     """Return the first screen, and each kind of what is opened."""
     board = top_seen.board()
     headers = {"dead_letter_queue": "orders\x1b", "try": 3, "dead_letter_nack_reason": "card\ndeclined"}
-    letter = MessageFacts(queue="payments", sequence=7, body=b"\x07order", headers=headers, time_ms=0, settled=False)
+    letter = MessageFacts(
+        queue="payments", sequence=7, body=b"\x07order", headers=headers, time_ms=0, settled=False, size_bytes=6
+    )
     settings = {"limit_messages": 2000, "capacity_bytes": 2**20}
     inside = one.Inside(settings=settings, messages=[letter], note="the rest was not read")
     parts = [top_seen.page(board, width)]

@@ -9,7 +9,7 @@ import click
 
 from qflow.altering import dropped_by, parse_change
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import queue_to_empty, reached_if_there
+from qflow.cli.spool import existing_queue, reached_if_there
 
 
 @click.command(short_help="Change settings of a queue.")
@@ -43,7 +43,7 @@ def alter(
     """
     wanted = dict(map(parse_change, changes))
     with reached_if_there(spool, capacity) as broker:
-        queue = queue_to_empty(broker, queue_name)
+        queue = existing_queue(broker, queue_name)
         depth = queue.stats()
         dropped = dropped_by(queue.settings, wanted, depth.messages, depth.bytes)
         name = facts.readable(queue_name)

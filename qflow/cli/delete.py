@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import queue_to_empty, reached_if_there
+from qflow.cli.spool import existing_queue, reached_if_there
 from qflow.errors import NotFound
+from qflow.names import choices
 
 
 @click.command(short_help="Delete a queue, or a stream.")
@@ -32,11 +33,10 @@ def delete(spool: Path, name: str, is_stream: bool, is_sure: bool, dry_run: bool
     with reached_if_there(spool, capacity) as broker:
         if is_stream:
             if name not in broker.streams():
-                names = ", ".join(broker.streams()) or "none"
-                raise NotFound(f"there is no stream {name!r} in {broker.path}; there are: {names}")
+                raise NotFound(f"there is no stream {name!r} in {broker.path}; {choices(name, broker.streams())}")
             count = broker.stream(name).stats().messages
         else:
-            count = len(queue_to_empty(broker, name))
+            count = len(existing_queue(broker, name))
         if dry_run:
             click.echo(f"would delete the {kind} {facts.readable(name)}, with {facts.counted(count, 'message')}")
             return

@@ -21,6 +21,7 @@ from qflow.config import parse_count, parse_moment
 from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageError, StreamDeleted
 from qflow.inspect.stream_facts import find_stream, sequence_of
 from qflow.message import offset_of
+from qflow.names import choices
 from qflow.storage.environment import Environment
 from qflow.storage.files import storage_error
 from qflow.storage.log import recovery
@@ -126,8 +127,8 @@ class StreamReader:
     def _stream(self, found: Recovery, name: str) -> QueueRecord:
         record = find_stream(found, name)
         if record is None:
-            names = ", ".join(repr(one.name) for one in found.streams if not one.deleted) or "none"
-            raise NotFound(f"there is no stream {name!r} in {self._spool}; there are: {names}")
+            names = (one.name for one in found.streams if not one.deleted)
+            raise NotFound(f"there is no stream {name!r} in {self._spool}; {choices(name, names)}")
         if record.rows is None:
             raise CorruptionError(f"the rows of stream {name!r} are damaged: see `qflow check`")
         return record

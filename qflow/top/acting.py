@@ -12,7 +12,7 @@ from qflow.altering import dropped_by, parse_change
 from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.top import words
 from qflow.top.look import Key
-from qflow.top.one import Inside
+from qflow.top.one import BODY_BYTES, Inside
 from qflow.top.source import Source
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qflow.remote.client.broker import RemoteBroker
 
 PEEKED = 20
-"""Messages that are read of a queue that is opened."""
+"""Messages that are read of a queue that is opened: fewer, if they are large."""
 
 
 def _broker(source: Source) -> RemoteBroker:
@@ -54,7 +54,7 @@ def _settings(source: Source, key: Key) -> dict[str, Any]:
 def _messages(source: Source, name: str, is_durable: bool) -> list[MessageFacts | Entry]:
     """Return the first messages: with their bodies from the log, else as their owner tells of them."""
     if is_durable:
-        return [*inspect.read_waiting(source.path, name, PEEKED)]
+        return [*inspect.read_page(source.path, name, most=PEEKED, body_bytes=BODY_BYTES).messages]
     if source.broker is None:
         raise NotFound("only its owner has the messages of a queue that is not durable")
     return [*islice(source.broker.queue(name).browse(), PEEKED)]

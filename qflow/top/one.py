@@ -144,7 +144,7 @@ def _messages(inside: Inside, width: int) -> list[Text]:
             said = f"{one.sequence}  {words.size(one.size_bytes)}  in {one.state}"  # type: ignore[union-attr]
         else:
             text = body[:BODY_BYTES].decode(errors="replace")
-            said = f"{one.sequence}  {words.size(len(body))}  {words.safe(text)}"
+            said = f"{one.sequence}  {words.size(one.size_bytes)}  {words.safe(text)}"
         lines.append(Text(words.fitted(said, width), no_wrap=True))
         if headers := getattr(one, "headers", None):
             lines.append(Text(words.fitted(_headers(headers), width), "dim", no_wrap=True))

@@ -158,7 +158,8 @@ ENDPOINTS = (
         "DELETE", "/api/queue", "Delete a queue with its messages.", _does(actions.delete), (_QUEUE, *_GUARDS),
     ),
     Endpoint(
-        "GET", "/api/queue/messages", "The first messages; nothing is taken. Bodies are cut at 64 KiB.",
+        "GET", "/api/queue/messages",
+        "The first messages, of 64 MiB at most; nothing is taken. Bodies are cut at 64 KiB.",
         _queue_messages, (_QUEUE, _MOST),
     ),
     Endpoint(

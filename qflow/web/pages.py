@@ -142,10 +142,10 @@ async def _messages(request: Request) -> Response:
     form, most = _form(given), given.number("most") or 10
     queue, stream = given.optional_text("queue"), given.optional_text("stream")
     topic_filter = given.optional_text("filter") or "#"
-    name = queue or stream or given.text("queue")
+    name, waiting = queue or stream or given.text("queue"), 0
     rights.check("read", name)
     if queue is not None:
-        queue_of(site.broker, rights, name)
+        waiting = len(queue_of(site.broker, rights, name))
         found = await peeking.first_of_queue(site.broker, name, most, site.reading)
     else:
         stream_of(site.broker, rights, name)
@@ -153,7 +153,7 @@ async def _messages(request: Request) -> Response:
     messages = [(one, "" if one.body is None else text.body(one.body, form, one.size_bytes)) for one in found]
     return shown(
         request, "messages.html", messages=messages, form=form, forms=text.FORMS, most=most, queue=queue, stream=stream,
-        topic_filter=topic_filter,
+        topic_filter=topic_filter, waiting=waiting,
     )  # fmt: skip
 
 

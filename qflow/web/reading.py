@@ -16,10 +16,12 @@ from typing import Any
 import attrs
 
 from qflow.errors import NotFound, QflowError, StorageError
-from qflow.inspect import Health, LettersFacts
+from qflow.inspect import Health, LettersFacts, MessageFacts
 
 KEPT_BYTES = 64 * 1024
 """Of a body."""
+MOST_BYTES = 64 * 2**20
+"""Of bodies; what comes behind so much is not read."""
 PATIENCE_S = 30.0
 
 
@@ -78,15 +80,23 @@ def _messages(path: str, queue: str, most: int) -> list[dict[str, Any]]:
     from qflow import inspect
     from qflow.web.text import plain
 
+    found: list[MessageFacts] = []
+    positions: dict[int, int] | None = None
+    while len(found) < most and sum(one.size_bytes for one in found) < MOST_BYTES:
+        page = inspect.read_page(path, queue, positions, most=most - len(found), body_bytes=KEPT_BYTES)
+        found += page.messages
+        positions = page.positions
+        if not page.more:
+            break
     return [
         {
             "sequence": one.sequence,
-            "size_bytes": len(one.body),
-            "body": base64.b64encode(one.body[:KEPT_BYTES]).decode(),
+            "size_bytes": one.size_bytes,
+            "body": base64.b64encode(one.body).decode(),
             "headers": {key: plain(value) for key, value in one.headers.items()},
             "time_ms": one.time_ms,
         }
-        for one in inspect.read_waiting(path, queue, most)
+        for one in found
     ]
 
 

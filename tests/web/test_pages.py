@@ -14,6 +14,7 @@ pytest.importorskip("httpx")
 
 import httpx
 
+from qflow.web import reading
 from web_served import run, served, token, users
 
 HOSTILE = "pay/<script>alert(1)</script>\x1b[31m\u202e&\"'"
@@ -270,5 +271,24 @@ def test_a_thousand_queues_are_sorted_filtered_and_shown_a_hundred_at_once(spool
             assert (await browser.get("/queues", params={"text": "Q09"})).text.count("/queue?queue=") == 100
             assert "q0999" in (await browser.get("/queues", params={"page": "10"})).text
             assert (await browser.get("/queues", params={"sort": "colour"})).status_code == 400
+
+    run(test)
+
+
+def test_large_messages_are_read_as_far_as_they_fit(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are asked for; what is shown says of how many that is."""
+    monkeypatch.setattr("qflow.inspect.pages.PAGE_BYTES", 500_000)  # in this process, which reads in place of the other
+    monkeypatch.setattr("qflow.web.reading.MOST_BYTES", 2_500_000)
+    monkeypatch.setattr("qflow.web.reading._told", lambda path, *words: reading.main(copy, *words))
+    copy = str(spool.with_name("copy"))
+
+    async def test() -> None:
+        async with served(spool) as site:
+            queue = await site.broker.declare_queue("jobs")
+            await queue.put_many([b"%d" % number + bytes(1_000_000) for number in range(5)])
+            await site.broker.snapshot(copy)
+            page = html.unescape((await site.client().get("/messages", params={"queue": "jobs", "most": "100"})).text)
+            assert "The first 3 of 5 messages" in page
+            assert page.count("1,000,001 bytes") == 3
 
     run(test)
