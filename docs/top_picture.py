@@ -7,8 +7,12 @@ import re
 import tempfile
 from pathlib import Path
 
+import attrs
+
 import qflow
+from qflow import doctor
 from qflow.top.app import Source, Top
+from qflow.web.reading import health
 
 PICTURE = Path(__file__).parent / "howto" / "top.svg"
 SIZE = (120, 22)
@@ -49,6 +53,7 @@ async def draw(path: Path) -> str:
         payments.put(b"the first")
         held = payments.get()
         broker.declare_stream("clicks", topics=["clicks/#"])
+        inside = doctor.seen_in(str(path), health(str(path)))  # as another process sees it
         clock = Steady()
         source = Source(path, clock)
         top = Top(source, watches=False)
@@ -57,7 +62,7 @@ async def draw(path: Path) -> str:
                 work(broker, second)
                 await asyncio.sleep(LOOK_S)
                 clock.now_s = float(second)
-                top.take(source.look())
+                top.take(attrs.evolve(source.look(), inside=inside))
             await pilot.pause()
             picture = top.export_screenshot(title="qflow top spool")
         held.ack()

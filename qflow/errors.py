@@ -89,6 +89,10 @@ class StorageError(QflowError):
     """A file or directory could not be used."""
 
 
+class PermissionDenied(StorageError):
+    """This user may not use a file or directory of the spool; give it access, or run as the spool's user."""
+
+
 class DiskFull(StorageError):
     """There is no room on the disk for the message; nothing was done, try again when there is."""
 

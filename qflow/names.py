@@ -16,4 +16,4 @@ def choices(name: str, known: Iterable[str]) -> str:
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     if len(names) > _LISTED:
         return f"{meant}there are {len(names):,}: `qflow ls` lists them"
-    return f"{meant}there are: {', '.join(names) or 'none'}"
+    return f"{meant}there are: {', '.join(map(repr, names)) or 'none'}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-DOORS = ("amqp", "amqps", "mqtt", "mqtts", "ws", "wss", "metrics")
+DOORS = ("amqp", "amqps", "mqtt", "mqtts", "ws", "wss", "metrics", "http", "https")
 Ports = dict[str, list[int]]
 
 

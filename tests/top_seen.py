@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
+from qflow import doctor
 from qflow.doctor import Finding, Severity
 from qflow.events import Event, EventKind
 from qflow.top import drawing
@@ -101,6 +102,9 @@ def look(second: int, **changes: Any) -> Look:
         "broker": {"capacity_bytes": 4 * 2**20, "resident_bytes": 1_240_960, "spilled_bytes": 7_340_032},
         "queues": {one["name"]: one for one in (payments, jobs, hostile)},
         "streams": {"flights": stream("flights", 5000 + 100 * second)},
+        "inside": doctor.Look(
+            path=PATH, log_bytes=64 * 2**20, log_used_bytes=20 * 2**20, disk_bytes=2**40, disk_free_bytes=2**38
+        ),
     }
     return Look(**(found | changes))
 

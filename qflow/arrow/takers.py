@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from qflow.errors import MessageTooLarge, NotFound
 from qflow.message import topic_prefix
+from qflow.names import choices
 from qflow.storage.log.recovery import BINDINGS, Recovery
 from qflow.streams.topic_filter import FilterTrie, check_topic
 
@@ -51,7 +52,7 @@ class Takers:
                     self._trie.add(topic_filter, Taker("queue", record.name, record.owner, most))
         self._names = ", ".join(map(repr, sorted(names))) or "none"
         if stream is not None and stream not in names:
-            raise NotFound(f"there is no stream {stream!r} in {spool}; there are: {self._names}")
+            raise NotFound(f"there is no stream {stream!r} in {spool}; {choices(stream, names)}")
 
     def room(self, topic: str) -> int:
         """Return the largest size of a message of this topic, without what a queue stores with it. Cost: 2 µs.

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from qflow.altering import dropped_by, parse_change
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import queue_to_empty, reached_if_there
+from qflow.cli.spool import existing_queue, reached_if_there
 
 
 @click.command(short_help="Change settings of a queue.")
@@ -40,11 +41,11 @@ def alter(
         qflow alter SPOOL jobs limit_messages=1000 on_overflow=reject
         qflow alter SPOOL latest limit_messages=100 --dry-run
     """
-    wanted = dict(map(_parsed, changes))
+    wanted = dict(map(parse_change, changes))
     with reached_if_there(spool, capacity) as broker:
-        queue = queue_to_empty(broker, queue_name)
+        queue = existing_queue(broker, queue_name)
         depth = queue.stats()
-        dropped = foreseen.dropped_by(queue.settings, wanted, depth.messages, depth.bytes)
+        dropped = dropped_by(queue.settings, wanted, depth.messages, depth.bytes)
         name = facts.readable(queue_name)
         if dry_run:
             _foresee(name, queue.settings.to_dict(), wanted, dropped)
@@ -61,23 +62,8 @@ def alter(
 def _foresee(name: str, before: dict[str, Any], wanted: dict[str, Any], dropped: str | None) -> None:
     """Print what would change. A value that makes no sense is found when it is set."""
     for setting, value in wanted.items():
-        was = before.get(setting, "no setting of this name")
-        click.echo(f"would set {facts.readable(setting)} of {name} to {_shown(value)}; now {_shown(was)}")
+        click.echo(f"would set {setting} of {name} to {_shown(value)}; now {_shown(before[setting])}")
     click.echo(f"the next put would drop {dropped}" if dropped else "would drop no message")
-
-
-def _parsed(change: str) -> tuple[str, Any]:
-    name, equals, value = change.partition("=")
-    if not equals or not name:
-        raise click.BadParameter(f"{change!r} is no NAME=VALUE")
-    if value.lower() == "none":
-        return name, None
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
 
 
 def _shown(value: Any) -> str:

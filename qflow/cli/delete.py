@@ -10,8 +10,9 @@ import click
 
 from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.exits import Exit
-from qflow.cli.spool import queue_to_empty, reached_if_there
+from qflow.cli.spool import existing_queue, reached_if_there
 from qflow.errors import NotFound
+from qflow.names import choices
 
 if TYPE_CHECKING:
     from qflow.cli.spool import AnyBroker, AnyQueue
@@ -58,9 +59,9 @@ def delete(
         raise click.UsageError("--sequence is for queues: what a stream retains goes by its retention")
     with reached_if_there(spool, capacity) as broker:
         if sequences:
-            return _delete_messages(queue_to_empty(broker, name), list(dict.fromkeys(sequences)), is_sure, dry_run)
+            return _delete_messages(existing_queue(broker, name), list(dict.fromkeys(sequences)), is_sure, dry_run)
         kind, count = (
-            ("stream", _stream_depth(broker, name)) if is_stream else ("queue", len(queue_to_empty(broker, name)))
+            ("stream", _stream_depth(broker, name)) if is_stream else ("queue", len(existing_queue(broker, name)))
         )
         what = f"the {kind} {facts.readable(name)}"
         if dry_run:
@@ -78,8 +79,7 @@ def delete(
 def _stream_depth(broker: AnyBroker, name: str) -> int:
     """Return how many messages a stream has. Raises: NotFound, with the names of those that exist."""
     if name not in broker.streams():
-        names = ", ".join(broker.streams()) or "none"
-        raise NotFound(f"there is no stream {name!r} in {broker.path}; there are: {names}")
+        raise NotFound(f"there is no stream {name!r} in {broker.path}; {choices(name, broker.streams())}")
     return broker.stream(name).stats().messages
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import enum
 
-from qflow.errors import BrokerClosed, CorruptionError, QflowError, QueueFull, SpoolInUse, StorageError
+from qflow.errors import (
+    BrokerClosed,
+    CorruptionError,
+    PermissionDenied,
+    QflowError,
+    QueueFull,
+    SpoolInUse,
+    StorageError,
+)
 
 
 class Exit(enum.IntEnum):
@@ -44,6 +52,8 @@ def exit_code(error: QflowError | OSError) -> Exit:
             return Exit.IN_USE
         case CorruptionError():
             return Exit.DIFFERS
+        case PermissionDenied() | PermissionError():
+            return Exit.USAGE
         case StorageError() | QueueFull() | BrokerClosed() | OSError():
             return Exit.STORAGE
         case _:

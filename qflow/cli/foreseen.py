@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from qflow.config import QueueSettings, parse_size
+from qflow.config import parse_size
 from qflow.errors import InvalidArgument, NotFound
 from qflow.names import choices
 
@@ -79,19 +79,4 @@ def _obstacle(
     limit = queue.settings["limit_messages"]
     if limit is not None and queue.messages + moved[target] >= limit:
         return f"queue {target!r} is at its limit"
-    return None
-
-
-def dropped_by(settings: QueueSettings, changes: dict[str, Any], messages: int, size_bytes: int) -> str | None:
-    """Return what changed settings of a queue drop of it, in words; None for nothing."""
-    from qflow.config import Overflow
-
-    after = {**settings.to_dict(), **changes}
-    if after["on_overflow"] not in (Overflow.DROP_OLDEST, Overflow.DROP_OLDEST.value):
-        return None
-    if isinstance(limit := after["limit_messages"], int) and messages > limit:
-        return f"its oldest {messages - limit:,} messages, down to {limit:,}"
-    limit_bytes = after["limit_bytes"]
-    if limit_bytes is not None and size_bytes > (most := parse_size(limit_bytes, "limit_bytes")):
-        return f"its oldest messages, down from {size_bytes:,} bytes to {most:,}"
     return None

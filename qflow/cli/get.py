@@ -9,7 +9,7 @@ import click
 
 from qflow.cli import options
 from qflow.cli.outlet import Outlet
-from qflow.cli.spool import is_owner, queue_to_empty, reached_if_there
+from qflow.cli.spool import existing_queue, is_owner, reached_if_there
 from qflow.cli.stop import Stop, Stopped
 from qflow.errors import BrokerClosed
 
@@ -61,7 +61,7 @@ def _drain(
 ) -> int | None:
     """Write the messages of the queue, at most `left`; return how many more may follow."""
     with reached_if_there(spool, capacity, stop) as broker:
-        queue = queue_to_empty(broker, queue_name)
+        queue = existing_queue(broker, queue_name)
         try:
             return _write(queue, outlet, left, None if is_owner(broker) else stop)
         finally:

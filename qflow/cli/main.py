@@ -11,7 +11,7 @@ import importlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -93,11 +93,20 @@ class _Commands(click.Group):
             _discard_stdout()
             code = 128 + signal.SIGPIPE
         except (QflowError, OSError) as error:
-            click.echo(f"qflow: {' '.join(str(error).split())}", err=True)
+            from qflow.doctor.words import harmless
+
+            click.echo(f"qflow: {harmless(str(error))}", err=True)
             code = exit_code(error)
         finally:
             damage.tell()
         ctx.exit(Exit.DIFFERS if damage.lost and code == Exit.FINE else code)
+
+    def make_context(self, *given: Any, **more: Any) -> click.Context:
+        try:
+            return super().make_context(*given, **more)
+        except BrokenPipeError:  # of what `--help` and `--version` write
+            _discard_stdout()
+            raise SystemExit(128 + signal.SIGPIPE) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_BY_NAME)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 60
 """Characters of a body in a table."""
+SHOWN_BYTES = 4 * SHOWN + 1
+"""So much of a body is enough for that."""
 
 most = click.option("-n", "most", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many.")
 

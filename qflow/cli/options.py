@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import click
 
 from qflow.config import SPILL_STORES, check_name, parse_size, spool_path
 from qflow.durations import seconds_of
-from qflow.errors import InvalidArgument, QflowError
+from qflow.errors import InvalidArgument, PermissionDenied, QflowError
 
 DEFAULT_CAPACITY = "64MiB"
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0nrt\\])")
@@ -60,14 +61,19 @@ class SpoolPath(click.Path):
     """The directory of a spool, and no URL."""
 
     def __init__(self, *, exists: bool = False) -> None:
-        super().__init__(exists=exists, file_okay=False, path_type=Path)
+        super().__init__(exists=exists, file_okay=False, readable=False, path_type=Path)
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """Return the path."""
         try:
-            spool_path(value)
+            os.stat(spool_path(value))
         except InvalidArgument as error:
             self.fail(str(error), parameter, context)
+        except PermissionError as error:
+            remedy = "give this user access to the directory that it is in"
+            raise PermissionDenied(f"cannot look at the spool ({value}): {error.strerror}; {remedy}") from error
+        except OSError:
+            pass  # one that is not there may be made
         return super().convert(value, parameter, context)
 
 

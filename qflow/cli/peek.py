@@ -37,25 +37,29 @@ def peek(spool: Path, queue_name: str, most: int, conditions: tuple[str, ...], a
     positions: dict[int, int] | None = None
     found: list[MessageFacts] = []
     problems: list[str] = []
-    while len(found) < most:
-        page = inspect.read_page(spool, queue_name, positions, keep=messages.wanted(conditions), most=most - len(found))
-        found += page.messages
+    keep, body_bytes = messages.wanted(conditions), None if as_json else messages.SHOWN_BYTES
+    left = most
+    while left:
+        page = inspect.read_page(spool, queue_name, positions, keep=keep, most=left, body_bytes=body_bytes)
+        if as_json:
+            for message in page.messages:
+                facts.print_json(messages.described(message))
+        else:
+            found += page.messages
+        left -= len(page.messages)
         problems += page.problems
         positions = page.positions
         if not page.more:
             break
-    if as_json:
-        for message in found:
-            facts.print_json(messages.described(message))
-    elif found:
+    if found:
         facts.print_table(
             ["sequence", "put at", "bytes", "body"],
             (
-                [str(one.sequence), messages.moment(one.time_ms), len(one.body), messages.shown(one.body)]
+                [str(one.sequence), messages.moment(one.time_ms), one.size_bytes, messages.shown(one.body)]
                 for one in found
             ),
         )
-    else:
+    elif not as_json:
         click.echo(f"no message {'like that ' if conditions else ''}waits in {facts.readable(queue_name)}")
     tell_of_examination(spool, problems, {})
     return Exit.DIFFERS if problems else Exit.FINE

@@ -16,6 +16,7 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.stop import Stop
 from qflow.errors import InvalidArgument, NotFound, QflowError
+from qflow.names import choices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,9 +91,7 @@ def _check_streams(spool: Path, names: Iterable[str]) -> list[str]:
     there = [stream.name for stream in inspect.read_spool(spool).streams]
     for name in names:
         if name not in there:
-            raise NotFound(
-                f"there is no stream {name!r} in {spool}; there are: {', '.join(map(repr, there)) or 'none'}"
-            )
+            raise NotFound(f"there is no stream {name!r} in {spool}; {choices(name, there)}")
     return there
 
 
@@ -158,7 +157,7 @@ def _check_places(spool: str, stream: str, reach: dict[str, str]) -> None:
         return
     there = sorted({name for place in places for name in place.look().streams})
     if stream not in there:
-        raise NotFound(f"there is no stream {stream!r} in {spool}; there are: {', '.join(map(repr, there)) or 'none'}")
+        raise NotFound(f"there is no stream {stream!r} in {spool}; {choices(stream, there)}")
 
 
 @pipeline.command(short_help="Archive a stream to Parquet.")

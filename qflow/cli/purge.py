@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import queue_to_empty, reached_if_there
+from qflow.cli.spool import existing_queue, reached_if_there
 
 
 @click.command(short_help="Delete the messages of a queue.")
@@ -27,7 +27,7 @@ def purge(spool: Path, queue_name: str, is_sure: bool, dry_run: bool, capacity: 
         qflow purge SPOOL jobs.dead --yes
     """
     with reached_if_there(spool, capacity) as broker:
-        queue = queue_to_empty(broker, queue_name)
+        queue = existing_queue(broker, queue_name)
         if dry_run:
             would, held = len(queue), queue.stats().acquired_messages
             if as_json:

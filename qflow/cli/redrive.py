@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import queue_to_empty, reached_if_there
+from qflow.cli.spool import existing_queue, reached_if_there
 
 if TYPE_CHECKING:
     from qflow.cli.spool import AnyBroker
@@ -72,7 +72,8 @@ def move_messages(
     moved: dict[str, int] = {}
     kept: dict[str, int] = {}
     with reached_if_there(spool, capacity) as broker:
-        queue_to_empty(broker, queue_name)
+        for name in filter(None, (queue_name, to)):
+            existing_queue(broker, name)
         try:
             _move(broker, queue_name, to, limit, moved, kept)
         finally:

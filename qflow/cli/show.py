@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,9 @@ import click
 
 from qflow.amqp import letters
 from qflow.cli import facts, options
+
+SHOWN_BYTES, SHOWN_VALUE = 64 * 1024, 1000
+"""Of a body, and characters of the value of a header: what is longer is cut, and that is said."""
 
 
 @click.command(short_help="Show one message.")
@@ -23,7 +27,8 @@ from qflow.cli import facts, options
 def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: bool) -> None:
     """Show one message of a durable queue, as the log has it; nothing is acked.
 
-    A settled message may still be found for a while. With --json, a body that is not UTF-8 text is in `body_base64`.
+    A settled message may still be found for a while. Of a long body the first 64 KiB are shown. With --json, a body
+    that is not UTF-8 text is in `body_base64`.
 
     Of a message that came by AMQP, exchange, routing key and properties are shown; with --json under `amqp`.
     """
@@ -33,7 +38,6 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
     if only_body:
         sys.stdout.buffer.write(found.body)
         return
-    text = facts.text_of(found.body)
     by_amqp = letters.described(found.headers)
     put_at = datetime.fromtimestamp(found.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
     if as_json:
@@ -57,8 +61,25 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
         _print_headers(found.headers)
     else:
         _print_amqp(**by_amqp)
-    harmless = text is not None and all(letter.isprintable() or letter in "\n\t" for letter in text)
-    click.echo(f"body      {facts.counted(len(found.body), 'byte')}\n\n{text if harmless else repr(found.body)}")
+    click.echo(f"body      {facts.counted(len(found.body), 'byte')}\n\n{_start(found.body)}")
+    if len(found.body) > SHOWN_BYTES:
+        click.echo("... cut: --body writes all of it")
+
+
+def _start(body: bytes) -> str:
+    """Return the beginning of a body, as a terminal may show it; the last letter of what is cut is a whole one."""
+    part = body[:SHOWN_BYTES]
+    try:
+        text = getincrementaldecoder("utf-8")().decode(part, final=part == body)
+    except UnicodeDecodeError:
+        return repr(part)
+    return text if all(letter.isprintable() or letter in "\n\t" for letter in text) else repr(part)
+
+
+def _value(value: object) -> str:
+    """Return the value of a header or property, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_VALUE else f"{text[:SHOWN_VALUE]}... (cut)"
 
 
 def _print_amqp(exchange: str, routing_key: str, properties: dict[str, Any]) -> None:
@@ -66,10 +87,10 @@ def _print_amqp(exchange: str, routing_key: str, properties: dict[str, Any]) -> 
     click.echo(f"key       {facts.readable(routing_key)}")
     for name, value in properties.items():
         if name != "headers":
-            click.echo(f"property  {name} = {value!r}")
+            click.echo(f"property  {name} = {_value(value)}")
     _print_headers(properties.get("headers", {}))
 
 
 def _print_headers(headers: Mapping[str, Any]) -> None:
     for name, value in headers.items():
-        click.echo(f"header    {facts.readable(name)} = {value!r}")
+        click.echo(f"header    {facts.readable(name)} = {_value(value)}")

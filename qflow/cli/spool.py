@@ -149,7 +149,7 @@ def queue_to_fill(broker: AnyBroker, name: str) -> AnyQueue:
         return broker.declare_queue(name)
 
 
-def queue_to_empty(broker: AnyBroker, name: str) -> AnyQueue:
+def existing_queue(broker: AnyBroker, name: str) -> AnyQueue:
     """Return the queue; raise `NotFound` with the names of those that exist."""
     try:
         return broker.queue(name)

@@ -47,20 +47,21 @@ def tail(
     """
     from qflow import inspect
 
-    keep = messages.wanted(conditions)
+    keep, cells = messages.wanted(conditions), terminal_cells()
+    body_bytes = None if as_json or cells is None else 4 * cells + 1
     damaged = False
     with Stop() as stop:
         writer = Writer(STDOUT, b"\n", stop)
-        show = _shower(writer, as_json)
+        show = _shower(writer, as_json, cells)
         try:
-            page = inspect.read_newest(spool, queue_name, most, keep=keep)
+            page = inspect.read_newest(spool, queue_name, most, keep=keep, body_bytes=body_bytes)
             damaged |= _tell(spool, page)
             show(page.messages)
             while follow:
                 if not page.more:
                     writer.check()
                     stop.sleep(LOOK_S)
-                page = inspect.read_page(spool, queue_name, page.positions, keep=keep)
+                page = inspect.read_page(spool, queue_name, page.positions, keep=keep, body_bytes=body_bytes)
                 damaged |= _tell(spool, page)
                 show(page.messages)
         except Stopped:
@@ -68,9 +69,8 @@ def tail(
     return Exit.DIFFERS if damaged else Exit.FINE
 
 
-def _shower(writer: Writer, as_json: bool) -> Callable[[Iterable[MessageFacts]], None]:
+def _shower(writer: Writer, as_json: bool, cells: int | None) -> Callable[[Iterable[MessageFacts]], None]:
     """Return what writes messages, a line each."""
-    cells = terminal_cells()
 
     def line(message: MessageFacts) -> str:
         return facts.json_of(messages.described(message)) if as_json else messages.line_of(message, cells)

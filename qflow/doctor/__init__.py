@@ -1,11 +1,12 @@
 """What is wrong with a spool, and what to do about it: findings as values, worst first.
 
 `examine` looks at a spool from outside, whatever state it is in. `judge` has the same eyes for what somebody has at
-hand, such as the statistics of a broker.
+hand, such as the statistics of a broker; `look_inside` and `seen_in` add what log and disk tell.
 """
 
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.judging import KINDS, examine, judge
 from qflow.doctor.look import Letters, Look
+from qflow.doctor.looking import look_inside, seen_in
 
-__all__ = ["KINDS", "Finding", "Letters", "Look", "Severity", "examine", "judge"]
+__all__ = ["KINDS", "Finding", "Letters", "Look", "Severity", "examine", "judge", "look_inside", "seen_in"]

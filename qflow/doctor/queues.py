@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
+
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Letters, Look
 from qflow.doctor.words import argument, counted, quoted, size, span
@@ -32,7 +34,8 @@ def judge_queues(look: Look) -> Iterator[Finding]:
         if name not in look.letters and not blocked:  # who is blocked says that it grows, too
             yield from _growing(look, name, queue)
     for name, letters in look.letters.items():
-        yield from _letters(look, name, letters)
+        messages = stats.get("queues", {}).get(name, {}).get("messages", letters.messages)
+        yield from _letters(look, name, attrs.evolve(letters, messages=messages))
     yield from _memory(look, stats)
 
 
@@ -128,11 +131,12 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
             facts=facts,
         )
     elif rates and waiting > 60 * max(outgoing, 1.0):
+        who = f"{counted(takers, 'consumer')} of" if takers else "those who take from"
         yield Finding(
             severity=Severity.NOTICE,
             kind="slow-consumers",
-            sentence=f"{counted(takers, 'consumer')} of queue {quoted(name)} fall behind: {incoming:,.1f} messages a "
-            f"second come, {outgoing:,.1f} are acked, {waiting:,} wait",
+            sentence=f"{who} queue {quoted(name)} fall behind: {incoming:,.1f} messages a second come, {outgoing:,.1f} "
+            f"are acked, {waiting:,} wait",
             remedy=f"start more consumers (`qflow work {path} {queue_name} module:function --processes 8`), or take "
             "many at once with `get_many`",
             queue=name,

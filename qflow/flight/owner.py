@@ -10,6 +10,7 @@ from typing import Any
 from qflow.arrow.states import SpoolState, StreamState, state_of
 from qflow.broker import Broker
 from qflow.errors import BrokerClosed, NotFound, StorageError
+from qflow.names import choices
 
 
 class Owner:
@@ -49,9 +50,8 @@ class Owner:
         """
         found = state.streams.get(name)
         if found is None or (number is not None and found.owner != number):
-            names = ", ".join(map(repr, sorted(state.streams))) or "none"
             again = f" with number {number}: it was deleted, and declared again" if found is not None else ""
-            raise NotFound(f"there is no stream {name!r}{again} in {self.path}; there are: {names}")
+            raise NotFound(f"there is no stream {name!r}{again} in {self.path}; {choices(name, state.streams)}")
         if not found.rows:
             raise StorageError(f"the rows of stream {name!r} are damaged: see `qflow check {self.path}`")
         return found

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qflow.inspect.listing import Listed, Listing, list_spool
     from qflow.inspect.live import read_live
     from qflow.inspect.logs import check_there
-    from qflow.inspect.messages import read_message, read_waiting
+    from qflow.inspect.messages import read_message
     from qflow.inspect.pages import Page, read_newest, read_page
     from qflow.inspect.repair import Loss, Repair, repair_spool
     from qflow.inspect.rooms import Rooms, read_rooms
@@ -71,7 +71,6 @@ __all__ = [
     "read_spool",
     "read_stream",
     "read_usage",
-    "read_waiting",
     "repair_spool",
     "spilled",
 ]
@@ -85,7 +84,7 @@ _MODULES = {
     "listing": ("Listed", "Listing", "list_spool"),
     "live": ("read_live",),
     "logs": ("check_there",),
-    "messages": ("read_message", "read_waiting"),
+    "messages": ("read_message",),
     "pages": ("Page", "read_newest", "read_page"),
     "repair": ("Loss", "Repair", "repair_spool"),
     "rooms": ("Rooms", "read_rooms"),

@@ -74,6 +74,8 @@ class MessageFacts:
     time_ms: int
     """When it was confirmed, milliseconds since the epoch."""
     settled: bool
+    size_bytes: int = 0
+    """Of the whole body, which may be cut."""
     priority: int = 0
     expires_ms: int = 0
     """Milliseconds since the epoch; 0 = never. This and what follows is told of pages."""

@@ -20,9 +20,9 @@ from qflow.storage.files import Files, owner_pid
 from qflow.storage.inbox import stages
 from qflow.storage.log.recovery import QueueRecord, Recovery
 
-QUEUES_LOOKED_AT, LETTERS_LOOKED_AT = 20, 500
-"""The dead letters that are read for their reasons: of the fullest queues, the first."""
-_REASONS = ("dead_letter_nack_reason", "dead_letter_exception", "dead_letter_reason")
+QUEUES_LOOKED_AT, LETTERS_LOOKED_AT, LETTERS_BYTES = 20, 500, 4 * 2**20
+"""The dead letters that are read for their reasons: of the fullest queues, the first, until they are so many bytes."""
+REASONS = ("dead_letter_nack_reason", "dead_letter_exception", "dead_letter_reason")
 """Headers that say why, the most precise first."""
 _LONGEST_REASON = 200
 
@@ -116,8 +116,12 @@ def _of_queue(env: Environment, record: QueueRecord, messages: int, *, is_looked
     if is_looked_at:
         try:
             with env.reading() as txn:
+                left_bytes = LETTERS_BYTES
                 for _, message in islice(unsettled(txn, record), LETTERS_LOOKED_AT):
                     reasons[_reason(message)] += 1
+                    left_bytes -= len(message)
+                    if left_bytes <= 0:
+                        break
         except CorruptionError:
             pass  # `check` tells of it
     return LettersFacts(
@@ -127,5 +131,5 @@ def _of_queue(env: Environment, record: QueueRecord, messages: int, *, is_looked
 
 def _reason(message: Any) -> str:
     headers = decode_headers(message.header_bytes) if isinstance(message, Message) else {}
-    reason = next((headers[name] for name in _REASONS if headers.get(name)), "not said")
+    reason = next((headers[name] for name in REASONS if headers.get(name)), "not said")
     return str(reason)[:_LONGEST_REASON]

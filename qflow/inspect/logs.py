@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ from qflow.config import spool_path
 from qflow.errors import NotFound
 from qflow.names import choices
 from qflow.storage.environment import Environment
-from qflow.storage.files import Files
+from qflow.storage.files import Files, storage_error
 from qflow.storage.log import recovery
 from qflow.storage.log.directory import LOG
 from qflow.storage.log.recovery import QueueRecord, Recovery
@@ -20,12 +21,29 @@ _NO_LOG = " is not a spool: it holds no log. Give the directory that `qflow.open
 
 
 def check_there(path: str | os.PathLike[str]) -> None:
-    """Raise `NotFound` if there is no spool, where opening it would make one. Cost: some system calls."""
+    """Raise `NotFound` if there is no spool, where opening it would make one. Cost: some system calls.
+
+    Raises:
+        PermissionDenied: this user may not look whether there is one.
+    """
     spool = spool_path(path)
-    if not os.path.isdir(spool):
-        raise NotFound(f"there is no spool at {spool}: no such directory")
-    if not any(os.path.lexists(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one is renamed over the other
-        raise NotFound(spool + _NO_LOG)
+    try:
+        if not stat.S_ISDIR(os.stat(spool).st_mode):
+            raise NotFound(f"there is no spool at {spool}: it is no directory")
+        if not any(_lies(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one is renamed over the other
+            raise NotFound(spool + _NO_LOG)
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no spool at {spool}: no such directory") from error
+    except OSError as error:
+        raise storage_error(error, "look into the spool", spool) from error
+
+
+def _lies(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from qflow.errors import NotFound
 from qflow.inspect.child import in_child
 from qflow.inspect.facts import MessageFacts
 from qflow.inspect.logs import opened_log, queue_of
-from qflow.inspect.peeking import first_unsettled
 from qflow.message import Message, Record, decode_headers, lane_of
 from qflow.storage.log.keys import LAST_LANE
 from qflow.storage.log.marks import is_settled
@@ -52,22 +51,5 @@ def _read_message(spool: str, queue: str, sequence: int) -> MessageFacts:
         headers=headers,
         time_ms=time_ms,
         settled=settled,
+        size_bytes=len(message.body if type(message) is Message else message),
     )
-
-
-def read_waiting(path: str | os.PathLike[str], queue: str, most: int) -> list[MessageFacts]:
-    """Return the first messages of a durable queue that nobody settled, delivered or not; at most so many.
-
-    Raises:
-        NotFound: no such queue.
-    Cost: reads the blocks that hold them; their bodies are in memory at once.
-    """
-    spool = spool_path(path)
-
-    def read() -> list[MessageFacts]:
-        with opened_log(spool) as (env, found):
-            record = queue_of(found, queue)
-            with env.reading() as txn:
-                return first_unsettled(txn, record, most)
-
-    return in_child(spool, read)

@@ -50,6 +50,7 @@ def read_page(
     *,
     keep: Keep | None = None,
     most: int | None = None,
+    body_bytes: int | None = None,
 ) -> Page:
     """Return the next messages of a durable queue that nobody settled: high priority first, delayed ones at the end.
 
@@ -57,6 +58,7 @@ def read_page(
         positions: of the page before; None = from the beginning.
         keep: tells which messages are returned; it runs in another process.
         most: ends a page with so many messages.
+        body_bytes: bodies are cut to so many; None = they are whole.
 
     Raises:
         NotFound: there is no spool, or no such queue. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
@@ -68,12 +70,19 @@ def read_page(
         with opened_log(spool) as (env, found):
             record = queue_of(found, queue)
             with env.reading() as txn:
-                return _Reading(txn, record, Page(dict(positions or {})), keep, most).run()
+                return _Reading(txn, record, Page(dict(positions or {})), keep, most, body_bytes).run()
 
     return in_child(spool, read)
 
 
-def read_newest(path: str | os.PathLike[str], queue: str, count: int, *, keep: Keep | None = None) -> Page:
+def read_newest(
+    path: str | os.PathLike[str],
+    queue: str,
+    count: int,
+    *,
+    keep: Keep | None = None,
+    body_bytes: int | None = None,
+) -> Page:
     """Return the last messages of a queue that nobody settled, in the order of their times, to the millisecond.
 
     See `read_page`. Its positions are the ends of the lanes, for what comes next.
@@ -84,18 +93,18 @@ def read_newest(path: str | os.PathLike[str], queue: str, count: int, *, keep: K
         with opened_log(spool) as (env, found):
             record = queue_of(found, queue)
             with env.reading() as txn:
-                return _newest(txn, record, count, keep)
+                return _newest(txn, record, count, keep, body_bytes)
 
     return in_child(spool, read)
 
 
-def _newest(txn: Any, record: QueueRecord, count: int, keep: Keep | None) -> Page:
+def _newest(txn: Any, record: QueueRecord, count: int, keep: Keep | None, body_bytes: int | None) -> Page:
     """Look at twice as many sequences each time, until enough are found or all were looked at."""
     rows = record.rows or {}
     span = count
     while True:
         starts = {lane: max(row.floor, row.next - span) for lane, row in rows.items()}
-        page = _Reading(txn, record, Page(dict(starts)), keep, None, whole=True).run()
+        page = _Reading(txn, record, Page(dict(starts)), keep, None, body_bytes, whole=True).run()
         if len(page.messages) >= count or all(starts[lane] <= row.floor for lane, row in rows.items()):
             page.messages.sort(key=lambda one: (one.time_ms, one.sequence))
             page.messages = page.messages[-count:]
@@ -107,13 +116,22 @@ class _Reading:
     """One page in the making."""
 
     def __init__(
-        self, txn: Any, record: QueueRecord, page: Page, keep: Keep | None, most: int | None, *, whole: bool = False
+        self,
+        txn: Any,
+        record: QueueRecord,
+        page: Page,
+        keep: Keep | None,
+        most: int | None = None,
+        body_bytes: int | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         self._txn = txn
         self._record = record
         self._page = page
         self._keep = keep
         self._most = most
+        self._body_bytes = body_bytes
         self._whole = whole
         self._left_bytes = PAGE_BYTES
 
@@ -156,6 +174,8 @@ class _Reading:
         self._page.looked_at += 1
         message = _facts(self._record.name, sequence, record, times.of(sequence))
         if self._keep is None or self._keep(message):
+            if self._body_bytes is not None:
+                message = attrs.evolve(message, body=message.body[: self._body_bytes])
             self._page.messages.append(message)
             self._left_bytes -= MESSAGE_BYTES
 
@@ -168,6 +188,7 @@ def _facts(queue: str, sequence: int, record: Record, time_ms: int) -> MessageFa
         headers={},
         time_ms=time_ms,
         settled=False,
+        size_bytes=len(body_of(record)),
         priority=(sequence >> LANE_SHIFT) % DELAYED,
     )
     if not isinstance(record, Message):

@@ -21,7 +21,9 @@ from qflow.config import parse_count, parse_moment
 from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageError, StreamDeleted
 from qflow.inspect.stream_facts import find_stream, sequence_of
 from qflow.message import offset_of
+from qflow.names import choices
 from qflow.storage.environment import Environment
+from qflow.storage.files import storage_error
 from qflow.storage.log import recovery
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, read_row
@@ -100,10 +102,13 @@ class StreamReader:
             self._stack.close()  # replaced meanwhile: it is not known which one was opened
 
     def _place(self) -> tuple[int, int] | None:
+        data = os.path.join(self._spool, "log", "data.mdb")
         try:
-            found = os.stat(os.path.join(self._spool, "log", "data.mdb"))
+            found = os.stat(data)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise storage_error(error, "look at the log", data) from error
         return found.st_dev, found.st_ino
 
     def _renew(self) -> Environment:
@@ -122,8 +127,8 @@ class StreamReader:
     def _stream(self, found: Recovery, name: str) -> QueueRecord:
         record = find_stream(found, name)
         if record is None:
-            names = ", ".join(repr(one.name) for one in found.streams if not one.deleted) or "none"
-            raise NotFound(f"there is no stream {name!r} in {self._spool}; there are: {names}")
+            names = (one.name for one in found.streams if not one.deleted)
+            raise NotFound(f"there is no stream {name!r} in {self._spool}; {choices(name, names)}")
         if record.rows is None:
             raise CorruptionError(f"the rows of stream {name!r} are damaged: see `qflow check`")
         return record

@@ -12,6 +12,7 @@ from qflow.errors import NotFound
 from qflow.mqtt.model.sessions import SessionState, expires_ms, left_ms_of
 from qflow.mqtt.server.storing import GROUPS, RECEIVED, RETAINED, SESSIONS, STREAM
 from qflow.mqtt.wire.packets import NEVER_EXPIRES_S
+from qflow.names import choices
 
 MOST_READS = 16
 """Of the log, for one session or group that is counted: 4,096 blocks of the stream at the most."""
@@ -179,8 +180,8 @@ def read_mqtt(
     name = stream or STREAM
     found = next((one for one in rooms.streams if one.name == name), None)
     if found is None and stream is not None:
-        names = ", ".join(repr(one.name) for one in rooms.streams) or "none"
-        raise NotFound(f"there is no stream {name!r} in the log; there are: {names}")
+        names = (one.name for one in rooms.streams)
+        raise NotFound(f"there is no stream {name!r} in the log; {choices(name, names)}")
     place = _Place(rooms, found, counts)
     unreleased: dict[str, int] = {}
     for key, _ in rooms.facts(RECEIVED):

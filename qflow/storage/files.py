@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
-from qflow.errors import DiskFull, SpoolInUse, StorageError
+from qflow.errors import DiskFull, PermissionDenied, SpoolInUse, StorageError
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -51,7 +51,12 @@ _NETWORK = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"}
     | {"nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "virtiofs"}
 )
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_KINDS: dict[int, type[StorageError]] = {
+    errno.ENOSPC: DiskFull,
+    errno.EDQUOT: DiskFull,
+    errno.EACCES: PermissionDenied,
+    errno.EPERM: PermissionDenied,
+}
 _REMEDIES = {
     errno.ENOSPC: "free some space on that file system (`df -h` and `df -i` show what is short) and try again",
     errno.EDQUOT: "free some space or raise the disk quota of this user, and try again",
@@ -70,14 +75,14 @@ _REMEDIES = {
 
 
 def storage_error(error: OSError, what: str, path: str | os.PathLike[str]) -> StorageError:
-    """Return the `StorageError` for a failed operation; a lack of space is a `DiskFull`.
+    """Return the `StorageError` for a failed operation: `DiskFull`, `PermissionDenied`, or one of no kind.
 
     Args:
         error: what the operating system said.
         what: the attempt, as it reads after "cannot": "write a spill file".
         path: the file or directory it was about.
     """
-    kind = DiskFull if error.errno in _FULL else StorageError
+    kind = _KINDS.get(error.errno or 0, StorageError)
     remedy = _REMEDIES.get(error.errno or 0, "look at that path and the system's log, then try again")
     return kind(f"cannot {what} ({os.fspath(path)}): {error.strerror or error}; {remedy}")
 

@@ -25,6 +25,7 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import sheltered
+from qflow.names import choices
 from qflow.storage.log import recovery
 from qflow.storage.log.ending import Piece
 from qflow.storage.log.records import NewRecord, Records
@@ -197,8 +198,7 @@ class Streams:
         if stream is None and name in self._broken:
             raise self._broken_error(name)
         if stream is None:
-            names = ", ".join(map(repr, sorted(self._streams))) or "none"
-            raise NotFound(f"there is no stream {name!r}: declare it first; there are: {names}")
+            raise NotFound(f"there is no stream {name!r}: declare it first; {choices(name, self._streams)}")
         return stream
 
     def _broken_error(self, name: str) -> CorruptionError:

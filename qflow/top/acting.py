@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from qflow import inspect
+from qflow.altering import dropped_by, parse_change
 from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.top import words
 from qflow.top.look import Key
-from qflow.top.one import Inside
+from qflow.top.one import BODY_BYTES, Inside
 from qflow.top.source import Source
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from qflow.remote.client.broker import RemoteBroker
 
 PEEKED = 20
-"""Messages that are read of a queue that is opened."""
+"""Messages that are read of a queue that is opened: fewer, if they are large."""
 
 
 def _broker(source: Source) -> RemoteBroker:
@@ -53,7 +54,7 @@ def _settings(source: Source, key: Key) -> dict[str, Any]:
 def _messages(source: Source, name: str, is_durable: bool) -> list[MessageFacts | Entry]:
     """Return the first messages: with their bodies from the log, else as their owner tells of them."""
     if is_durable:
-        return [*inspect.read_waiting(source.path, name, PEEKED)]
+        return [*inspect.read_page(source.path, name, most=PEEKED, body_bytes=BODY_BYTES).messages]
     if source.broker is None:
         raise NotFound("only its owner has the messages of a queue that is not durable")
     return [*islice(source.broker.queue(name).browse(), PEEKED)]
@@ -82,3 +83,18 @@ def pause_or_resume(source: Source, name: str, is_paused: bool) -> str:
         return f"{words.safe(name)} goes on"
     queue.pause()
     return f"{words.safe(name)} is paused: it takes messages and delivers none, until it goes on or its owner ends"
+
+
+def alter(source: Source, name: str, change: str) -> str:
+    """Change a setting of a queue, given as `limit_messages=1000`.
+
+    Raises:
+        InvalidArgument: there is no such setting or value, or messages would be dropped.
+    """
+    setting, value = parse_change(change.strip())
+    queue, shown = _broker(source).queue(name), words.safe(name)
+    before, depth = queue.settings, queue.stats()
+    if dropped := dropped_by(before, {setting: value}, depth.messages, depth.bytes):
+        raise InvalidArgument(f"the next put would drop {dropped}: `qflow alter` does that where it is meant")
+    after = _broker(source).alter_queue(name, **{setting: value}).settings.to_dict()
+    return f"{shown}: {words.safe(setting)} is {after[setting]} now, and was {before.to_dict()[setting]}"

@@ -13,13 +13,14 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.screen import ModalScreen
 from textual.widgets import Footer, Input
 
 from qflow.errors import QflowError
 from qflow.top import acting, drawing, words
 from qflow.top.look import Board, Key, Look, Mode, Order
 from qflow.top.one import Inside
-from qflow.top.screens import Opened, Question, Reading
+from qflow.top.screens import Change, Opened, Question, Reading
 from qflow.top.source import Source
 from qflow.top.watching import Watcher
 from qflow.top.widgets import Lines, Table
@@ -29,9 +30,13 @@ SILENT_S = 3.0
 """A look that takes longer is told of."""
 EVENT_LINES = 4
 LOW = 18
-"""Lines of a terminal that has no room for events."""
+"""Lines of a terminal that has no room for events, nor for more than one finding."""
 OF_TABLE = {"filter", "sort", "turn", "kinds", "all", "keys", "events", "findings"}
 """What keys do where the table is."""
+OF_QUEUE = {"pause", "purge", "redrive", "alter"}
+"""What they do where a queue is chosen or opened."""
+BEFORE_TEXT = {"filter", "alter"}
+"""Text follows these: they are done before the next key is looked at, and are letters where text is entered."""
 HELP = """\
 up, down, page up, page down, home, end   choose a queue or a stream
 enter       open it: figures, consumers, who holds what, limits, first messages
@@ -41,7 +46,8 @@ s, S        sort by the next column, or the one before; r turns the order round
 p           pause a queue, or let it go on
 x           purge: delete all messages of a queue; asks before
 R           redrive: move dead letters back to where they came from; asks before
-d, e        what qflow doctor finds, all events
+a           alter a setting of a queue, such as its limit_messages
+d, e        what qflow doctor finds and what to do about it; all events
 q, ctrl+c   leave
 
 In front of a name: ! puts are blocked, P paused, ~ a stream.
@@ -85,23 +91,24 @@ class Top(App[int]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
-    #filter { display: none; height: 1; border: none; padding: 0; dock: bottom; }
+    #filter { display: none; height: 1; border: none; padding: 0; }
     VerticalScroll { scrollbar-gutter: stable; }
     #text { height: auto; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "leave(0)", "quit"),
         Binding("ctrl+c", "leave(130)", "quit", show=False, priority=True),
-        Binding("slash", "filter", "filter"),
-        Binding("s", "sort(1)", "sort"),
+        Binding("slash", "filter", "find", priority=True),
+        Binding("s", "sort(1)", "sort", show=False),
         Binding("S", "sort(-1)", "sort", show=False),
         Binding("r", "turn", "turn", show=False),
         Binding("tab", "kinds", "kinds", show=False, priority=True),
         Binding("p", "pause", "pause"),
         Binding("x", "purge", "purge"),
         Binding("R", "redrive", "redrive"),
-        Binding("d", "findings", "findings", show=False),
-        Binding("e", "events", "events"),
+        Binding("a", "alter", "alter", priority=True),
+        Binding("d", "findings", "doctor"),
+        Binding("e", "events", "events", show=False),
         Binding("question_mark", "keys", "keys"),
         Binding("escape", "all", "all", show=False),
     ]
@@ -144,7 +151,10 @@ class Top(App[int]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Tell whether a key does something here: those of the table do nothing on another screen."""
-        return action not in OF_TABLE or len(self.screen_stack) == 1
+        if action in BEFORE_TEXT and isinstance(self.focused, Input):
+            return False
+        is_table = len(self.screen_stack) == 1
+        return is_table or (action not in OF_TABLE and (action not in OF_QUEUE or isinstance(self.screen, Opened)))
 
     def on_looked(self, message: Looked) -> None:
         if isinstance(message.look, Exception):
@@ -169,17 +179,19 @@ class Top(App[int]):
 
     def show(self) -> None:
         """Draw what is seen."""
-        if isinstance(self.screen, Question):
+        if isinstance(self.screen, ModalScreen):
             return
         self.screen.query_one("#said", Lines).show(drawing.sentence(self.said, self.size.width))
         if isinstance(self.screen, Reading):
             self.screen.renew()
             return
         width, height = self.size
-        self.query_one("#head", Lines).show(drawing.head(self.board, self._source.path, width, self._silent_s))
+        is_low = height < LOW
+        head = drawing.head(self.board, self._source.path, width, self._silent_s, is_low=is_low)
+        self.query_one("#head", Lines).show(head)
         wanted = self.query_one("#filter", Input).value
         self.table.show(self.board.shown(self.order, wanted, KINDS[self._kinds]), self.order)
-        last = [*self.board.events][-EVENT_LINES if height >= LOW else len(self.board.events) :]
+        last = [*self.board.events][len(self.board.events) if is_low else -EVENT_LINES :]
         self.query_one("#events", Lines).show(drawing.events(last, width))
 
     # Keys ---------------------------------------------------------------------------------------------------------
@@ -192,7 +204,7 @@ class Top(App[int]):
     def action_filter(self) -> None:
         field = self.query_one("#filter", Input)
         field.display = True
-        field.focus()
+        self.screen.set_focus(field)  # at once: what is typed next is a part of the name
 
     def on_input_changed(self) -> None:
         self.show()
@@ -239,15 +251,16 @@ class Top(App[int]):
         self._open(Reading(lines))
 
     def on_table_opened(self, message: Table.Opened) -> None:
-        screen, key = Opened(self.board, message.key), message.key
+        screen = Opened(self.board, message.key)
+        self._open(screen)
+        self._read(screen)
+
+    def _read(self, screen: Opened) -> None:
+        """Have settings and first messages of what is opened read, as they are now."""
+        key = screen.key
         facts = (self.board.look.queues if key.kind == "queue" else self.board.look.streams).get(key.name, {})
         is_durable = bool(facts.get("durable", True))
-
-        def read() -> None:
-            self.post_message(Read(screen, acting.look_inside(self._source, key, is_durable)))
-
-        self._open(screen)
-        self._beside(read)
+        self._beside(lambda: self.post_message(Read(screen, acting.look_inside(self._source, key, is_durable))))
 
     def on_read(self, message: Read) -> None:
         message.opened.inside = message.inside
@@ -282,6 +295,16 @@ class Top(App[int]):
                 partial(acting.redrive, self._source, name),
             )
 
+    def action_alter(self) -> None:
+        if (name := self._queue()) is not None:
+
+            def entered(change: str | None) -> None:
+                if change:
+                    self._do(partial(acting.alter, self._source, name, change))
+
+            self.said = ""
+            self.push_screen(Change(words.safe(name)), entered)
+
     def action_pause(self) -> None:
         if (name := self._queue()) is not None:
             is_paused = self.board.rows[Key("queue", name)].is_paused
@@ -310,6 +333,8 @@ class Top(App[int]):
 
     def on_did(self, message: Did) -> None:
         self._say(message.said)
+        if isinstance(self.screen, Opened):
+            self._read(self.screen)
         if self._watcher is not None:
             self._watcher.look_now()
 

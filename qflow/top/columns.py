@@ -68,7 +68,7 @@ COLUMNS = (
         5,
         lambda board, row, width: (words.count(row.blocked) if row.blocked else "").rjust(width),
         "blocked",
-        style=lambda row: "bold red",
+        style=lambda row: "bold red" if row.blocked else "",
     ),
 )
 

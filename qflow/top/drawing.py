@@ -24,13 +24,22 @@ BAD = {
 }
 SEVERITY_STYLES = {"urgent": "bold red", "problem": "yellow", "notice": "cyan"}
 NOTE_LINES = 3
+HERE = {
+    "held-too-long": "enter on the queue shows who holds what, and a sets its ack_timeout_s",
+    "blocked-producers": "a on the queue raises its limit, x purges it",
+    "no-consumer": "enter on the queue shows its first messages, x purges it",
+    "paused": "p on the queue lets it go on",
+    "dead-letters": "enter on the queue shows why each is dead, R redrives them, x purges them",
+}
+"""The keys that are a remedy, by kind of finding."""
 
 
-def head(board: Board, path: str, width: int, silent_s: float = 0.0) -> list[Text]:
+def head(board: Board, path: str, width: int, silent_s: float = 0.0, *, is_low: bool = False) -> list[Text]:
     """Return all lines above the table.
 
     Args:
         silent_s: for how long the owner has not answered, if that is longer than it should be.
+        is_low: there is room for few lines.
     """
     lines = [title(board, path, width)]
     if silent_s:
@@ -43,7 +52,7 @@ def head(board: Board, path: str, width: int, silent_s: float = 0.0) -> list[Tex
         lines += _wrapped(note, width, MODE_STYLES[board.look.mode])
     lines += memory(board, width)
     lines += sums(board, width)
-    lines += findings(board, width)
+    lines += findings(board, width, 1 if is_low else 2)
     return lines
 
 
@@ -66,7 +75,7 @@ def sentence(said: str, width: int) -> list[Text]:
     return _wrapped(said, width, "bold yellow") if said else []
 
 
-def _wrapped(sentence: str, width: int, style: str) -> list[Text]:
+def _wrapped(sentence: str, width: int, style: str = "") -> list[Text]:
     """Return a sentence in a few lines; the last one is cut."""
     lines = [""]
     for word in words.safe(sentence).split():
@@ -112,7 +121,7 @@ def _largest(board: Board, resident: int) -> list[tuple[str, int]]:
 
 
 def sums(board: Board, width: int) -> list[Text]:
-    """Return the rates of all together, what is spilled, and how much there is."""
+    """Return the rates of all together, how much there is, and what of that is on the disk."""
     rows = board.rows.values()
     rates = board.whole()
     held = sum(row.messages for row in rows if row.key.kind == "queue")
@@ -122,8 +131,13 @@ def sums(board: Board, width: int) -> list[Text]:
         facts.append(words.counted(streams, "stream"))
     if spilled := board.look.broker.get("spilled_bytes"):
         facts.append(f"{words.size(spilled)} spilled")
+    inside = board.look.inside
+    if inside.log_bytes:
+        facts.append(f"log {words.size(inside.log_used_bytes)} live of {words.size(inside.log_bytes)}")
+    if inside.disk_bytes:
+        facts.append(f"disk {words.size(inside.disk_free_bytes)} free")
     if board.look.mode in (Mode.DEAD, Mode.FAILED):
-        return [Text(words.fitted(", ".join(facts), width), no_wrap=True)]
+        return _wrapped(", ".join(facts), width)
     line = Text(no_wrap=True)
     each = 24 if width >= 76 else 13
     for flow in FLOWS:
@@ -137,12 +151,12 @@ def sums(board: Board, width: int) -> list[Text]:
         line.append(rest)
     else:
         line.truncate(width)
-        lines.append(Text(words.fitted(rest, width), no_wrap=True))
+        lines += _wrapped(rest, width)
     return lines
 
 
-def findings(board: Board, width: int, most: int = 2) -> list[Text]:
-    """Return the worst findings, a line each, and how many more there are."""
+def findings(board: Board, width: int, most: int) -> list[Text]:
+    """Return the worst findings, a line each, how many more there are, and which key tells the rest."""
     found = board.look.findings
     lines = []
     for one in found[:most]:
@@ -151,12 +165,9 @@ def findings(board: Board, width: int, most: int = 2) -> list[Text]:
         line.append(words.safe(one.sentence))
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
-    if len(found) > most:
-        lines.append(
-            Text(
-                words.fitted(f"{words.counted(len(found) - most, 'finding')} more: press d", width), "dim", no_wrap=True
-            )
-        )
+    if found:
+        more = f"{words.counted(len(found) - most, 'finding')} more, and " if len(found) > most else ""
+        lines.append(Text(words.fitted(f"{more}what to do: press d", width), "dim", no_wrap=True))
     return lines
 
 
@@ -171,6 +182,8 @@ def every_finding(board: Board) -> list[Text]:
         severity = _severity(one)
         lines.append(Text(f"{severity}: {words.safe(one.sentence)}", SEVERITY_STYLES.get(severity, "")))
         lines += [Text(f"  {words.safe(part)}") for part in one.remedy.splitlines()]
+        if one.kind in HERE:
+            lines.append(Text(f"  here: {HERE[one.kind]}", "bold"))
     return lines or [Text("nothing is wrong, as far as the figures tell; `qflow doctor` looks at more")]
 
 

@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import attrs
 
+from qflow import doctor
 from qflow.doctor import Finding
 from qflow.events import Event
 
 KEPT = 120
 """Looks whose rates are kept."""
 EVENTS_KEPT = 500
+NOT_SEEN = doctor.Look(path="")
 
 Flow = Literal["in", "out", "acked"]
 FLOWS: tuple[Flow, ...] = ("in", "out", "acked")
@@ -56,6 +58,8 @@ class Look:
     """What has happened since the look before."""
     findings: tuple[Finding, ...] = ()
     """What `qflow.doctor` makes of it, worst first."""
+    inside: doctor.Look = NOT_SEEN
+    """What its log and its disk tell, some seconds old."""
 
 
 @attrs.frozen

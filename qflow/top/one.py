@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from rich.text import Text
 
+from qflow.inspect.health import REASONS
 from qflow.top import words
 from qflow.top.look import FLOWS, Board, Key
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 400
 """Of a message, at most; more fits no line."""
+HEADER_LETTERS = 200
+"""Of a header, at most."""
 SIZES = {"capacity_bytes", "limit_bytes", "max_message_bytes"}
 
 
@@ -141,6 +144,14 @@ def _messages(inside: Inside, width: int) -> list[Text]:
             said = f"{one.sequence}  {words.size(one.size_bytes)}  in {one.state}"  # type: ignore[union-attr]
         else:
             text = body[:BODY_BYTES].decode(errors="replace")
-            said = f"{one.sequence}  {words.size(len(body))}  {words.safe(text)}"
+            said = f"{one.sequence}  {words.size(one.size_bytes)}  {words.safe(text)}"
         lines.append(Text(words.fitted(said, width), no_wrap=True))
+        if headers := getattr(one, "headers", None):
+            lines.append(Text(words.fitted(_headers(headers), width), "dim", no_wrap=True))
     return lines
+
+
+def _headers(headers: Mapping[str, Any]) -> str:
+    """Return headers on a line, those first that say why a letter is dead."""
+    names = sorted(headers, key=lambda name: REASONS.index(name) if name in REASONS else len(REASONS))
+    return "   " + " · ".join(f"{name} {str(headers[name])[:HEADER_LETTERS]}" for name in names)

@@ -8,9 +8,9 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Footer, Input, Static
 
 from qflow.top import one
 from qflow.top.look import Board, Key
@@ -66,6 +66,7 @@ class Opened(Reading):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("x", "app.purge", "purge"),
         Binding("R", "app.redrive", "redrive"),
+        Binding("a", "app.alter", "alter", priority=True),
     ]
 
     def __init__(self, board: Board, key: Key) -> None:
@@ -96,3 +97,32 @@ class Question(ModalScreen[bool]):
 
     def action_answer(self, is_yes: bool) -> None:
         self.dismiss(is_yes)
+
+
+class Change(ModalScreen[str]):
+    """Asks for a change of a queue's settings; empty: none."""
+
+    DEFAULT_CSS = """
+    Change { align: center middle; }
+    Change > Vertical { width: 90%; max-width: 70; height: auto; padding: 1 2; border: heavy yellow; }
+    Change > Vertical { background: $surface; }
+    Change Static { height: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "no")]
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Text(f"Change a setting of {self._name}: NAME=VALUE"))
+            yield Input(placeholder="limit_messages=1000, ack_timeout_s=600, on_overflow=reject")
+            yield Static(Text("[enter] change it   [esc] no; the value none takes a limit away"))
+
+    def on_input_submitted(self, message: Input.Submitted) -> None:
+        message.stop()
+        self.dismiss(message.value)
+
+    def action_cancel(self) -> None:
+        self.dismiss("")

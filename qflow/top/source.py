@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,8 +25,10 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0
 """How long an owner may take to let in."""
-JUDGED_S = 10.0
+JUDGED_S = 2.0
 """How often findings are looked for."""
+INSIDE_S = 10.0
+"""How often log and disk are looked at for that."""
 WHOLE_SHARE = 200
 """What is told of the broker as a whole is read again after so many times as long as that took."""
 DISK_FILES = ("stats.json", "log/data.mdb", "log/journal")
@@ -58,6 +59,8 @@ class Source:
         """What streams and transactions have in memory."""
         self._findings: tuple[Finding, ...] = ()
         self._judged: tuple[Mode, int | None, float] | None = None
+        self._inside = doctor.Look(path=self.path)
+        self._inside_due_s = 0.0
 
     def look(self) -> Look:
         """Return what there is to see now; errors become looks that say what is wrong."""
@@ -81,8 +84,10 @@ class Source:
         """Return the look with what is wrong, as of a moment ago."""
         now_s, before = self._clock(), self._judged
         if before is None or before[:2] != (look.mode, look.pid) or now_s - before[2] >= JUDGED_S:
-            self._findings, self._judged = tuple(judged(self.path, look)), (look.mode, look.pid, now_s)
-        return attrs.evolve(look, findings=self._findings)
+            if before is None or before[:2] != (look.mode, look.pid) or now_s >= self._inside_due_s:
+                self._inside, self._inside_due_s = _inside(self.path), now_s + INSIDE_S
+            self._findings, self._judged = tuple(judged(self._inside, look)), (look.mode, look.pid, now_s)
+        return attrs.evolve(look, findings=self._findings, inside=self._inside)
 
     def leave(self) -> None:
         """End the connection, if there is one."""
@@ -161,26 +166,23 @@ def _total(queues: dict[str, dict[str, Any]], name: str) -> int:
     return sum(facts[name] for facts in queues.values())
 
 
-def judged(path: str, look: Look) -> list[Finding]:
+def _inside(path: str) -> doctor.Look:
+    """Return what log and disk tell; nothing where they cannot be read."""
+    try:
+        return doctor.look_inside(path)
+    except (QflowError, OSError):
+        return doctor.Look(path=path)
+
+
+def judged(inside: doctor.Look, look: Look) -> list[Finding]:
     """Return what is wrong with what a look has, worst first. Cost: 5 µs a queue."""
     if look.mode is Mode.FAILED:
         return []
     stats: dict[str, Any] | None = None
     if look.broker:
         stats = {**look.broker, "queues": look.queues, "streams": look.streams}
-    try:
-        disk = shutil.disk_usage(path)
-    except OSError:
-        return []
-    seen = doctor.Look(
-        path=path,
-        stats=stats,
-        told_s_ago=look.age_s,
-        is_told=look.mode is not Mode.TOLD,
-        owner_pid=look.pid,
-        disk_bytes=disk.total,
-        disk_free_bytes=disk.free,
-    )
+    is_told = look.mode is not Mode.TOLD
+    seen = attrs.evolve(inside, stats=stats, told_s_ago=look.age_s, is_told=is_told, owner_pid=look.pid)
     try:
         return doctor.judge(seen)
     except (AttributeError, KeyError, TypeError, ValueError):

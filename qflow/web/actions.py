@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.altering import dropped_by
 from qflow.config import QueueSettings
 from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.queues import redrive as redriving
@@ -35,6 +36,10 @@ class Changed(QflowError):
     def __init__(self, text: str, now: int) -> None:
         super().__init__(text)
         self.now = now
+
+
+class WouldDrop(QflowError):
+    """Messages would be dropped, and whoever asked has not said that they may be; nothing was done."""
 
 
 async def put(broker: AsyncBroker, rights: Rights, given: Arguments) -> dict[str, Any]:
@@ -122,16 +127,19 @@ async def resume(broker: AsyncBroker, rights: Rights, given: Arguments) -> dict[
 
 
 async def alter(broker: AsyncBroker, rights: Rights, given: Arguments) -> dict[str, Any]:
-    """Change settings of a queue: those that are named, an empty one to its default."""
+    """Change settings of a queue: those that are named, an empty one to its default; `dropping`: it may lose some."""
     name = given.text("queue")
     rights.check("configure", name)
-    before = queue_of(broker, rights, name).settings
+    queue = queue_of(broker, rights, name)
+    before, depth = queue.settings, await queue.stats()
     changes = {one: _setting(one, value) for one, value in given.fields.items() if one in CHANGES}
-    unknown = set(given.fields) - set(CHANGES) - {"queue", "csrf"}
+    unknown = set(given.fields) - set(CHANGES) - {"queue", "dropping"}
     if unknown:
         raise InvalidArgument(f"{min(unknown)!r} cannot be altered: those that can are {', '.join(CHANGES)}")
-    queue = await broker.alter_queue(name, **changes)
-    after = queue.settings
+    dropped = dropped_by(before, changes, depth.messages, depth.bytes)
+    if dropped is not None and not given.flag("dropping"):
+        raise WouldDrop(f"the next put into {name!r} would drop {dropped}: say that it may, by `dropping`")
+    after = (await broker.alter_queue(name, **changes)).settings
     changed = {one: value for one, value in after.to_dict().items() if value != before.to_dict()[one]}
     return {"queue": name, "changed": changed}
 

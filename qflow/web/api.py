@@ -26,16 +26,20 @@ from qflow.web.lookup import queue_of, stream_of, visible
 from qflow.web.rights import Rights
 from qflow.web.site import Site
 
+_OF_DISK = ("log_bytes", "log_used_bytes", "disk_bytes", "disk_free_bytes")
+"""Of the log's file, and of the file system it lies on; 0 as long as it is not known."""
+
 
 async def _overview(site: Site, rights: Rights, _given: Arguments) -> Any:
-    look = await site.look()
+    look, findings = await site.look(), await site.findings(rights)
     return {
         "path": site.broker.path,
         "pid": os.getpid(),
         "version": __version__,
         "at_s": look.at_s,
         "totals": look.totals,
-        "findings": await site.findings(rights),
+        "findings": findings,
+        "disk": {name: getattr(site.inside, name) for name in _OF_DISK},
     }
 
 
@@ -154,7 +158,8 @@ ENDPOINTS = (
         "DELETE", "/api/queue", "Delete a queue with its messages.", _does(actions.delete), (_QUEUE, *_GUARDS),
     ),
     Endpoint(
-        "GET", "/api/queue/messages", "The first messages; nothing is taken. Bodies are cut at 64 KiB.",
+        "GET", "/api/queue/messages",
+        "The first messages, of 64 MiB at most; nothing is taken. Bodies are cut at 64 KiB.",
         _queue_messages, (_QUEUE, _MOST),
     ),
     Endpoint(
@@ -178,7 +183,10 @@ ENDPOINTS = (
     Endpoint("POST", "/api/queue/resume", "Deliver again.", _does(actions.resume), (_QUEUE,)),
     Endpoint(
         "POST", "/api/queue/alter", "Change settings: those that are named.", _does(actions.alter),
-        (_QUEUE, *(Field(name, f"`{name}` of `alter_queue`.", "any") for name in actions.CHANGES)),
+        (
+            _QUEUE, *(Field(name, f"`{name}` of `alter_queue`.", "any") for name in actions.CHANGES),
+            Field("dropping", "Also if the next put drops messages then.", "boolean"),
+        ),
     ),
     Endpoint(
         "POST", "/api/publish", "Publish a message to a topic.", _does(actions.publish),

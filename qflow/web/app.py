@@ -33,7 +33,7 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.web import api, forms, metrics, pages
-from qflow.web.actions import Changed
+from qflow.web.actions import Changed, WouldDrop
 from qflow.web.guard import Guard
 from qflow.web.rights import Forbidden
 from qflow.web.site import Site
@@ -46,6 +46,7 @@ _STATUS: Sequence[tuple[type[QflowError], int]] = (
     (StreamDeleted, 404),
     (SettingsConflict, 409),
     (Changed, 409),
+    (WouldDrop, 409),
     (MessageTooLarge, 413),
     (QueueFull, 503),
     (DiskFull, 503),

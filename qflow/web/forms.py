@@ -26,6 +26,8 @@ from qflow.web.sessions import LONGEST_S
 from qflow.web.text import name as readable
 
 _MOST_FIELDS = 40
+_SHOWN = "shown:"
+"""Begins the name of a field that says what another one was when the form was shown."""
 
 
 @attrs.frozen
@@ -88,7 +90,7 @@ async def _do(request: Request) -> Response:
     given = await _fields(request)
     if session is None or not session.matches(given.optional_text("csrf") or ""):
         raise HTTPException(403, "this form is not one of your session: open the page again")
-    given = Arguments({name: value for name, value in given.fields.items() if name != "csrf"})
+    given = _changed(given)
     try:
         found = await form.action(request.app.state.site.broker, request.state.rights, given)
     except actions.Changed as error:
@@ -97,6 +99,21 @@ async def _do(request: Request) -> Response:
     values = {name: _in_words(value) for name, value in found.items()}
     session.note("done", f"{readable(of)}: {form.done.format(**values)}")
     return RedirectResponse(_back(form, given, is_gone=bool(form.leaves)), 303)
+
+
+def _changed(given: Arguments) -> Arguments:
+    """Return what is asked for: without what a form has to be told by, and what is as it was when it was shown.
+
+    So whoever has a form open takes nothing back that somebody else has set meanwhile.
+    """
+    shown = {name.removeprefix(_SHOWN): value for name, value in given.fields.items() if name.startswith(_SHOWN)}
+    return Arguments(
+        {
+            name: value
+            for name, value in given.fields.items()
+            if name != "csrf" and not name.startswith(_SHOWN) and (name not in shown or shown[name] != value)
+        }
+    )
 
 
 def _in_words(value: Any) -> Any:

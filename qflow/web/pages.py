@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import jinja2
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -17,7 +19,7 @@ from starlette.routing import Route
 from qflow import __version__
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
-from qflow.web import actions, listing, peeking, text
+from qflow.web import actions, listing, peeking, remedies, text
 from qflow.web.arguments import Arguments
 from qflow.web.lookup import queue_of, stream_of, visible
 from qflow.web.rights import Rights
@@ -37,6 +39,16 @@ def link(path: str, **query: object) -> str:
     return f"{path}?{urlencode({name: value for name, value in query.items() if value not in (None, '', False)})}"
 
 
+_COMMAND = re.compile(r"`((?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")
+"""As a sentence has them: between backticks, which names in quotes may have, too."""
+
+
+def _commands(sentence: str) -> Markup:
+    """Return a sentence with what is between backticks as commands."""
+    parts = enumerate(_COMMAND.split(text.visible(sentence)))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in parts)
+
+
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -51,8 +63,9 @@ _TEMPLATES.filters |= {
     "size": text.size,
     "span": text.span,
     "at": _at,
+    "commands": _commands,
 }
-_TEMPLATES.globals |= {"link": link, "version": __version__, "pid": os.getpid}
+_TEMPLATES.globals |= {"link": link, "remedies": remedies.links, "version": __version__, "pid": os.getpid}
 
 
 def shown(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
@@ -92,8 +105,8 @@ async def _overview(request: Request) -> Response:
     look = await site.look()
     busiest = listing.listed(look, rights, listing.Wanted(sort="messages", descending=True))[0][:10]
     return shown(
-        request, "overview.html", totals=look.totals, findings=await site.findings(rights), queues=busiest,
-        events=site.events(rights)[:20],
+        request, "overview.html", totals=look.totals, findings=await site.findings(rights), inside=site.inside,
+        queues=busiest, events=site.events(rights)[:20],
     )  # fmt: skip
 
 
@@ -129,10 +142,10 @@ async def _messages(request: Request) -> Response:
     form, most = _form(given), given.number("most") or 10
     queue, stream = given.optional_text("queue"), given.optional_text("stream")
     topic_filter = given.optional_text("filter") or "#"
-    name = queue or stream or given.text("queue")
+    name, waiting = queue or stream or given.text("queue"), 0
     rights.check("read", name)
     if queue is not None:
-        queue_of(site.broker, rights, name)
+        waiting = len(queue_of(site.broker, rights, name))
         found = await peeking.first_of_queue(site.broker, name, most, site.reading)
     else:
         stream_of(site.broker, rights, name)
@@ -140,7 +153,7 @@ async def _messages(request: Request) -> Response:
     messages = [(one, "" if one.body is None else text.body(one.body, form, one.size_bytes)) for one in found]
     return shown(
         request, "messages.html", messages=messages, form=form, forms=text.FORMS, most=most, queue=queue, stream=stream,
-        topic_filter=topic_filter,
+        topic_filter=topic_filter, waiting=waiting,
     )  # fmt: skip
 
 

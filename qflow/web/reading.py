@@ -1,6 +1,7 @@
-"""A process of its own that reads the first messages of a queue: the log is open in that of the broker.
+"""A process of its own that reads the log: it is open in that of the broker, and LMDB opens a file once in a process.
 
-`python -m qflow.web.reading SPOOL QUEUE MOST` writes a JSON object: `messages`, or `error` and its `kind`.
+`python -m qflow.web.reading SPOOL QUEUE MOST` writes a JSON object with the first `messages` of a queue, and without a
+queue one with the `health` of the log; or `error` and its `kind`.
 """
 
 from __future__ import annotations
@@ -12,57 +13,92 @@ import subprocess
 import sys
 from typing import Any
 
+import attrs
+
 from qflow.errors import NotFound, QflowError, StorageError
+from qflow.inspect import Health, LettersFacts, MessageFacts
 
 KEPT_BYTES = 64 * 1024
 """Of a body."""
+MOST_BYTES = 64 * 2**20
+"""Of bodies; what comes behind so much is not read."""
 PATIENCE_S = 30.0
 
 
 def first_messages(path: str, queue: str, most: int) -> list[dict[str, Any]]:
-    """Return messages as `main` writes them. Blocks.
+    """Return messages as `_messages` writes them. Blocks.
 
     Raises:
         NotFound: no such queue in the log. StorageError: it could not be read.
     Cost: 0.3 s of a processor, most of it the start of Python.
     """
-    command = [sys.executable, "-m", "qflow.web.reading", path, queue, str(most)]
+    found: list[dict[str, Any]] = _told(path, queue, str(most))["messages"]
+    return found
+
+
+def health(path: str) -> Health:
+    """Return how the log is. Blocks.
+
+    Raises:
+        StorageError: it could not be read.
+    Cost: as `first_messages`; it reads a row for each lane, and some hundred dead letters.
+    """
+    found = _told(path)["health"]
+    letters = [LettersFacts(**one | {"reasons": tuple(map(tuple, one["reasons"]))}) for one in found["letters"]]
+    return Health(**found | {"letters": letters, "readers": [(pid, ago) for pid, ago in found["readers"]]})
+
+
+def _told(*arguments: str) -> dict[str, Any]:
+    """Return what the process says of a spool."""
+    command = [sys.executable, "-m", "qflow.web.reading", *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         said = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
         )
-        found = json.loads(said.stdout)
+        found: dict[str, Any] = json.loads(said.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise StorageError(f"the messages of queue {queue!r} could not be read: {error}") from error
+        raise StorageError(f"the log of {arguments[0]} could not be read: {error}") from error
     if "error" in found:
         raise (NotFound if found["kind"] == "NotFound" else StorageError)(found["error"])
-    messages: list[dict[str, Any]] = found["messages"]
-    return messages
+    return found
 
 
-def main(path: str, queue: str, most: int) -> dict[str, Any]:
+def main(path: str, queue: str | None = None, most: str = "0") -> dict[str, Any]:
     """Return what is written."""
+    from qflow import inspect
+
+    try:
+        if queue is not None:
+            return {"messages": _messages(path, queue, int(most))}
+        return {"health": attrs.asdict(inspect.read_health(path))}
+    except QflowError as error:
+        return {"error": str(error), "kind": type(error).__name__}
+
+
+def _messages(path: str, queue: str, most: int) -> list[dict[str, Any]]:
     from qflow import inspect
     from qflow.web.text import plain
 
-    try:
-        found = inspect.read_waiting(path, queue, most)
-    except QflowError as error:
-        return {"error": str(error), "kind": type(error).__name__}
-    return {
-        "messages": [
-            {
-                "sequence": one.sequence,
-                "size_bytes": len(one.body),
-                "body": base64.b64encode(one.body[:KEPT_BYTES]).decode(),
-                "headers": {key: plain(value) for key, value in one.headers.items()},
-                "time_ms": one.time_ms,
-            }
-            for one in found
-        ]
-    }
+    found: list[MessageFacts] = []
+    positions: dict[int, int] | None = None
+    while len(found) < most and sum(one.size_bytes for one in found) < MOST_BYTES:
+        page = inspect.read_page(path, queue, positions, most=most - len(found), body_bytes=KEPT_BYTES)
+        found += page.messages
+        positions = page.positions
+        if not page.more:
+            break
+    return [
+        {
+            "sequence": one.sequence,
+            "size_bytes": one.size_bytes,
+            "body": base64.b64encode(one.body).decode(),
+            "headers": {key: plain(value) for key, value in one.headers.items()},
+            "time_ms": one.time_ms,
+        }
+        for one in found
+    ]
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2], int(sys.argv[3]))))
+    sys.stdout.write(json.dumps(main(*sys.argv[1:])))

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from qflow import doctor
 from qflow.aio.broker import AsyncBroker
 from qflow.events import Event
 from qflow.serving import presence
@@ -54,6 +55,7 @@ class Site:
     def close(self) -> None:
         """Let nobody in any more."""
         self.logins.close()
+        self._findings.close()
 
     # Who asks ----------------------------------------------------------------------------------------------------
 
@@ -99,6 +101,11 @@ class Site:
             for event in reversed(self._events)
             if not event.queue or rights.sees(event.queue)
         ]
+
+    @property
+    def inside(self) -> doctor.Look:
+        """What the log and the disk of the spool tell, as of the last findings."""
+        return self._findings.inside
 
     async def findings(self, rights: Rights) -> list[Mapping[str, Any]]:
         """Return what is wrong, worst first, as far as the user may know of it."""

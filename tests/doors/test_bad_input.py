@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,7 +166,7 @@ def test_a_queue_that_is_not_there(cli: CommandLine, command: str) -> None:
         cli.run("put", cli.spool, name, stdin=b"x\n")
     done = cli.run(command, cli.spool, "nope")
     assert done.returncode == 2
-    assert error_line(done).endswith("spool; there are: a, b")
+    assert error_line(done).endswith("spool; there are: 'a', 'b'")
 
 
 def test_a_missing_input_file(cli: CommandLine) -> None:
@@ -258,3 +261,61 @@ def test_a_reader_of_facts_that_leaves_is_no_traceback(cli: CommandLine) -> None
     cli.run("put", cli.spool, "q", stdin=b"x\n")
     done = cli.run("stats", cli.spool, shell='"$@" | true')
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("peek", "mial"),
+        ("show", "mial", "0"),
+        ("spilled", "mial"),
+        ("purge", "mial", "--yes"),
+        ("move", "mial", "orders", "--yes"),
+        ("move", "mail", "ordres", "--yes"),
+        ("redrive", "mail", "--to", "ordres"),
+        ("export", "plnat"),
+        ("subscribe", "plnat"),
+        ("streams", "reset", "plnat", "group", "--to", "0", "--yes"),
+        ("delete", "plnat", "--stream", "--yes"),
+        ("sessions", "list", "--stream", "plnat"),
+        ("pipeline", "report", "--stream", "plnat"),
+    ],
+)
+def test_the_nearest_name_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """To whoever misspells that of a queue or a stream; nothing else is said, and nothing done."""
+    spool = tmp_path / "spool"
+    with qflow.open(spool) as broker:
+        for name in ("mail", "orders"):
+            broker.declare_queue(name).put(b"x")
+        broker.declare_stream("plant", topics=["plant/#"])
+    where = 2 if words[0] in ("streams", "sessions", "pipeline") else 1
+    done = CliRunner().invoke(app, [*words[:where], str(spool), *words[where:]])
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.output
+    assert re.search("did you mean '(mail|orders|plant)'", done.stderr), done.stderr
+    with qflow.open(spool) as broker:
+        assert {name: len(broker.queue(name)) for name in broker.queues()} == {"mail": 1, "orders": 1}
+
+
+@pytest.mark.parametrize(
+    "words", [("peek", "x"), ("get", "x"), ("subscribe", "x"), ("move", "x", "y"), ("delete", "x")]
+)
+def test_an_error_does_nothing_to_a_terminal(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Names that it tells of are escaped, and it stays a line."""
+    spool = tmp_path / "spool"
+    with qflow.open(spool) as broker:
+        broker.declare_queue("\x1b[2J\x9bm\nq\u202e")
+        broker.declare_stream("\x1b[2J\ns", topics=["t"])
+    done = CliRunner().invoke(app, [words[0], str(spool), *words[1:]], color=True)  # as at a terminal
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr[:-1].isprintable()
+    assert r"there are: '\x1b[2J" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["ls", "--help"], ["--version"], ["completion", "bash"]])
+def test_a_pager_that_is_left_ends_it_with_141(words: list[str]) -> None:
+    """Also where nothing but a text is written, and without a word."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as stdout:
+        done = subprocess.run([sys.executable, "-m", "qflow", *words], stdout=stdout, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -240,3 +240,12 @@ def test_the_examples_of_every_help_are_commands_that_are_there() -> None:
             for word in rest[: rest.index("--")] if "--" in rest else rest:
                 if word.startswith("--"):
                     assert word.partition("=")[0] in {*options, "--help"}, line
+
+
+@pytest.mark.parametrize("change", ["name=x", "self=1", "colour=red"])
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_a_setting_that_there_is_none_of_is_refused(spool: Path, change: str, options: list[str]) -> None:
+    """Also where a parameter of the method has its name; those there are are named."""
+    done = CliRunner().invoke(app, ["alter", str(spool), "jobs", change, *options])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.exception
+    assert f"no setting {change.partition('=')[0]!r}; there are ack_timeout_s, " in done.stderr

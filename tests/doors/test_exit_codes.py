@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
 import qflow
+import refused
+import top_seen
 from layout import commands
 from qflow.cli.exits import Exit
 from qflow.cli.main import app
 
+SPOOL = {"spool", "a"}
+"""How the argument is called; the other spool of `diff` is `b`."""
 WITH_SPOOL = {
     words: command
     for words, command in commands().items()
-    if any(one.name == "spool" for one in command.params) and words != "qflow demo"
+    if any(one.name in SPOOL for one in command.params) and words != "qflow demo"
 }
 """All but the demo, which makes what it needs first."""
 STAY = {"qflow serve", "qflow top", "qflow work", "qflow pipe", "qflow metrics"}
@@ -28,26 +37,43 @@ GIVEN = {
     "destination": ["copy"],
     "source": ["copy"],
     "to": ["other"],
-    "other": ["other-spool"],
+    "pattern": ["one"],
+    "function": ["module:function"],
+    "b": ["second"],
 }
 """What stands for arguments that take no name; all others are called `q`."""
-NEEDED = {"qflow streams reset": ["--to", "0"], "qflow serve": ["--amqp"], "qflow publish": ["body"]}
+NEEDED = {"qflow streams reset": ["--to", "0"], "qflow serve": ["--amqp"], "qflow publish": ["t/a", "body"]}
+SPARK = {"qflow pipeline run", "qflow pipeline report"}
+"""They start a Spark; see tests/spark."""
+WELL = (Exit.FINE, Exit.FINE)
+ROWS = {
+    "qflow doctor": (Exit.FINE, Exit.DIFFERS),  # nobody consumes what was put just now
+    "qflow sessions delete": (Exit.USAGE, Exit.USAGE),  # no client of MQTT was here
+    "qflow snapshot load": (Exit.USAGE, Exit.USAGE),  # something is there already
+    "qflow import": (Exit.FINE, Exit.IN_USE),  # it needs the spool for itself
+}
+"""How commands end on a spool that nobody owns, and on one that another process owns; those that are not here: well."""
 
 
-def run(words: str, spool: Path) -> Result:
-    """Run a command on a spool, in this process, with whatever else it must be given."""
+def arguments_of(words: str, spool: Path) -> list[str]:
+    """Return a command on a spool, with whatever else it must be given."""
     arguments: list[str] = []
     for parameter in WITH_SPOOL[words].params:
         if not isinstance(parameter, click.Argument):
             continue
-        if parameter.name == "spool":
+        if parameter.name in SPOOL:
             arguments.append(str(spool))
         elif parameter.required:
             arguments += GIVEN.get(str(parameter.name), ["q"])
     given = [*words.split()[1:], *arguments, *NEEDED.get(words, [])]
     if any("--yes" in parameter.opts for parameter in WITH_SPOOL[words].params):
         given.append("--yes")
-    return CliRunner().invoke(app, given, input="")
+    return given
+
+
+def run(words: str, spool: Path) -> Result:
+    """Run a command on a spool, in this process."""
+    return CliRunner().invoke(app, arguments_of(words, spool), input="")
 
 
 def sentence(done: Result) -> str:
@@ -65,7 +91,7 @@ def test_what_is_no_spool_is_bad_usage(words: str, tmp_path: Path, monkeypatch: 
     file.write_text("precious")
     others.mkdir()
     (others / "thesis.txt").write_text("precious")
-    makes = any(one.name == "spool" and not getattr(one.type, "exists", True) for one in WITH_SPOOL[words].params)
+    makes = any(one.name in SPOOL and not getattr(one.type, "exists", True) for one in WITH_SPOOL[words].params)
     for place in (file, others, *([] if makes else [missing])):
         done = run(words, place)
         assert (done.exit_code, bool(sentence(done))) == (Exit.USAGE, True), (place, done.output)
@@ -93,3 +119,110 @@ def test_a_damaged_log_ends_with_1(words: str, damaged: Path, tmp_path: Path, mo
     said = sentence(done) + done.stdout
     assert done.exit_code in (Exit.DIFFERS, Exit.USAGE, Exit.URGENT), done.output
     assert said
+
+
+FILL = """
+if 'q' in broker.queues():
+    broker.delete_queue('q')
+queue = broker.declare_queue('q')
+queue.put_many([b'one', b'two'])
+broker.declare_queue('other')
+broker.declare_stream('q', topics=['t/#'])
+broker.subscribe('q', group='q').close()
+"""
+"""What all commands find that they look for."""
+NOT_STAYING = [words for words in WITH_SPOOL if words not in STAY | SPARK]
+
+
+def fill(broker: qflow.Broker) -> None:
+    exec(FILL, {"broker": broker})
+
+
+def put_there(words: str, dead: Path) -> None:
+    """Make what a command needs besides, in the directory of the test."""
+    if words == "qflow snapshot load":
+        Path("copy").mkdir()
+    if words == "qflow diff":
+        shutil.copytree(dead, "second")
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has room, whatever that of this machine has."""
+    usage = SimpleNamespace(total=2**40, free=2**39)
+    monkeypatch.setattr("qflow.doctor.looking.shutil.disk_usage", lambda path: usage)
+
+
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A spool that nobody owns."""
+    path = tmp_path_factory.mktemp("dead") / "spool"
+    with qflow.open(path) as broker:
+        fill(broker)
+    return path
+
+
+@pytest.mark.parametrize("words", NOT_STAYING)
+def test_a_spool_that_nobody_owns(words: str, dead: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command does on it what it is for; the next owner finds it sound."""
+    monkeypatch.chdir(tmp_path)
+    spool = tmp_path / "spool"
+    shutil.copytree(dead, spool)
+    put_there(words, dead)
+    done = run(words, spool)
+    assert done.exit_code == ROWS.get(words, WELL)[0], (done.output, sentence(done))
+    assert bool(sentence(done)) == (done.exit_code != Exit.FINE), done.stderr
+    with qflow.open(spool) as broker:
+        assert broker.check() == []
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A spool that another process owns."""
+    path = tmp_path_factory.mktemp("live") / "spool"
+    with top_seen.owned(path, ""):
+        yield path
+
+
+@pytest.mark.parametrize("words", NOT_STAYING)
+def test_a_spool_that_is_owned(
+    words: str, live: Path, dead: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside its owner all the same, but for what needs a spool for itself; and the owner goes on."""
+    monkeypatch.chdir(tmp_path)
+    put_there(words, dead)
+    with qflow.connect(live) as broker:
+        fill(broker)
+        done = run(words, live)
+        assert done.exit_code == ROWS.get(words, WELL)[1], (done.output, sentence(done))
+        assert bool(sentence(done)) == (done.exit_code not in (Exit.FINE, Exit.DIFFERS)), done.stderr
+        assert broker.check() == []
+
+
+@pytest.mark.parametrize("place", [".", "log/data.mdb"])
+def test_a_spool_that_one_may_not_read(place: str, dead: Path, tmp_path: Path) -> None:
+    """Every command says whose move it is; none takes it for no spool, or for a damaged one."""
+    spool = tmp_path / "spool"
+    shutil.copytree(dead, spool)
+    asked = [words for words in WITH_SPOOL if words not in SPARK | {"qflow snapshot load", "qflow work", "qflow top"}]
+    shutil.copytree(dead, tmp_path / "second")
+    (spool / place).chmod(0)
+    try:
+        done = subprocess.run(
+            [sys.executable, refused.__file__],
+            input=json.dumps([arguments_of(words, spool) for words in asked]),
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=True,
+        )
+    finally:
+        (spool / place).chmod(0o700)
+    wrong = {
+        words: answer
+        for words, answer in zip(asked, json.loads(done.stdout), strict=True)
+        if answer[0] != Exit.USAGE or "Permission denied; give this user" not in answer[1]
+    }
+    assert wrong == {}
+    with qflow.open(spool) as broker:
+        assert broker.check() == []

@@ -209,3 +209,20 @@ def test_stats_show_who_holds_and_who_waits_while_there_is_an_owner(cli: Command
     assert "mailer" not in cli.run("stats", cli.spool).stdout.decode()
     told = json.loads(cli.run("stats", cli.spool, "--json").stdout)
     assert (told["owner_pid"], told["live"], told["live_age_s"]) == (None, None, None)
+
+
+def test_a_large_body_is_cut_and_that_is_said(cli: CommandLine) -> None:
+    """A terminal is not filled for minutes: `--body` has all of it. No letter is cut in the middle."""
+    with qflow.open(cli.spool) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([("ä" * 2**20).encode() + b"end", b"\xff" * 2**20, b"short"], headers={"h": "x" * 10_000})
+    for sequence, begins in ((0, "äää".encode()), (1, rb"b'\xff\xff")):
+        shown = cli.run("show", cli.spool, "q", sequence).stdout
+        head, _, body = shown.partition(b"\n\n")
+        assert b"body      " in head
+        assert len(head) < 2000
+        assert body.startswith(begins)
+        assert body.endswith(b"\n... cut: --body writes all of it\n")
+        assert len(body) < 5 * 2**16
+    assert cli.run("show", cli.spool, "q", 0, "--body").stdout.endswith(b"end")
+    assert cli.run("show", cli.spool, "q", 2).stdout.endswith(b"\n\nshort\n")

@@ -72,6 +72,16 @@ def test_peek_is_in_the_order_of_delivery(spool: Path) -> None:
     assert len(found("peek", spool, "jobs", "-n", 2)) == 2
 
 
+def test_bodies_are_cut_where_the_log_is_read(spool: Path) -> None:
+    """So that large ones are in memory once, whoever asks for how many; conditions look at all of them."""
+    for page in (
+        read_page(spool, "jobs", keep=lambda one: one.body == b"urgent", body_bytes=3),
+        read_newest(spool, "jobs", 1, keep=lambda one: one.body == b"urgent", body_bytes=3),
+    ):
+        assert [(one.body, one.size_bytes) for one in page.messages] == [(b"urg", 6)]
+    assert read_page(spool, "jobs").messages[0].size_bytes == 6
+
+
 def test_a_condition_without_a_name_is_bad_usage(spool: Path) -> None:
     """The sentence says what one looks like."""
     done = run("peek", spool, "jobs", "--where", "=acme")

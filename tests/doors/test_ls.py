@@ -99,7 +99,7 @@ def test_beside_an_owner_its_figures_are_listed(spool: Path) -> None:
 
 def test_who_misspells_a_name_is_told_the_nearest(spool: Path) -> None:
     """And how to list the others, if there are many."""
-    assert choices("mail-slw", ["mail-slow", "jobs"]) == "did you mean 'mail-slow'? there are: jobs, mail-slow"
+    assert choices("mail-slw", ["mail-slow", "jobs"]) == "did you mean 'mail-slow'? there are: 'jobs', 'mail-slow'"
     assert choices("zzz", []) == "there are: none"
     assert choices("zzz", map(str, range(1000))) == "there are 1,000: `qflow ls` lists them"
     for command in (["peek"], ["purge", "--yes"], ["show"]):

@@ -16,6 +16,7 @@ import top_seen
 pytest.importorskip("textual", reason="needs the extra `top`")
 
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from qflow.top.app import Source, Top
 from qflow.top.look import Look, Mode, Order
@@ -162,8 +163,8 @@ def test_events_findings_and_keys_are_read_on_screens_of_their_own() -> None:
         await sees(pilot, r"consumer failed na\x1b[31mme ValueError: \x07")
         await pilot.press("escape", "question_mark")
         await sees(pilot, "purge: delete all messages of a queue")
-        await pilot.press("s", "slash", "e", "q")
-        assert (top.order, len(top.screen_stack)) == (Order(), 1)
+        await pilot.press("s", "slash", "e", "x", "a", "p", "q")
+        assert (top.order, top.said, len(top.screen_stack)) == (Order(), "", 1)
 
     played(script)
 
@@ -175,7 +176,7 @@ def test_nothing_is_changed_where_that_cannot_be() -> None:
         await pilot.press("down", "x")
         await sees(pilot, "choose a queue for that")
         top.take(Look(mode=Mode.DEAD, time_s=1.0, note="nobody owns it", queues=top.board.look.queues))
-        await pilot.press("x", "R", "p")
+        await pilot.press("x", "R", "p", "a")
         await sees(pilot, "read-only: nobody owns it")
         assert len(top.screen_stack) == 1
 
@@ -208,6 +209,29 @@ def test_a_purge_is_asked_about_and_done_on_yes_alone(spool: Path) -> None:
                 broker.delete_queue("payments")
                 await pilot.press("x", "y")
                 await sees(pilot, "there is no queue")
+
+        asyncio.run(run())
+        source.leave()
+
+
+def test_a_setting_is_altered_where_it_is_shown(spool: Path) -> None:
+    """What is entered is done on enter alone, and the settings are read again."""
+    with qflow.open(spool) as broker:
+        payments = broker.declare_queue("payments", ttl_s=7)
+        source = Source(spool)
+        top = Top(source, watches=False)
+
+        async def run() -> None:
+            async with top.run_test(size=(100, 30)) as pilot:
+                top.take(source.look())
+                await pilot.press("enter")
+                await sees(pilot, "ttl_s 7")
+                await pilot.press("a", *"ttl_s=8", "escape", "a", "enter")
+                assert (payments.settings.ttl_s, len(top.screen_stack)) == (7, 2)
+                await pilot.press("a", *"ttl_s=9", "enter")
+                await sees(pilot, "payments: ttl_s is 9.0 now, and was 7.0", "· ttl_s 9.0")
+                await pilot.press("escape", "slash", *"a/a")
+                assert top.query_one(Input).value == "a/a"
 
         asyncio.run(run())
         source.leave()

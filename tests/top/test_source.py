@@ -191,6 +191,30 @@ def test_messages_are_purged_and_dead_letters_go_back(spool: Path) -> None:
         source.leave()
 
 
+def test_a_setting_is_altered_and_the_reason_told_if_not(spool: Path) -> None:
+    """What would drop messages is for `qflow alter`, which asks."""
+    with qflow.open(spool) as broker:
+        jobs = broker.declare_queue("jobs", limit_messages=9)
+        ring = broker.declare_queue("ring", on_overflow=qflow.Overflow.DROP_OLDEST)
+        ring.put_many([b"a", b"b", b"c"])
+        source = Source(spool)
+        source.look()
+        assert acting.alter(source, "jobs", " limit_messages=20") == "jobs: limit_messages is 20 now, and was 9"
+        assert acting.alter(source, "jobs", "limit_messages=none") == "jobs: limit_messages is None now, and was 20"
+        assert jobs.settings.limit_messages is None
+        for change, why in (
+            ("limit_messages", "no NAME=VALUE"),
+            ("limit_mesages=1", "no setting 'limit_mesages'"),
+            ("limit_messages=many", "limit_messages must be"),
+        ):
+            with pytest.raises(qflow.InvalidArgument, match=why):
+                acting.alter(source, "jobs", change)
+        with pytest.raises(qflow.InvalidArgument, match="would drop its oldest 1 messages.*`qflow alter`"):
+            acting.alter(source, "ring", "limit_messages=2")
+        assert acting.alter(source, "ring", "limit_messages=3").endswith("is 3 now, and was None")
+        source.leave()
+
+
 def test_a_queue_is_paused_and_goes_on(spool: Path) -> None:
     """It says what that means."""
     with qflow.open(spool) as broker:
@@ -221,3 +245,28 @@ def test_findings_come_with_the_look(spool: Path, monkeypatch: pytest.MonkeyPatc
         now_s[0] = JUDGED_S
         assert "paused" in [one.kind for one in source.look().findings]
     assert source.look().findings == ()
+
+
+def test_findings_know_what_only_the_log_tells(spool: Path) -> None:
+    """Why letters are dead, as of some seconds ago; how many there are, as of now; how long the log is."""
+    script = (
+        "jobs = broker.declare_queue('jobs', dead_letter='dead')\n"
+        "for reason in ('mail bounced', 'mail bounced', 'no address'):\n"
+        "    jobs.put(b'a')\n"
+        "    jobs.get().nack(requeue=False, reason=reason)\n"
+        "while broker.stats().queues['jobs'].messages: pass\n"
+        "broker.queue('dead').put(b'later')"
+    )
+    now_s = [0.0]
+    with top_seen.owned(spool, script):
+        source = Source(spool, clock=lambda: now_s[0])
+        look = source.look()
+        assert 0 < look.inside.log_used_bytes <= look.inside.log_bytes
+        (found,) = [one for one in look.findings if one.kind == "dead-letters"]
+        assert found.sentence == "4 dead letters in queue 'dead'; the commonest reason, of 2: 'mail bounced'"
+        assert acting.purge(source, "dead") == "messages deleted from dead: 4"
+        board = Board()
+        waited_for(source, board, lambda: board.look.queues["dead"]["messages"] == 0)
+        now_s[0] = JUDGED_S
+        assert "dead-letters" not in [one.kind for one in source.look().findings]
+        source.leave()

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
-import select
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 
@@ -22,78 +15,35 @@ import qflow
 import top_seen
 from qflow.cli.main import app
 from qflow.cli.top import top
+from top_terminal import needs_tmux, opened
 
-DEADLINE_S = 120
 pytest.importorskip("textual", reason="needs the extra `top`")
 
 
-class Terminal:
-    """A terminal of tmux, of its own server, in which a command runs; then the shell tells how it ended."""
-
-    def __init__(self, directory: str, spool: Path, width: int) -> None:
-        self._socket = f"{directory}/tmux"
-        self._pid = Path(directory, "pid")
-        command = f"echo $$ >{self._pid}; exec {sys.executable} -m qflow top {spool}"
-        script = f"sh -c '{command}'; code=$?; stty -a; echo code $code; exec cat"
-        stale = {"COLUMNS": "80", "LINES": "24"}  # as a shell has exported them
-        environment = {**os.environ, "LC_ALL": "C.UTF-8", **stale}
-        size = ("-x", str(width), "-y", "30")
-        arguments = ("tmux", "-u", "-S", self._socket, "-f", "/dev/null", "new-session", "-d", *size, script)
-        subprocess.run(arguments, check=True, env=environment)
-
-    def tmux(self, *arguments: str) -> str:
-        done = subprocess.run(["tmux", "-S", self._socket, *arguments], capture_output=True, text=True, check=True)
-        return done.stdout
-
-    def sees(self, *parts: str) -> str:
-        """Wait until all of these are on the screen, and return it."""
-        ends = time.monotonic() + DEADLINE_S
-        while True:
-            screen = self.tmux("capture-pane", "-p")
-            if all(part in screen for part in parts):
-                return screen
-            assert time.monotonic() < ends, screen
-            select.select((), (), (), 0.05)
-
-    def press(self, *keys: str) -> None:
-        self.tmux("send-keys", *keys)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to the command."""
-        os.kill(int(self._pid.read_text()), number)
-
-
-@pytest.fixture
-def directory() -> Iterator[str]:
-    """A directory with a short name: the address of a socket has few letters."""
-    with tempfile.TemporaryDirectory(prefix="qflow-top-") as name:
-        yield name
-        subprocess.run(["tmux", "-S", f"{name}/tmux", "kill-server"], capture_output=True, check=False)
-
-
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
-def test_a_spool_is_watched_in_a_terminal(spool: Path, directory: str) -> None:
+@needs_tmux
+def test_a_spool_is_watched_in_a_terminal(spool: Path) -> None:
     """It is opened, purged and followed to its next owner, in a terminal that becomes narrow; a signal leaves it sane."""
     script = "broker.declare_queue('pay\\x1bments').put_many([b'first\\x07', b'second'])"
-    with top_seen.owned(spool, script) as process:
-        terminal = Terminal(directory, spool, 120)
-        terminal.sees(f"live · pid {process.pid}", r"pay\x1bments", "2 messages", "quit")
-        terminal.press("Enter")
-        terminal.sees("limits and settings", r"first\x07", "second")
-        terminal.press("x")
-        terminal.sees("Delete 2 messages of", "[y] yes")
-        terminal.press("y")
-        terminal.sees("messages deleted from", ": 2")
-        terminal.press("Escape")
-        terminal.sees("1 queue: 0 messages")
-    terminal.sees("not owned", "nobody owns it: read-only")
-    terminal.tmux("resize-window", "-x", "40", "-y", "12")
-    with top_seen.owned(spool, "broker.queue('pay\\x1bments').put(b'third')") as process:
-        screen = terminal.sees(f"live · pid {process.pid}", "1 queue: 1 message")
-        assert max(map(len, screen.splitlines())) <= 40
-        terminal.send(signal.SIGTERM)
-        ended = terminal.sees("code 143", "isig icanon", " echo ")
-        assert "live" not in ended
+    with ExitStack() as stack:
+        with top_seen.owned(spool, script) as process:
+            terminal = stack.enter_context(opened(spool, 120))
+            terminal.sees(f"live · pid {process.pid}", r"pay\x1bments", "2 messages", "quit")
+            terminal.press("Enter")
+            terminal.sees("limits and settings", r"first\x07", "second")
+            terminal.press("x")
+            terminal.sees("Delete 2 messages of", "[y] yes")
+            terminal.press("y")
+            terminal.sees("messages deleted from", ": 2")
+            terminal.press("Escape")
+            terminal.sees("1 queue: 0 messages")
+        terminal.sees("not owned", "nobody owns it: read-only")
+        terminal.tmux("resize-window", "-x", "40", "-y", "12")
+        with top_seen.owned(spool, "broker.queue('pay\\x1bments').put(b'third')") as process:
+            screen = terminal.sees(f"live · pid {process.pid}", "1 queue: 1 message")
+            assert max(map(len, screen.splitlines())) <= 40
+            terminal.send(signal.SIGTERM)
+            ended = terminal.sees("code 143", "isig icanon", " echo ")
+            assert "live" not in ended
 
 
 def test_without_a_terminal_it_is_refused_with_a_sentence(spool: Path) -> None:

@@ -98,7 +98,16 @@ def test_a_queue_that_grows_is_told(empty: dict[str, Any], changes: dict[str, An
     """By its rates, or by what its owner has counted if that has no rates; a queue of dead letters has no consumers."""
     stats = told(empty, **{"lag_messages": 500, "messages": 500, "consumers_total": 0, **changes})
     assert [finding.kind for finding in judge(Look(path="s", stats=stats))] == ([kind] if kind else [])
-    assert judge(Look(path="s", stats=stats, letters={"q": Letters(messages=0)})) == []
+    of_letters = only(Look(path="s", stats=stats, letters={"q": Letters(messages=0)}))
+    assert of_letters.sentence == "500 dead letters in queue 'q'", "as many as its owner says that there are"
+
+
+def test_who_falls_behind_may_be_nobody_who_is_there_now(empty: dict[str, Any]) -> None:
+    """Gets that come and go are no consumers."""
+    rates = {**RATES, "put_60s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}
+    for takers, who in ((2, "2 consumers of"), (0, "those who take from")):
+        stats = told(empty, rates=rates, consumers_total=takers, lag_messages=500, messages=500)
+        assert only(Look(path="s", stats=stats)).sentence.startswith(f"{who} queue 'q' fall behind: 9.0 messages ")
 
 
 def test_dead_letters_have_a_reason() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,42 +15,21 @@ import qflow.web
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
-playwright = pytest.importorskip("playwright.async_api")
 web_served = pytest.importorskip("web_served")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-PATIENCE_MS = 60_000
+web_chromium = pytest.importorskip("web_chromium")
+pytestmark = web_chromium.needs_chromium
 
 
 @asynccontextmanager
 async def browsing(spool: Path) -> AsyncIterator[tuple[qflow.aio.AsyncBroker, Any, str]]:
-    """Yield a broker with a page, and a tab that has logged in by the keyboard; nothing may go wrong in it."""
-    wrong: list[str] = []
+    """Yield a broker with a page, and a tab that shows it."""
     async with (
         qflow.aio.open(spool) as broker,
         await qflow.web.serve(broker, port=0, users=web_served.users()) as server,
-        playwright.async_playwright() as driver,
     ):
         home = f"http://127.0.0.1:{server.port}"
-        options = {"executable_path": CHROMIUM, "args": ["--no-sandbox", "--disable-dev-shm-usage"]}
-        chromium = await driver.chromium.launch(**options)
-        try:
-            tab = await chromium.new_page()
-            tab.set_default_timeout(PATIENCE_MS)
-            tab.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-            tab.on("pageerror", lambda error: wrong.append(str(error)))
-            tab.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(home) else None)
-            await tab.goto(f"{home}/queues")
-            await tab.keyboard.type("anna")
-            await tab.keyboard.press("Tab")
-            await tab.keyboard.type(web_served.PASSWORD)
-            await tab.keyboard.press("Enter")
-            await tab.wait_for_url(f"{home}/queues")
+        async with web_chromium.logged_in(home, "/queues") as tab:
             yield broker, tab, home
-        finally:
-            await chromium.close()
-    assert wrong == []
 
 
 def test_charts_and_figures_move_while_the_page_is_open(spool: Path) -> None:

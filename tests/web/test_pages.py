@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
 pytest.importorskip("httpx")
 
+import httpx
+
+from qflow.web import reading
 from web_served import run, served, token, users
 
 HOSTILE = "pay/<script>alert(1)</script>\x1b[31m\u202e&\"'"
@@ -137,6 +141,77 @@ def test_a_purge_says_how_many_it_saw_and_asks_again_if_there_are_more(spool: Pa
     run(test)
 
 
+def test_only_what_was_changed_in_a_form_is_altered(spool: Path) -> None:
+    """Two browsers at once: the second one, which was opened before, does not take back what the first has set."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            one, other = await site.browser(), await site.browser()
+            jobs = await site.broker.declare_queue("jobs", limit_messages=7)
+
+            async def opened(browser: httpx.AsyncClient) -> dict[str, str]:
+                page = (await browser.get("/queue", params={"queue": "jobs"})).text
+                form = page[page.index('action="/do/alter"') :].partition("</form>")[0]
+                fields = dict(re.findall(r'<input[^>]* name="([^"]+)" value="([^"]*)"', form))
+                return fields | {"on_overflow": re.findall(r'<option value="([^"]+)" selected', form)[0]}
+
+            first, second = await opened(one), await opened(other)
+            assert first["limit_messages"] == "7"
+            await one.post("/do/alter", data=first | {"limit_messages": "9"})
+            await other.post("/do/alter", data=second | {"ttl_s": "60"})
+            assert (jobs.settings.limit_messages, jobs.settings.ttl_s) == (9, 60.0)
+            third = await opened(other)
+            await other.post("/do/alter", data=third | {"limit_messages": ""})
+            assert (jobs.settings.limit_messages, jobs.settings.ttl_s) == (None, 60.0)
+
+    run(test)
+
+
+def test_a_change_that_drops_messages_is_asked_about(spool: Path) -> None:
+    """Nothing is done until that is ticked."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            browser, api = await site.browser(), site.api()
+            ring = await site.broker.declare_queue("ring", on_overflow="drop_oldest")
+            await ring.put_many([b"x"] * 5)
+            form = {"csrf": await token(browser), "queue": "ring", "limit_messages": "3"}
+            answer = await browser.post("/do/alter", data=form)
+            assert answer.status_code == 409
+            assert "would drop its oldest 2 messages, down to 3" in answer.text
+            assert (await api.post("/api/queue/alter", json={"queue": "ring", "limit_messages": 3})).status_code == 409
+            assert ring.settings.limit_messages is None
+            answer = await browser.post("/do/alter", data=form | {"dropping": "on"})
+            assert (answer.status_code, ring.settings.limit_messages) == (303, 3)
+            answer = await api.post("/api/queue/alter", json={"queue": "ring", "limit_messages": 2, "dropping": True})
+            assert (answer.status_code, ring.settings.limit_messages) == (200, 2)
+
+    run(test)
+
+
+def test_a_finding_leads_to_its_remedy(spool: Path) -> None:
+    """With what only the log tells, which comes a moment later; whoever may do nothing is led to look."""
+
+    async def test() -> None:
+        for who in (users(), None):
+            async with served(spool, who) as site:
+                browser = site.client() if who is None else await site.browser()
+                orders = await site.broker.declare_queue("orders", dead_letter="<dead>`&")
+                await orders.put(b"x")
+                await (await orders.get()).nack(requeue=False, reason="card `declined` <b>")
+                page = ""
+                while "the commonest reason" not in page or "Log on disk</span><b>-" in page:
+                    page = (await browser.get("/")).text
+                assert "card `declined` &lt;b&gt;" in page
+                assert " live of " in page
+                assert re.search(r"<code>qflow redrive \S+ &#39;&lt;dead&gt;`&amp;&#39;</code>, or", page)
+                assert '<a href="/messages?queue=%3Cdead%3E%60%26">Look at messages</a>' in page
+                for link in ("/confirm/purge?queue=%3Cdead%3E%60%26", "/queue?queue=%3Cdead%3E%60%26#move"):
+                    assert (f'<a href="{link}"' in page) == (who is not None)
+
+    run(test)
+
+
 def test_what_is_gone_is_said(spool: Path) -> None:
     """An action on a queue that somebody else has deleted is an error that is shown, with the nearest names."""
 
@@ -196,5 +271,24 @@ def test_a_thousand_queues_are_sorted_filtered_and_shown_a_hundred_at_once(spool
             assert (await browser.get("/queues", params={"text": "Q09"})).text.count("/queue?queue=") == 100
             assert "q0999" in (await browser.get("/queues", params={"page": "10"})).text
             assert (await browser.get("/queues", params={"sort": "colour"})).status_code == 400
+
+    run(test)
+
+
+def test_large_messages_are_read_as_far_as_they_fit(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are asked for; what is shown says of how many that is."""
+    monkeypatch.setattr("qflow.inspect.pages.PAGE_BYTES", 500_000)  # in this process, which reads in place of the other
+    monkeypatch.setattr("qflow.web.reading.MOST_BYTES", 2_500_000)
+    monkeypatch.setattr("qflow.web.reading._told", lambda path, *words: reading.main(copy, *words))
+    copy = str(spool.with_name("copy"))
+
+    async def test() -> None:
+        async with served(spool) as site:
+            queue = await site.broker.declare_queue("jobs")
+            await queue.put_many([b"%d" % number + bytes(1_000_000) for number in range(5)])
+            await site.broker.snapshot(copy)
+            page = html.unescape((await site.client().get("/messages", params={"queue": "jobs", "most": "100"})).text)
+            assert "The first 3 of 5 messages" in page
+            assert page.count("1,000,001 bytes") == 3
 
     run(test)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from qflow.config import parse_timeout, spool_path
 from qflow.door import NAME, address
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument, NotFound, QflowError, StorageError
+from qflow.errors import InvalidArgument, NotFound, PermissionDenied, QflowError, StorageError
 from qflow.memory.waiting import shelter_made
 from qflow.remote.client import requests
 from qflow.remote.client.broker import RemoteBroker, broker_of
@@ -127,7 +127,7 @@ def explain(error: OSError, path: str) -> QflowError:
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
         return NotFound(f"nobody owns the spool {path} now, or its owner lets nobody in: open it, with door=True")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return StorageError(f"{os.path.join(path, NAME)} is another user's: only the owner's user is let in")
+        return PermissionDenied(f"{os.path.join(path, NAME)} is another user's: only the owner's user is let in")
     return StorageError(f"cannot connect to the owner of {path}: {error.strerror or error}")
 
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 
-from qflow.errors import StorageError
+from qflow.errors import PermissionDenied, StorageError
 from qflow.storage.files import Files, storage_error
 from qflow.storage.spill.store import FILE, SPILL, WIPING, set_aside
 
@@ -56,9 +56,11 @@ def _check_own_directory(files: Files, path: str) -> None:
         kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a directory"
         raise StorageError(f"{path} is {kind}: move it away, and qflow makes a directory there")
     if status.st_uid != os.geteuid():
-        raise StorageError(f"{path} belongs to user {status.st_uid}: run as that user, or give the spool to this one")
+        raise PermissionDenied(
+            f"{path} belongs to user {status.st_uid}: run as that user, or give the spool to this one"
+        )
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        raise StorageError(f"{path} cannot be read and written by its owner: chmod u+rwx it")
+        raise PermissionDenied(f"{path} cannot be read and written by its owner: chmod u+rwx it")
 
 
 class Wiper:

@@ -50,15 +50,19 @@
     return [times, ...series.map(([field]) => points.map((one) => one[field] === undefined ? null : MIB.has(field) ? one[field] / 1048576 : one[field]))];
   }
 
+  function clock(seconds) {
+    return new Date(seconds * 1000).toISOString().slice(11, 19);
+  }
+
   function draw() {
     for (const chart of charts) chart.plot.destroy();
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     charts = places.map((place) => {
       const series = CHARTS[place.dataset.chart];
       const options = {
-        width: place.clientWidth, height: 190, axes: [{ ...axis }, { ...axis, size: 62 }],
+        width: place.clientWidth, height: 190, axes: [{ ...axis, space: 70, values: (_u, times) => times.map(clock) }, { ...axis, size: 62 }],
         scales: { y: { range: (_u, _low, high) => [0, Math.max(1, (high || 0) * 1.1)] } },
-        series: [{}, ...series.map(([, label, name]) => ({ label, stroke: colour(name), width: 2, points: { show: false } }))],
+        series: [{ label: "UTC", value: (_u, time) => time == null ? "--" : clock(time) }, ...series.map(([, label, name]) => ({ label, stroke: colour(name), width: 2, points: { show: false } }))],
       };
       return { place, series, plot: new uPlot(options, table(series), place) };
     });
