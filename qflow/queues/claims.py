@@ -249,11 +249,9 @@ class Claims:
         if joined is None or not (wait or (log.crowded and not is_inside())):
             return
         log.wait(joined)  # those that nobody waits for take memory, too
-        if wait and joined.error is not None:
-            raise again(joined.error)
-        for lane in self._lanes.logged.values() if wait else ():
-            if lane.broken is not None:
-                raise again(lane.broken)
+        errors = [joined.error, *[lane.broken for lane in self._lanes.logged.values()]] if wait else []
+        if (error := next(filter(None, errors), None)) is not None:
+            raise again(error)
 
     def join_settles(self) -> Request | None:
         """Return what to wait for until every settle so far is synced; None where nothing is logged."""
