@@ -3,7 +3,7 @@
     in memory              it is taken out, also of what is being spilled: that is written for nothing
     in the spill store     it is brought into memory first, alone or with a few neighbours
     delayed, scattered     it is sought first, for a schedule is in the order of due times
-    in the log alone       it is read, and its run is claimed until the commit holds: nobody brings it back meanwhile
+    in the log alone       it is read, and its run claimed until the commit holds: nobody brings it back meanwhile
     being brought in       that is waited for
 
 By steps, which threads and tasks take alike; what was handed over to the log is waited for by who takes them.
@@ -47,23 +47,41 @@ def delete(queue: Parts, sequence: int) -> bool:
     return deleting.outcome()
 
 
-class InLog:
-    """A message that memory does not have, on its way out. Its run, claimed by this, has it until the commit holds."""
+class Leavers:
+    """The claim of deletes that are under way in one run of the log: nobody brings it back before the last is done."""
 
-    __slots__ = ("_lane", "_leaving", "_queue", "_run", "_sequence", "_size")
+    __slots__ = ("run", "sequences")
 
-    def __init__(self, queue: Parts, run: Run, sequence: int) -> None:
-        self._queue = queue
-        self._run = run
-        self._sequence = sequence
-        self._lane = queue.lanes.logged[lane_of(sequence)]
-        self._size = 0
-        self._leaving: Leaving | None = None
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.sequences: set[int] = set()
+        """What is being deleted."""
 
     @property
     def stands(self) -> bool:
         """The run is still what it was, and not purged."""
-        return self._run.claim is self
+        return self.run.claim is self
+
+
+class InLog:
+    """A message that memory does not have, on its way out. Its run has it until the commit holds."""
+
+    __slots__ = ("_lane", "_leavers", "_leaving", "_queue", "_sequence", "_size")
+
+    def __init__(self, queue: Parts, run: Run, sequence: int) -> None:
+        self._queue = queue
+        self._sequence = sequence
+        self._lane = queue.lanes.logged[lane_of(sequence)]
+        self._size = 0
+        self._leaving: Leaving | None = None
+        self._leavers = leavers = run.claim if isinstance(run.claim, Leavers) else Leavers(run)
+        leavers.sequences.add(sequence)
+        run.claim = leavers
+
+    @property
+    def stands(self) -> bool:
+        """It may still be there."""
+        return self._leavers.stands
 
     def read(self) -> bool:
         """Find out how large the message is; False if it is settled, or never was. Reads; needs no lock.
@@ -95,14 +113,13 @@ class InLog:
 
     def committed(self, unit: Unit) -> None:
         """Called by the writer."""
-        lanes, run, leaving = self._queue.lanes, self._run, self._leaving
+        leaving, run = self._leaving, self._leavers.run
         with self._queue.context.lock:
             if leaving is not None:
                 leaving.committed(unit)
             if leaving is not None and leaving.has_left:
-                first = min(max(run.first, self._lane.row.floor), run.end)
-                lanes.list_of(self._sequence).drop_front(run, first, 1, self._size + OVERHEAD_BYTES)
-                lanes.renew_front()
+                run.count -= 1
+                run.discharge(self._size + OVERHEAD_BYTES)
                 self._queue.exits.count_off(1, self._size, Fate.DELETED)
             self.let_go()
 
@@ -114,11 +131,16 @@ class InLog:
             self.let_go()
 
     def let_go(self) -> None:
-        """Claim the run no more. Under the lock; twice is fine."""
-        if self.stands:
-            self._run.claim = None
-            self._queue.admission.rebalance()
-        self._queue.restorer.wake_waiting()
+        """Claim the run no more; twice is fine. What is settled at its front is no part of it then. Under the lock."""
+        queue, leavers = self._queue, self._leavers
+        leavers.sequences.discard(self._sequence)
+        if not leavers.sequences and leavers.stands:
+            run = leavers.run
+            first = min(max(run.first, self._lane.row.floor), run.end)
+            queue.lanes.list_of(self._sequence).drop_front(run, first, 0, 0)
+            queue.lanes.renew_front()
+            queue.admission.rebalance()
+        queue.restorer.wake_waiting()
 
 
 class Deleting:
@@ -170,7 +192,7 @@ class Deleting:
                 wait_s = self._pick(runs, run)
             elif not may_work:
                 wait_s = WORK
-            elif run.claim is not None:
+            elif run.claim is not None and not self._joins(run.claim):
                 wait_s = FOREVER
             elif run.place is Place.LOGGED:
                 wait_s = self._leave_log(run)
@@ -193,6 +215,10 @@ class Deleting:
         self._is_over = True
         for seeking in self._seekings.values():
             seeking.end()
+
+    def _joins(self, claim: object) -> bool:
+        """Tell whether a claim is one of deletes that this one may share: not where a get waits for them to end."""
+        return isinstance(claim, Leavers) and self._sequence not in claim.sequences and not self._queue.gate.starved
 
     def _pick(self, runs: RunList, run: Run) -> float | None:
         """Take the message out of a run in memory."""
@@ -227,7 +253,7 @@ class Deleting:
     def _leave_log(self, run: Run) -> float | None:
         """Have the message leave that only the log has. Lets go of the lock."""
         queue = self._queue
-        run.claim = in_log = InLog(queue, run, self._sequence)
+        in_log = InLog(queue, run, self._sequence)
         try:
             with Unlocked(queue.context):
                 is_there = in_log.read()

@@ -165,6 +165,48 @@ def test_where_the_log_does_not_take_it_the_message_stays(spool: Path, faults: F
         assert broker.check() == []
 
 
+def test_deletes_of_the_log_share_a_commit_and_a_message_leaves_once(spool: Path, faults: Faults) -> None:
+    """While one is committed others are handed over; the second of one message waits, and finds nothing."""
+    with open_faulty(spool, faults) as broker:
+        broker.declare_queue("q").put_many(BODIES)
+    with faulty_broker(spool, faults) as broker:
+        queue = broker.queue("q")
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            begun.set()
+            assert goes_on.wait(PATIENCE_S)
+
+        outcomes: dict[str, bool] = {}
+
+        def delete(name: str, sequence: int) -> threading.Thread:
+            def work() -> None:
+                outcomes[name] = queue.delete(sequence)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            return thread
+
+        faults.before["commit"] = pause
+        threads = [delete("first", 3)]
+        assert begun.wait(PATIENCE_S)
+        threads.append(delete("again", 3))
+        until(lambda: len(parts_of(queue).restorer.waiting) == 1)
+        threads += [delete(f"other {sequence}", sequence) for sequence in (5, 7, len(BODIES) - 1)]
+        until(lambda: len(parts_of(queue).held.leaving) == 4)
+        commits = broker.stats().commits_total
+        goes_on.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert broker.stats().commits_total - commits <= 3
+        assert [name for name, deleted in outcomes.items() if not deleted] == ["again"]
+        assert len(outcomes) == 5
+        assert (queue.stats().deleted_total, len(queue)) == (4, len(BODIES) - 4)
+        assert inside.left_behind(queue) == {}
+        assert len(drained(queue)) == len(BODIES) - 4
+        assert broker.check() == []
+
+
 def test_a_delete_whose_commit_fails_is_in_doubt(spool: Path, faults: Faults) -> None:
     """Edge 21: whether it holds is known at the next opening; later ones are refused."""
     broker = open_faulty(spool, faults)
