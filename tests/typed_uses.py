@@ -107,6 +107,7 @@ def queues(queue: qflow.Queue, transaction: qflow.Transaction) -> None:
     assert_type(batch[0], qflow.Delivery)
     assert_type(batch[1:], Sequence[qflow.Delivery])
     assert_type(queue.browse(), Iterator[qflow.Entry])
+    assert_type(queue.delete(0), bool)
     assert_type(queue.stats(), qflow.QueueStats)
     transaction.put(queue, b"a")
 
