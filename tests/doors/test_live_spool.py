@@ -107,7 +107,7 @@ def test_messages_are_looked_at_and_stay(cli: CommandLine, owner: qflow.Broker) 
     held.nack()
     assert len(queue) == 5
     assert cli.run("peek", cli.spool, "q").stdout == b"no message waits in q\n"
-    assert "mixed, q" in error_line(cli.run("peek", cli.spool, "nothing"))
+    assert "'mixed', 'q'" in error_line(cli.run("peek", cli.spool, "nothing"))
 
 
 def test_settings_are_changed(cli: CommandLine, owner: qflow.Broker) -> None:
