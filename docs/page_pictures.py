@@ -77,8 +77,9 @@ def main() -> None:
             tab.wait_for_selector("[data-chart=rates] canvas")
             if page == "/":
                 for number in range(LOOKS):
+                    points = tab.get_attribute("[data-chart=rates]", "data-points")
                     work(broker, happening, number)
-                    tab.wait_for_selector(f"[data-chart=rates][data-points='{number + 2}']")
+                    tab.wait_for_selector(f"[data-chart=rates]:not([data-points='{points}'])")
                 tab.wait_for_selector("text=commonest reason")
             else:
                 tab.goto(f"{home}{page}")

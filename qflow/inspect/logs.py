@@ -32,7 +32,7 @@ def check_there(path: str | os.PathLike[str]) -> None:
             raise NotFound(f"there is no spool at {spool}: it is no directory")
         if not any(_lies(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one is renamed over the other
             raise NotFound(spool + _NO_LOG)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(f"there is no spool at {spool}: no such directory") from error
     except OSError as error:
         raise storage_error(error, "look into the spool", spool) from error

@@ -319,3 +319,12 @@ def test_a_pager_that_is_left_ends_it_with_141(words: list[str]) -> None:
     with os.fdopen(write, "wb") as stdout:
         done = subprocess.run([sys.executable, "-m", "qflow", *words], stdout=stdout, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_what_is_no_spool_is_told_from_one_that_may_not_be_read(tmp_path: Path) -> None:
+    """By those who ask from Python as well."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "others").mkdir()
+    for place, why in (("none", "no such"), ("file", "no directory"), ("file/below", "no such"), ("others", "no log")):
+        with pytest.raises(qflow.NotFound, match=why):
+            qflow.inspect.read_spool(tmp_path / place)

@@ -122,15 +122,17 @@ def test_a_damaged_log_ends_with_1(words: str, damaged: Path, tmp_path: Path, mo
 
 
 FILL = """
-if 'q' in broker.queues():
-    broker.delete_queue('q')
+for name in broker.queues():
+    broker.delete_queue(name)
+for name in broker.streams():
+    broker.delete_stream(name)
 queue = broker.declare_queue('q')
 queue.put_many([b'one', b'two'])
 broker.declare_queue('other')
 broker.declare_stream('q', topics=['t/#'])
 broker.subscribe('q', group='q').close()
 """
-"""What all commands find that they look for."""
+"""What all commands find, whatever the one before has left."""
 NOT_STAYING = [words for words in WITH_SPOOL if words not in STAY | SPARK]
 
 

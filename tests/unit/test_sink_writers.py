@@ -107,7 +107,7 @@ def stored(spool: Path, stream: str = "copies") -> list[bytes]:
             {"topic": "other"},
             "no stream of .* takes topic 'other'.*there are the streams 'copies'",
         ),
-        (COLUMNS, {"stream": "nope"}, "there is no stream 'nope' in .*; there are: 'copies'"),
+        (COLUMNS, {"stream": "nope"}, "there is no stream 'nope' in .*; did you mean 'copies'"),
         (COLUMNS, {"comitTimeout": "1"}, "no option 'comittimeout' for writing; did you mean 'commitTimeout'"),
         (COLUMNS, {"commitTimeout": "soon"}, "option 'commitTimeout' is 'soon': give seconds"),
         (COLUMNS, {"commitTimeout": "0"}, "option 'commitTimeout' is '0': give seconds"),
