@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from qflow.errors import DiskFull, StorageError
+from qflow.errors import DiskFull, PermissionDenied, StorageError
 from qflow.message import OVERHEAD_BYTES, Message
 from qflow.storage.files import Files
 from qflow.storage.spill import files as spill_files
@@ -251,6 +251,7 @@ def test_any_queue_name_will_do(store, spool, name):
 
 
 FAULTS = [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO, errno.EROFS, errno.EACCES]
+KINDS = {errno.ENOSPC: DiskFull, errno.EDQUOT: DiskFull, errno.EACCES: PermissionDenied}
 
 
 def calls_of(files, operation: str, action: Callable[[], object]) -> int:
@@ -276,7 +277,7 @@ def check_failed_write(make, files, spool, number: int, operation: str, kept: in
     files.fail(operation, number, calls * 2 // 3)
     with pytest.raises(StorageError) as caught:
         area.write(100, records)
-    assert type(caught.value) is (DiskFull if number in (errno.ENOSPC, errno.EDQUOT) else StorageError)
+    assert type(caught.value) is KINDS.get(number, StorageError)
 
     files.heal()
     assert area.problems(Ranges.of(old)) == []
