@@ -138,6 +138,11 @@ def check_names(names: Iterable[str]) -> list[str]:
     return [check_name(name) for name in names]
 
 
+def is_url(target: object) -> bool:
+    """Tell whether a target is the URL of a broker on another host."""
+    return isinstance(target, str) and target.startswith("grpc") and "://" in target
+
+
 def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
     """Return the absolute path of a spool.
 

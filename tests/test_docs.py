@@ -41,7 +41,7 @@ PAGES = [
 ]
 if importlib.util.find_spec("prometheus_client") is not None:
     PAGES.append("docs/howto/metrics.md")
-if importlib.util.find_spec("pyarrow") is not None:
+if all(importlib.util.find_spec(name) is not None for name in ("pyarrow", "duckdb")):
     PAGES.append("docs/reference/flight.md")
 NOT_HERE = ("flights.py", "usage.py", "amqp_server.py", "spark_flights.py")
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in NOT_HERE)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from qflow.config import SPILL_STORES, check_name, parse_size, spool_path
+from qflow.config import SPILL_STORES, check_name, is_url, parse_size, spool_path
 from qflow.durations import seconds_of
 from qflow.errors import InvalidArgument, PermissionDenied, QflowError
 
@@ -75,6 +75,17 @@ class SpoolPath(click.Path):
         except OSError:
             pass  # one that is not there may be made
         return super().convert(value, parameter, context)
+
+
+class SpoolOrUrl(SpoolPath):
+    """The directory of a spool that must exist, or the URL of a broker on another host."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True)
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return the path, or the URL as a text."""
+        return value if is_url(value) else super().convert(value, parameter, context)
 
 
 new_or_old_spool = click.argument("spool", type=SpoolPath())

@@ -13,9 +13,11 @@ from qflow.cli.command import say
 from qflow.errors import InvalidArgument
 from qflow.options import Spill
 
+_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+
 
 @click.command(short_help="Call a function with each message, in processes of their own.")
-@options.existing_spool
+@click.argument("spool", type=options.SpoolOrUrl())
 @options.queue_name
 @click.argument("function", metavar="MODULE:FUNCTION")
 @click.option(
@@ -40,15 +42,23 @@ from qflow.options import Spill
     show_default=True,
     help="How long a message that failed waits; twice as long after the next time, and so on up to an hour.",
 )
+@click.option("--token-file", type=_FILE, help="For a URL: the file of a token, read anew for each connection.")
+@click.option("--ca", type=_FILE, help="For a URL: certificates (PEM) to trust in place of the system's.")
+@click.option("--cert", type=_FILE, help="For a URL that asks for one: the certificate to show (PEM).")
+@click.option("--key", type=_FILE, help="The private key of --cert.")
 @options.capacity
 @options.spill
 def work(
-    spool: Path,
+    spool: Path | str,
     queue_name: str,
     function: str,
     processes: int | None,
     lease_s: float | None,
     retry_delay_s: float,
+    token_file: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
     capacity: int,
     spill: Spill,
 ) -> int:
@@ -62,14 +72,19 @@ def work(
     If another process owns SPOOL, such as `qflow serve`, the processes work there; else this command owns it, with
     --capacity and --spill. A line on stdout says when all of them work.
 
+    SPOOL may be the URL of a broker on another host, where `qflow serve --flight` runs: grpc+tls://HOST:PORT.
+
     SIGTERM, SIGINT and SIGHUP end it: each process finishes the message at hand; a second signal kills those that still
     work, and their messages go back. A process that dies is started again, and its message goes to another.
     """
     from qflow.workers import supervisor
+    from qflow.workers.job import Reach
 
+    reach = Reach(token_file, ca, cert, key)
+    paths = [os.getcwd(), *sys.path]
     try:
         job = supervisor.make_job(
-            spool, queue_name, function, processes, lease_s, retry_delay_s, sys_path=[os.getcwd(), *sys.path]
+            spool, queue_name, function, processes, lease_s, retry_delay_s, reach=reach, sys_path=paths
         )
     except InvalidArgument as error:
         raise click.UsageError(str(error)) from error

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
+from qflow.serving.tokens import read_token
 from qflow.workers.targets import Target
+
+if TYPE_CHECKING:
+    from qflow.remote.client.broker import RemoteBroker
+
+
+@attrs.frozen
+class Reach:
+    """What goes with a URL: files, which each connection reads anew."""
+
+    token_file: str | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def connect(self, spool: str) -> RemoteBroker:
+        """Use a spool that another process owns, here or at a URL. Raises as `qflow.connect`."""
+        import qflow
+
+        token = None if self.token_file is None else read_token(Path(self.token_file))
+        return qflow.connect(spool, token=token, ca=self.ca, cert=self.cert, key=self.key)
 
 
 @attrs.frozen(kw_only=True)
@@ -16,6 +38,8 @@ class Job:
     """What all workers of a supervisor do."""
 
     spool: str
+    """Its directory, or a URL."""
+    reach: Reach = Reach()
     queue: str
     target: Target
     processes: int
@@ -49,6 +73,7 @@ class Order(NamedTuple):
         facts = json.loads(line)
         job = facts["job"]
         job["target"], job["sys_path"] = Target(*job["target"]), tuple(job["sys_path"])
+        job["reach"] = Reach(**job["reach"])
         return cls(Job(**job), facts["seat"], facts["report"], facts["desk"])
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Protocol, Unpack
 
-from qflow.config import check_name, parse_count, parse_span, spool_path
+from qflow.config import check_name, is_url, parse_count, parse_span, spool_path
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, SpoolInUse
 from qflow.options import BrokerOptions
@@ -24,7 +24,7 @@ from qflow.serving.notify import READY, STOPPING, notify
 from qflow.workers import targets
 from qflow.workers.crew import Crew
 from qflow.workers.desk import Desk, make_descriptor
-from qflow.workers.job import Job
+from qflow.workers.job import Job, Reach
 from qflow.workers.process import Process
 from qflow.workers.signals import Signals
 
@@ -51,6 +51,10 @@ def run(
     lease_s: Duration | None = None,
     retry_delay_s: Duration = 1.0,
     stop: Event | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
     **options: Unpack[BrokerOptions],
 ) -> int:
     """Call a function with each message of a queue, in processes of their own, until a signal.
@@ -64,7 +68,8 @@ def run(
     the second of them kills those that still work, and their messages go back.
 
     Args:
-        spool: one that exists. If no process owns it, this one does, with `options`; else those are not used.
+        spool: one that exists. If no process owns it, this one does, with `options`; else those are not used. Or the
+            URL of a broker on another host, `grpc+tls://HOST:PORT`, to which each process connects: see `connect`.
         function: one that stands in a module or program by itself, or its name: `"module:function"`,
             `"file.py:function"`. Each process imports it; a program needs `if __name__ == "__main__":`.
         processes: how many; None = one for each processor that this process may use.
@@ -73,6 +78,8 @@ def run(
         retry_delay_s: a message that failed waits so long for its next delivery, twice as long after the next, and so
             on up to an hour.
         stop: ends it as a signal does, once it is set.
+        token_file: for a URL: the first token in it lets in. It is read anew for each connection.
+        ca, cert, key: for a URL: as in `connect`.
 
     Returns:
         The number of the signal that ended it; 0 if `stop` did.
@@ -80,9 +87,10 @@ def run(
     Raises:
         InvalidArgument: the function cannot be imported or called; nothing was taken from the queue.
         NotFound: there is no such spool or queue.
-        StorageError, CorruptionError: as `qflow.open`.
+        StorageError, CorruptionError: as `qflow.open`, or `qflow.connect`.
     """
-    job = make_job(spool, queue, function, processes, lease_s, retry_delay_s, sys_path=sys.path)
+    files = [None if file is None else os.path.abspath(file) for file in (token_file, ca, cert, key)]
+    job = make_job(spool, queue, function, processes, lease_s, retry_delay_s, reach=Reach(*files), sys_path=sys.path)
     return supervise(job, options, tell=_logger.warning, ready=_logger.info, stop=stop)
 
 
@@ -94,11 +102,15 @@ def make_job(
     lease_s: Duration | None,
     retry_delay_s: Duration,
     *,
+    reach: Reach,
     sys_path: Sequence[str],
 ) -> Job:
     """Return what arguments of `run` ask for. Raises InvalidArgument: they make no sense."""
+    if not is_url(spool) and reach != Reach():
+        raise InvalidArgument(f"a token and certificates are for the URL of a broker, and {os.fspath(spool)!r} is none")
     return Job(
-        spool=spool_path(spool),
+        spool=str(spool) if is_url(spool) else spool_path(spool),
+        reach=reach,
         queue=check_name(queue),
         target=targets.of(function),
         processes=_processors() if processes is None else parse_count(processes, "processes"),
@@ -140,9 +152,14 @@ def supervise(
 
 @contextmanager
 def _broker(job: Job, options: BrokerOptions) -> Iterator[Broker | None]:
-    """Own the spool; None if another process does."""
+    """Own the spool; None if another process does, here or on another host."""
     import qflow
 
+    if is_url(job.spool):
+        with job.reach.connect(job.spool) as remote:
+            remote.queue(job.queue)
+        yield None
+        return
     qflow.inspect.check_there(job.spool)
     try:
         broker = qflow.open(job.spool, **options)
@@ -189,7 +206,8 @@ class _Voice:
         if not self._is_ready:
             self._is_ready = True
             many = "1 process works" if job.processes == 1 else f"{job.processes} processes work"
-            whose = "this process owns the spool" if owned else "another process owns the spool"
+            other = f"the broker is {job.spool}" if is_url(job.spool) else "another process owns the spool"
+            whose = "this process owns the spool" if owned else other
             self._ready(f"{many} on queue {job.queue!r}; {whose}")
             notify(READY)
 

@@ -193,8 +193,6 @@ class Worker:
 
 def main() -> int:
     """Work as the line on stdin says; return the exit code."""
-    import qflow
-
     control = _take_stdin()
     order = Order.decode(_read_line(control))
     os.set_inheritable(order.report, False)
@@ -203,7 +201,7 @@ def main() -> int:
     slot = Desk(order.desk, order.job.processes).slots[order.seat]
     worker = Worker(
         order.job,
-        connect=qflow.connect,
+        connect=order.job.reach.connect,
         report=lambda kind, text: report(order.report, kind, text),
         slot=slot,
         is_told=lambda: has_ended(control),

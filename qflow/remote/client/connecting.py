@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from qflow.config import parse_timeout, spool_path
+from qflow.config import is_url, parse_timeout, spool_path
 from qflow.door import NAME, address
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, NotFound, PermissionDenied, QflowError, StorageError
@@ -81,11 +81,6 @@ def when_let_in(make: Callable[[], T], path: str, timeout: float | None) -> T:
             if ends is not None and time.monotonic() >= ends:
                 raise silent(path, timeout) from error
         time.sleep(AGAIN_S)
-
-
-def is_url(target: object) -> bool:
-    """Tell whether a target is that of another host."""
-    return isinstance(target, str) and target.startswith("grpc") and "://" in target
 
 
 def path_of(target: str | os.PathLike[str], *of_urls: object) -> str:

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from qflow.aio.opening import Opening
-from qflow.config import parse_timeout
+from qflow.config import is_url, parse_timeout
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
 from qflow.remote.client import requests
-from qflow.remote.client.connecting import AGAIN_S, is_url, open_socket, path_of, silent
+from qflow.remote.client.connecting import AGAIN_S, open_socket, path_of, silent
 from qflow.remote.client.task_broker import AsyncRemoteBroker, broker_of
 from qflow.remote.client.tasks import TaskConnection
 from qflow.serving.extras import load

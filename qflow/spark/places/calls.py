@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from qflow.errors import InvalidArgument, NotFound, StorageError
+from qflow.serving.tokens import token_in
 from qflow.spark.words import Away
 
 if TYPE_CHECKING:
@@ -147,12 +148,6 @@ def _short(error: BaseException) -> str:
     """Return the first words of an error of gRPC, without its context for debugging."""
     text = str(error).split("gRPC client debug context")[0].split(". Detail:")[0].rpartition(", with message: ")[2]
     return " ".join(text.split())[:300].rstrip(" .")
-
-
-def token_in(text: str) -> str | None:
-    """Return the first token of a file, which may be the one that the broker has; None if there is none."""
-    lines = (line.split() for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return next((words[0] for words in lines if words), None)
 
 
 def read_file(option: str, path: str) -> bytes:

@@ -19,8 +19,9 @@ from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
 from qflow.errors import GroupInUse, InvalidArgument, NotFound, QflowError
 from qflow.message import LANE_SHIFT
+from qflow.serving.tokens import token_in
 from qflow.spark.offsets import LogPosition, Progress
-from qflow.spark.places.calls import CALL_S, Door, read_file, token_in
+from qflow.spark.places.calls import CALL_S, Door, read_file
 from qflow.spark.places.place import OfOwners, Reading, Staging, Written
 from qflow.spark.spools import other_log
 from qflow.spark.words import Away
