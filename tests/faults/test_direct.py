@@ -184,6 +184,20 @@ def test_who_comes_meanwhile_waits_for_the_next_batch(broker: qflow.Broker, tmp_
     assert reopened(broker, tmp_path / "copy") == [b"b", b"c", b"first", b"second"]
 
 
+def test_a_message_that_is_not_logged_takes_its_sequence_while_an_ack_has_the_turn(broker: qflow.Broker) -> None:
+    queue = broker.queue("q")
+    queue.get_many(3).ack(wait=True)
+    queue.put(b"logged")
+    assert queue.put(b"4", durable=False) == 4
+    rest(broker)
+    before, later = confirmed(broker), []
+    at_sync(broker, lambda: later.append(in_thread(lambda: queue.put(b"5", durable=False))))
+    queue.get().ack(wait=True)
+    assert confirmed(broker) == before + 1
+    assert [*later, queue.put(b"6", durable=False)] == [5, 6]
+    assert [(one.sequence, one.body) for one in queue.get_many(9)] == [(4, b"4"), (5, b"5"), (6, b"6")]
+
+
 @pytest.mark.parametrize("call", ["put", "ack"])
 def test_an_interrupt_at_any_place_leaves_it_done_or_not_done(call: str, tmp_path: Path) -> None:
     """A handler that raises; then others go on, and a reopened spool has what this one has."""

@@ -110,8 +110,9 @@ class Direct:
         request, note, record, notes = noted.request, noted.note, noted.record, noted.notes
         journal, env, lane, size = noted.journal, confirming.env, note.lane, noted.size
         if self.request is request:
-            lane.row = note.after
-            lane.next = note.following
+            lane.row = row = note.after
+            if note.record is not None:  # else a message that is not logged may have taken the next one meanwhile
+                lane.next = row.next
             env.messages += note.messages
             journal.position = record.end
             journal.following = record.number + 1
@@ -222,11 +223,11 @@ class Direct:
         if isinstance(request, Put):
             request.starts(lane, note.first)
             if request.visible:
-                lane.next, puts = note.following, 0
+                lane.next, puts = note.after.next, 0
         size = note.after.bytes - note.before.bytes
         batch.plan = [
             Step(
-                lane, note.after, note.following, note.first, records, size, puts, None, lane.remove_at, lane.removing,
+                lane, note.after, note.after.next, note.first, records, size, puts, None, lane.remove_at, lane.removing,
                 None, note.time_ms,
             )
         ]  # fmt: skip

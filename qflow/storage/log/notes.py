@@ -37,8 +37,6 @@ class Note(NamedTuple):
     after: Row
     """As `before`, but for its tail: nothing is known of blocks here."""
     first: int
-    following: int
-    """The next sequence of the lane."""
     record: Record | None
     """What is put; None where it settles."""
     time_ms: int
@@ -58,7 +56,7 @@ def put_note(lane: Lane, records: Sequence[Record], size: int, now_ms: int) -> t
     # Not `Row(…)`, here and below, which takes longer by half a microsecond.
     after = tuple.__new__(Row, (first + 1, floor, count + 1, total + size, tail, marks, doubtful, referring))
     changes = _PUT_HEAD.pack(_PUT, lane.owner, lane.lane, first, now_ms, type(record) is Message) + record
-    return tuple.__new__(Note, (lane, row, after, first, first + 1, record, now_ms, 1)), changes
+    return tuple.__new__(Note, (lane, row, after, first, record, now_ms, 1)), changes
 
 
 def settle_note(lane: Lane, ranges: Sequence[Any]) -> tuple[Note, bytes] | None:
@@ -73,7 +71,7 @@ def settle_note(lane: Lane, ranges: Sequence[Any]) -> tuple[Note, bytes] | None:
     next_, _, count, total, *rest = row
     after = Row(next_, end, count - messages, total - size, *rest)
     changes = _SETTLED_ALL.pack(_SETTLED, lane.owner, lane.lane, first, end, messages, size)
-    return Note(lane, row, after, first, lane.next, None, 0, -messages), changes
+    return Note(lane, row, after, first, None, 0, -messages), changes
 
 
 def is_note(changes: bytes) -> bool:
