@@ -165,6 +165,29 @@ def at_sync(broker: qflow.Broker, call: Callable[[], object]) -> None:
     one.sync = called  # type: ignore[method-assign]
 
 
+def test_what_is_visible_is_in_the_log_for_who_reads_that(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have left memory, and is to come back: also before its thread has counted it."""
+    monkeypatch.setattr(direct, "PATIENCE_S", 0)
+    log, count = broker.engine.log, direct.Direct.count
+    seen: list[bool] = []
+
+    def look() -> None:
+        with log.read() as txn:
+            seen.append(any(b"visible" in value for _, value in txn.cursor()))
+
+    def late(*counted: Any) -> None:
+        in_thread(look)
+        count(*counted)
+
+    look()  # from here on all is in the log
+    rest(broker)
+    monkeypatch.setattr(direct.Direct, "count", late)
+    broker.queue("q").put(b"visible")
+    assert seen == [False, True]
+
+
 def test_who_comes_meanwhile_waits_for_the_next_batch(broker: qflow.Broker, tmp_path: Path) -> None:
     """In the order of their hand-over, those that are not logged too; acks that nobody waits for."""
     queue = broker.queue("q")
@@ -284,6 +307,29 @@ def test_a_thread_that_does_not_come_back_holds_nobody_up(
     found = queue.get_many(10_000).bodies
     assert found[3:5] == [b"late", b"next"]
     assert found[-1] == b"last"
+
+
+def test_a_thread_that_does_not_come_back_before_it_writes_holds_nobody_up(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer, which takes the turn to commit what is late, does what that was taken for, too."""
+    queue, goes_on, note = broker.queue("q"), threading.Event(), direct.Direct._note
+
+    def late(*given: Any) -> Any:
+        assert goes_on.wait(20)
+        return note(*given)
+
+    queue.put(b"d")
+    monkeypatch.setattr(direct, "PATIENCE_S", 0)
+    monkeypatch.setattr(direct.Direct, "_note", late)
+    thread = threading.Thread(target=lambda: queue.put(b"late"))
+    thread.start()
+    until(lambda: broker.engine.log.turn.request is not None)
+    monkeypatch.setattr(writer, "SOON_S", 0.001)
+    broker.engine.log._handing.turn._wake()
+    until(lambda: len(queue) == 5)
+    goes_on.set()
+    thread.join()
 
 
 def test_a_broker_is_closed_in_the_middle_by_a_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -337,7 +337,7 @@ class TransactionLog:
                 raise log_error(error, self._env.path, "read") from error
 
     def _apply(self) -> None:
-        """Return when everything is in the log that was confirmed so far.
+        """Return when everything is in the log that was confirmed so far, or is visible: that it is before it is counted.
 
         Raises:
             BrokerFailed, BrokerClosed: it does not get there.
@@ -346,7 +346,7 @@ class TransactionLog:
         def add(batch: Any) -> None:
             batch.applies = True
 
-        while self._writer.held_back:
+        while self._writer.held_back or self._handing.turn.request is not None:
             request = self._order(add)
             self.wait(request)
             if request.error is None:

@@ -214,6 +214,7 @@ class Writer:
         try:
             if not turn.go_on(batch, request):
                 self.requests.appendleft(request)
+                self.handing.told = True  # nobody else may: its thread may be away for good
                 return
         except BaseException as error:
             self._fail(batch, error)
