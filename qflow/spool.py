@@ -326,5 +326,6 @@ class Spool:
     def disown(self, stub: Forked) -> None:
         """In a forked child: refuse everything, and let go of the lock's descriptors, never of the log's."""
         self._lock.close_in_child()
+        self.log.disown(stub.__enter__)
         self.changing = stub  # type: ignore[assignment]
         self.check_open = stub.__enter__  # type: ignore[method-assign]

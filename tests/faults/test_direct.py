@@ -416,7 +416,29 @@ def test_a_forked_child_writes_nothing(broker: qflow.Broker, tmp_path: Path) -> 
         with pytest.raises(qflow.ForkedProcess):
             queue.put(b"child")
 
-    run_in_child(child)
+    assert run_in_child(child) == 0
+    assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_handler_forks_in_the_middle_and_the_child_writes_nothing(broker: qflow.Broker, tmp_path: Path) -> None:
+    """It goes on with the put when its parent has begun the journal anew."""
+    queue = broker.queue("q")
+    one: Any = broker.engine.log._writer._confirming.journal
+    write = one.write_record
+
+    def fork_first(record: journal.Record) -> None:
+        one.write_record = write
+
+        def child() -> None:
+            with pytest.raises(qflow.ForkedProcess):
+                broker.engine.log.wait(broker.engine.log.turn.request)
+            write(record._replace(data=b"x" * len(record.data)))
+
+        write(record)
+        assert run_in_child(child) == 0
+
+    one.write_record = fork_first
+    queue.put(b"d")
     assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
 
 

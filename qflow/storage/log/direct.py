@@ -173,6 +173,12 @@ class Direct:
             journal.inside = False
         return True
 
+    def disown(self) -> None:
+        """In a forked child: what it is about to write goes nowhere."""
+        journal = self._confirming.journal
+        if journal is not None:
+            journal.divert()
+
     # The writer -----------------------------------------------------------------------------------------------------
 
     def give(self) -> None:

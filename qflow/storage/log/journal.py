@@ -231,9 +231,13 @@ class Journal:
     def close(self) -> None:
         """Close the file. What a thread may still write goes nowhere, and its descriptor is not used for another."""
         if self.inside:
-            self._files.divert(self._fd)
+            self.divert()
         else:
             self._files.close(self._fd)
+
+    def divert(self) -> None:
+        """Have what is still written go nowhere."""
+        self._files.divert(self._fd)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from qflow.errors import BrokerClosed, BrokerFailed, Reentered
 from qflow.storage.environment import BROKEN, Environment, log_error
@@ -393,6 +393,11 @@ class TransactionLog:
     def busy(self) -> bool:
         """Something was handed over and is not done."""
         return self._writer.busy
+
+    def disown(self, refuse: Callable[[], NoReturn]) -> None:
+        """In a forked child: a signal handler may have forked in the middle of a put, which goes on in both."""
+        self._handing.turn.disown()
+        self._handing.now = refuse  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Write what was handed over, stop the writer and close the environment, also where that is interrupted."""
