@@ -34,8 +34,6 @@ from qflow.storage.log.notes import Note
 
 PATIENCE_S = 0.25
 """Most syncs take less; one that takes longer, while others wait for the log, is done twice."""
-MOST_BYTES = 64 * 1024
-"""A larger message is not noted: it would be written twice for little."""
 
 
 class Noted(NamedTuple):
@@ -147,7 +145,7 @@ class Direct:
             return None
         note, changes = made
         lanes, size = self._lanes, len(changes)
-        if size > MOST_BYTES or confirming.noted_bytes + size > NOTED_BYTES or not journal.fits(size):
+        if confirming.noted_bytes + size > NOTED_BYTES or not journal.fits(size):
             return None
         if note.lane not in lanes:
             if len(lanes) >= NOTED_LANES:

@@ -24,6 +24,8 @@ from qflow.storage.log.lane import Lane
 from qflow.storage.log.removal import remove_settled
 from qflow.storage.log.rows import Row, read_row, write_row
 
+MOST_BYTES = 64 * 1024
+"""A larger message is not noted: it would be written twice for little."""
 _PUT, _SETTLED = 4, 5
 _PUT_HEAD = struct.Struct("<BIBQQB")
 _SETTLED_ALL = struct.Struct("<BIBQQQQ")
@@ -50,7 +52,7 @@ def put_note(lane: Lane, records: Sequence[Record], size: int, now_ms: int) -> t
     None if there is to be none.
     """
     row, first, record = lane.row, lane.next, records[0]
-    if len(records) > 1 or not (lane.takes_notes and row.next == first and is_logged(record)):
+    if len(records) > 1 or size > MOST_BYTES or not (lane.takes_notes and row.next == first and is_logged(record)):
         return None
     _, floor, count, total, tail, marks, doubtful, referring = row
     # Not `Row(…)`, here and below, which takes longer by half a microsecond.

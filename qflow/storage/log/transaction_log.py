@@ -284,10 +284,10 @@ class TransactionLog:
 
     def drain(self) -> None:
         """Return when everything that was handed over so far is done, also what a thread has begun that is away."""
-        turn = self._handing.turn
-        if turn.request is not None:
-            turn.leave(turn.request)
-        request: Request | None = None
+        request = self._handing.turn.request
+        if request is not None:
+            self._handing.turn.leave(request)
+            request = None
         with suppress(BrokerFailed, BrokerClosed):  # nothing is on its way then
             request = self._hand_over(Order(lambda batch: None, after=None))
         if request is not None:
