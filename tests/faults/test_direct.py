@@ -155,14 +155,14 @@ def at_sync(broker: qflow.Broker, call: Callable[[], object]) -> None:
     """Have something called by the next thread that syncs the journal by itself, before it does."""
     one = broker.engine.log._writer._confirming.journal
     assert one is not None
-    sync = one.sync
+    sync = one.sync_alone
 
     def called() -> None:
-        one.sync = sync  # type: ignore[method-assign]
+        one.sync_alone = sync  # type: ignore[method-assign]
         call()
         sync()
 
-    one.sync = called  # type: ignore[method-assign]
+    one.sync_alone = called  # type: ignore[method-assign]
 
 
 def test_what_is_visible_is_in_the_log_for_who_reads_that(
@@ -279,7 +279,7 @@ def test_a_thread_that_does_not_come_back_holds_nobody_up(
     monkeypatch.setattr(direct, "PATIENCE_S", 0.01)
     queue, goes_on, stuck = broker.queue("q"), threading.Event(), threading.Event()
     one: Any = broker.engine.log._writer._confirming.journal
-    write = one.write_record
+    write = one.write_alone
 
     def late(record: Any) -> None:
         if threading.current_thread() is thread:
@@ -287,7 +287,7 @@ def test_a_thread_that_does_not_come_back_holds_nobody_up(
             assert goes_on.wait(20)
         write(record)
 
-    one.write_record = late
+    one.write_alone = late
     thread = threading.Thread(target=lambda: queue.put(b"late"))
     thread.start()
     assert stuck.wait(20)
@@ -338,16 +338,16 @@ def test_a_broker_is_closed_in_the_middle_by_a_handler(tmp_path: Path, monkeypat
     with qflow.open(tmp_path / "spool") as broker:
         queue = begin(broker)
         one: Any = broker.engine.log._writer._confirming.journal
-        write, again = one.write_record, []
+        write, again = one.write_alone, []
 
         def close_first(record: Any) -> None:
-            one.write_record = write
+            one.write_alone = write
             broker.close()
             again.append(qflow.open(tmp_path / "spool"))
             again[0].queue("q").put_many([b"other"])
             write(record)
 
-        one.write_record = close_first
+        one.write_alone = close_first
         assert queue.put(b"d") == 3
     with again[0]:
         assert again[0].check() == []
@@ -367,6 +367,22 @@ def test_a_disk_that_fails_once_is_tried_again_by_the_writer(tmp_path: Path) -> 
         assert broker.check() == []
     with qflow.open(tmp_path) as broker:
         assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_an_error_of_a_sync_is_told_to_the_writer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both sync, for the thread is late: the system tells it once for each opening of the file."""
+    monkeypatch.setattr(direct, "PATIENCE_S", 0.01)
+    faults = Faults()
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        queue = begin(broker)
+        synced: list[int] = []
+        sync = broker.engine.spool.files.sync_data
+        monkeypatch.setattr(broker.engine.spool.files, "sync_data", lambda fd: (synced.append(fd), sync(fd)))
+        at_sync(broker, lambda: in_thread(lambda: queue.put(b"next")))
+        queue.put(b"late")
+        *by_writer, late = synced
+    assert len(by_writer) == 2
+    assert late not in by_writer
 
 
 def test_an_error_that_a_handler_raises_comes_out_though_it_looks_like_one_of_the_disk(broker: qflow.Broker) -> None:
@@ -424,10 +440,10 @@ def test_a_handler_forks_in_the_middle_and_the_child_writes_nothing(broker: qflo
     """It goes on with the put when its parent has begun the journal anew."""
     queue = broker.queue("q")
     one: Any = broker.engine.log._writer._confirming.journal
-    write = one.write_record
+    write = one.write_alone
 
     def fork_first(record: journal.Record) -> None:
-        one.write_record = write
+        one.write_alone = write
 
         def child() -> None:
             with pytest.raises(qflow.ForkedProcess):
@@ -437,7 +453,7 @@ def test_a_handler_forks_in_the_middle_and_the_child_writes_nothing(broker: qflo
         write(record)
         assert run_in_child(child) == 0
 
-    one.write_record = fork_first
+    one.write_alone = fork_first
     queue.put(b"d")
     assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
 
@@ -488,6 +504,6 @@ def test_a_record_is_written_twice_as_once(tmp_path: Path) -> None:
     one.begin_anew()
     assert not one.fits(1)
     one.close()
-    one.write_record(record._replace(data=b"x" * 64))  # a thread that comes late
+    one.write_alone(record._replace(data=b"x" * 64))  # a thread that comes late
     assert b"x" * 64 not in (tmp_path / JOURNAL).read_bytes()
     assert issubclass(Struck, BaseException)

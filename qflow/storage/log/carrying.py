@@ -59,7 +59,8 @@ def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journ
         if now != state:
             apply(env, found, now)
         if keeps:
-            kept = Journal(path, opened.fd, opened.head, uuid, files, found.last + 1)
+            with journal.reading(path):
+                kept = Journal(path, opened.fd, opened.head, uuid, files, found.last + 1)
         else:
             with suppress(OSError):
                 files.unlink(path)  # another one is made, if there is to be one

@@ -161,8 +161,8 @@ class Direct:
         self._noted = noted
         journal.inside = True
         try:
-            journal.write_record(noted.record)
-            journal.sync()
+            journal.write_alone(noted.record)
+            journal.sync_alone()
         except OSError as error:
             if _is_of_handler(error):
                 raise

@@ -125,8 +125,12 @@ class Journal:
     """The journal of a log that is open for its owner. One thread at a time."""
 
     def __init__(self, path: str, fd: int, head: Head, uuid: UUID, files: Files, following: int) -> None:
+        """Raises OSError."""
         self.path = path
         self._fd = fd
+        self._alone_fd = files.open(path, TO_WRITE, 0)
+        """For who has the turn; see `direct`. The system tells of an error of a sync once for each opening of a file:
+        a thread that syncs still must not hear what the writer has to."""
         self._size, self.mark = head.size, head.mark
         self._seed = seed_of(uuid)
         self._files = files
@@ -157,6 +161,7 @@ class Journal:
                 files.sync_file(staged)
                 files.rename(staged, path)
                 files.sync_directory(os.path.dirname(path))
+                return cls(path, fd, head, uuid, files, following)
             except BaseException:
                 files.close(fd)
                 if files.exists(staged):
@@ -164,7 +169,6 @@ class Journal:
                 raise
         except OSError as error:
             raise storage_error(error, "make a journal", path) from error
-        return cls(path, fd, head, uuid, files, following)
 
     def fits(self, size: int) -> bool:
         """Tell whether there is room for a record with changes of so many bytes."""
@@ -184,14 +188,25 @@ class Journal:
 
     def write_record(self, record: Record) -> None:
         """Write a record where it belongs; done twice it is done once."""
+        self._write(self._fd, record)
+
+    def write_alone(self, record: Record) -> None:
+        """`write_record` by who has the turn. Between a look whether it has that and this, `inside` is set."""
+        self._write(self._alone_fd, record)
+
+    def _write(self, fd: int, record: Record) -> None:
         data, position = record.data, record.position
-        written = self._files.pwrite(self._fd, data, position)
+        written = self._files.pwrite(fd, data, position)
         if written < len(data):
-            write_all(self._files, self._fd, memoryview(data)[written:], position + written)
+            write_all(self._files, fd, memoryview(data)[written:], position + written)
 
     def sync(self) -> None:
         """Have on the disk what was written. If that raises, nobody knows whether it is there."""
         self._files.sync_data(self._fd)
+
+    def sync_alone(self) -> None:
+        """`sync` by who has the turn."""
+        self._files.sync_data(self._alone_fd)
 
     def begin_anew(self) -> None:
         """The log holds all records: write the next at the beginning; none while one may still come late."""
@@ -233,11 +248,12 @@ class Journal:
         if self.inside:
             self.divert()
         else:
-            self._files.close(self._fd)
+            self._files.close(self._alone_fd)
+        self._files.close(self._fd)
 
     def divert(self) -> None:
-        """Have what is still written go nowhere."""
-        self._files.divert(self._fd)
+        """Have go nowhere what a thread may still write that had the turn."""
+        self._files.divert(self._alone_fd)
 
 
 @contextmanager

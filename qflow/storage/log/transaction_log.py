@@ -337,7 +337,7 @@ class TransactionLog:
                 raise log_error(error, self._env.path, "read") from error
 
     def _apply(self) -> None:
-        """Return when everything is in the log that was confirmed so far, or is visible: that it is before it is counted.
+        """Return when everything is in the log that was confirmed so far, or is visible, which comes before.
 
         Raises:
             BrokerFailed, BrokerClosed: it does not get there.
