@@ -31,7 +31,7 @@ from qflow.amqp.local.joining import join
 from qflow.amqp.local.place import Place, Where
 from qflow.amqp.local.settings import LocalSettings
 from qflow.serving import doors
-from qflow.storage.log.writer import Writer
+from qflow.storage.log.handing import Handing
 
 
 @contextmanager
@@ -408,9 +408,9 @@ def test_a_server_whose_broker_has_failed_ends(tmp_path: Path, monkeypatch: pyte
     class Teller:
         def tell(self, said: dict[str, str]) -> None:
             assert said == {}
-            monkeypatch.setattr(Writer, "check_usable", fail)
+            monkeypatch.setattr(Handing, "check_usable", fail)
 
-    def fail(_: Writer) -> None:
+    def fail(_: Handing) -> None:
         raise qflow.BrokerFailed("a commit failed")
 
     spool = tmp_path / "spool"
