@@ -6,6 +6,7 @@ that passes such arguments on takes them as `**options: Unpack[qflow.QueueOption
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, Literal, Required, TypeAlias, TypedDict
@@ -73,6 +74,24 @@ class BrokerOptions(TypedDict, total=False):
     journal: Literal["auto", "off"]
     journal_bytes: Size
     door: bool
+
+
+class UrlOptions(TypedDict, total=False):
+    """What lets in at a URL: arguments of `qflow.workers.run`, and of `qflow.connect`.
+
+    token_file: the file whose first token is shown; read anew for each connection.
+    ca: certificates (PEM) to trust in place of the system's.
+    cert, key: for a broker that asks for one: the certificate to show, and its private key (PEM).
+    """
+
+    token_file: str | os.PathLike[str] | None
+    ca: str | os.PathLike[str] | None
+    cert: str | os.PathLike[str] | None
+    key: str | os.PathLike[str] | None
+
+
+class WorkOptions(BrokerOptions, UrlOptions, total=False):
+    """What `qflow.workers.run` takes, beside its own arguments."""
 
 
 class QueueChanges(TypedDict, Generic[Policy], total=False):

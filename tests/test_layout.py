@@ -33,6 +33,7 @@ WORDS = {
     "names",
     "rates",
     "takers",
+    "tokens",
 }
 PARTS = {"spool", "listeners", "routing", "adoption", "publishing", "periodic", "figures", "upkeep"}
 """Of a broker, beside its memory, queues and streams."""

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 
-from qflow.serving.tokens import read_token
 from qflow.workers.targets import Target
-
-if TYPE_CHECKING:
-    from qflow.remote.client.broker import RemoteBroker
 
 
 @attrs.frozen
@@ -25,12 +20,11 @@ class Reach:
     cert: str | None = None
     key: str | None = None
 
-    def connect(self, spool: str) -> RemoteBroker:
+    def connect(self, spool: str) -> Any:
         """Use a spool that another process owns, here or at a URL. Raises as `qflow.connect`."""
         import qflow
 
-        token = None if self.token_file is None else read_token(Path(self.token_file))
-        return qflow.connect(spool, token=token, ca=self.ca, cert=self.cert, key=self.key)
+        return qflow.connect(spool, token_file=self.token_file, ca=self.ca, cert=self.cert, key=self.key)
 
 
 @attrs.frozen(kw_only=True)

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
-from typing import TYPE_CHECKING, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from qflow.config import check_name, is_url, parse_count, parse_span, spool_path
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, SpoolInUse
-from qflow.options import BrokerOptions
+from qflow.options import BrokerOptions, UrlOptions, WorkOptions
 from qflow.serving.notify import READY, STOPPING, notify
 from qflow.workers import targets
 from qflow.workers.crew import Crew
@@ -51,11 +51,7 @@ def run(
     lease_s: Duration | None = None,
     retry_delay_s: Duration = 1.0,
     stop: Event | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    ca: str | os.PathLike[str] | None = None,
-    cert: str | os.PathLike[str] | None = None,
-    key: str | os.PathLike[str] | None = None,
-    **options: Unpack[BrokerOptions],
+    **options: Unpack[WorkOptions],
 ) -> int:
     """Call a function with each message of a queue, in processes of their own, until a signal.
 
@@ -78,8 +74,7 @@ def run(
         retry_delay_s: a message that failed waits so long for its next delivery, twice as long after the next, and so
             on up to an hour.
         stop: ends it as a signal does, once it is set.
-        token_file: for a URL: the first token in it lets in. It is read anew for each connection.
-        ca, cert, key: for a URL: as in `connect`.
+        options: `token_file`, `ca`, `cert` and `key` for a URL; else what `qflow.open` takes.
 
     Returns:
         The number of the signal that ended it; 0 if `stop` did.
@@ -89,9 +84,11 @@ def run(
         NotFound: there is no such spool or queue.
         StorageError, CorruptionError: as `qflow.open`, or `qflow.connect`.
     """
-    files = [None if file is None else os.path.abspath(file) for file in (token_file, ca, cert, key)]
-    job = make_job(spool, queue, function, processes, lease_s, retry_delay_s, reach=Reach(*files), sys_path=sys.path)
-    return supervise(job, options, tell=_logger.warning, ready=_logger.info, stop=stop)
+    of_broker: Any = dict(options)
+    files = {name: of_broker.pop(name) for name in UrlOptions.__annotations__ if name in of_broker}
+    reach = Reach(**{name: os.path.abspath(file) for name, file in files.items() if file is not None})
+    job = make_job(spool, queue, function, processes, lease_s, retry_delay_s, reach=reach, sys_path=sys.path)
+    return supervise(job, of_broker, tell=_logger.warning, ready=_logger.info, stop=stop)
 
 
 def make_job(

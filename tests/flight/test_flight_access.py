@@ -58,8 +58,11 @@ def test_a_call_without_a_token_is_refused(broker: qflow.Broker, tokens: Path) -
             qflow.connect(url)
         with pytest.raises(qflow.InvalidArgument, match="not one of this door"):
             qflow.connect(url, token=OTHER)
-        with qflow.connect(url, token=ONE) as remote:
-            assert remote.queues() == ["jobs"]
+        for shown in ({"token": ONE}, {"token_file": tokens}):
+            with qflow.connect(url, **shown) as remote:
+                assert remote.queues() == ["jobs"]
+        with pytest.raises(qflow.InvalidArgument, match="in two ways"):
+            qflow.connect(url, token=ONE, token_file=tokens)
 
 
 def test_a_token_that_ends_in_mid_read_ends_the_read(broker: qflow.Broker, tokens: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("pyarrow.flight")
 
-import qflow  # noqa: E402
-import qflow.flight  # noqa: E402
-import qflow.workers  # noqa: E402
-from doors.command_line import CommandLine  # noqa: E402
-from qflow.serving.certificates import Certificates  # noqa: E402
-from workers.conftest import JOBS, Working, kill  # noqa: E402
+import qflow
+import qflow.flight
+import qflow.workers
+from doors.command_line import CommandLine
+from qflow.serving.certificates import Certificates
+from workers.conftest import JOBS, Working, kill
 
 PEM = Path(__file__).parent.parent / "serving" / "certificates"
 CERTIFICATES = Certificates(PEM / "server.pem", PEM / "server.key")

@@ -19,6 +19,7 @@ from qflow.remote.client.broker import RemoteBroker, broker_of
 from qflow.remote.client.lone import make_line
 from qflow.remote.client.threads import Connection
 from qflow.serving.extras import load
+from qflow.tokens import token_of
 
 T = TypeVar("T")
 AGAIN_S = 0.01
@@ -29,6 +30,7 @@ def connect(
     target: str | os.PathLike[str],
     *,
     token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
     ca: str | os.PathLike[str] | None = None,
     cert: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
@@ -39,20 +41,23 @@ def connect(
     Args:
         target: the directory of the spool, whose owner has it open with `door=True`, which is the default; or
             `grpc+tls://HOST:PORT`, where `qflow serve --flight` runs. That needs the extra `net`.
-        token, ca: for a URL: what lets in, and the file of certificates (PEM) to trust in place of the system's.
+        token: for a URL: what lets in.
+        token_file: for a URL: the file whose first token does.
+        ca: for a URL: the file of certificates (PEM) to trust in place of the system's.
         cert, key: for one that asks for it: files of the certificate to show, and of its private key (PEM).
         timeout_s: how long to wait for the owner's first answer.
 
     Raises:
-        NotFound: there is no spool, or nobody owns it now, or its owner lets nobody in.
+        NotFound: there is no spool, or nobody owns it now, or its owner lets nobody in; or no token in the file.
         StorageError: the socket cannot be used, or the owner does not answer in time.
         InvalidArgument: the target is no path, or this process is of another user than the owner's.
     """
     if is_url(target):
         module = load("qflow.flight.client", needs="pyarrow", what="a URL")
-        remote: RemoteBroker = module.connect(target, token=token, trust=(ca, cert, key), timeout_s=timeout_s)
+        shown = token_of(token, token_file)
+        remote: RemoteBroker = module.connect(target, token=shown, trust=(ca, cert, key), timeout_s=timeout_s)
         return remote
-    path, timeout = path_of(target, token, ca, cert, key), parse_timeout(timeout_s)
+    path, timeout = path_of(target, token, token_file, ca, cert, key), parse_timeout(timeout_s)
     ends = None if timeout is None else time.monotonic() + timeout
     connection = when_let_in(lambda: shelter_made(lambda: Connection(open_socket(path), path)), path, timeout)
     try:

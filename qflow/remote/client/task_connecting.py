@@ -17,12 +17,14 @@ from qflow.remote.client.connecting import AGAIN_S, open_socket, path_of, silent
 from qflow.remote.client.task_broker import AsyncRemoteBroker, broker_of
 from qflow.remote.client.tasks import TaskConnection
 from qflow.serving.extras import load
+from qflow.tokens import token_of
 
 
 def connect(
     target: str | os.PathLike[str],
     *,
     token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
     ca: str | os.PathLike[str] | None = None,
     cert: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
@@ -32,12 +34,12 @@ def connect(
 
     `broker = await qflow.aio.connect(path)`, or `async with qflow.aio.connect(path) as broker`.
     """
-    return Opening(partial(_connect, target, token, (ca, cert, key), timeout_s))
+    return Opening(partial(_connect, target, (token, token_file), (ca, cert, key), timeout_s))
 
 
 async def _connect(
     target: str | os.PathLike[str],
-    token: str | None,
+    token: tuple[str | None, str | os.PathLike[str] | None],
     files: tuple[str | os.PathLike[str] | None, ...],
     timeout_s: Duration,
 ) -> AsyncRemoteBroker:
@@ -46,9 +48,9 @@ async def _connect(
     if is_url(target):
         module = load("qflow.flight.client", needs="pyarrow", what="a URL")
         path = os.fspath(target)
-        tunnel = module.outlet(path, token, files)
+        tunnel = module.outlet(path, token_of(*token), files)
     else:
-        path = path_of(target, token, *files)
+        path = path_of(target, *token, *files)
     connection = TaskConnection(path, None if tunnel is None else tunnel.reason)
     try:
         async with asyncio.timeout(timeout):

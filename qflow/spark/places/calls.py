@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from qflow.errors import InvalidArgument, NotFound, StorageError
-from qflow.serving.tokens import token_in
 from qflow.spark.words import Away
+from qflow.tokens import token_in
 
 if TYPE_CHECKING:
     import pyarrow.flight as pf

@@ -19,7 +19,6 @@ from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
 from qflow.errors import GroupInUse, InvalidArgument, NotFound, QflowError
 from qflow.message import LANE_SHIFT
-from qflow.serving.tokens import token_in
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.spark.places.calls import CALL_S, Door, read_file
 from qflow.spark.places.place import OfOwners, Reading, Staging, Written
@@ -29,6 +28,7 @@ from qflow.storage.inbox.stage_files import StageFile
 from qflow.storage.inbox.stages import Batch, Manifest
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row
+from qflow.tokens import token_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
