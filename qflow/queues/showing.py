@@ -8,10 +8,7 @@ from qflow.memory.gate import Gate
 from qflow.memory.waiting import shelter, straight
 from qflow.queues.putting import Reserved
 from qflow.storage.log.batch import Put
-from qflow.storage.log.direct import Direct
 from qflow.storage.log.lane import Turn
-
-straight(Direct.confirm)  # the storage knows nothing of signal handlers and finalizers
 
 
 @straight

@@ -239,6 +239,9 @@ class World:
         self.cuts += 1
         if self.cuts < 8 or self._chance.random() < 0.6:
             return  # the queue is being declared
+        in_thread(self._look)  # in this one a call is under way: garbage of another one would have it refused
+
+    def _look(self) -> None:
         copy = self._copy(self.path)
         self._check_seen(copy)
         if self._chance.random() < 0.15:  # and once more, while the copy is opened

@@ -191,8 +191,11 @@ def test_what_is_settled_is_known_to_be_unused(open_spool: Callable[..., qflow.B
 
 
 def test_the_heaviest_of_many_queues_spills(open_spool: Callable[..., qflow.Broker]) -> None:
-    """What small ones hold stays in memory, however many they are; nothing is lost of any."""
-    broker = open_spool(capacity_bytes="256KiB")
+    """What small ones hold stays in memory, however many they are; nothing is lost of any.
+
+    They need 254 KiB; what is taken of `heavy`, and held, has room beside that.
+    """
+    broker = open_spool(capacity_bytes="320KiB")
     small = [broker.declare_queue(f"small {n}", durable=False) for n in range(200)]
     heavy = broker.declare_queue("heavy", durable=False)
     for n in range(2_000):
@@ -201,7 +204,7 @@ def test_the_heaviest_of_many_queues_spills(open_spool: Callable[..., qflow.Brok
         for queue in small:
             queue.put(b"%d" % turn * 100)
     stats = broker.stats()
-    assert stats.resident_bytes <= 256 * 1024
+    assert stats.resident_bytes <= 320 * 1024
     assert [name for name, one in stats.queues.items() if one.spilled_messages] == ["heavy"]
     assert [heavy.get(0).body for _ in range(5)] == [b"%06d" % n * 20 for n in range(5)]
     for queue in small:
