@@ -38,7 +38,8 @@ GONE_KEPT = 10_000
 _OF_QUEUE = [field.name for field in attrs.fields(QueueStats)]
 _AGEING = ("oldest_unacked_s", "blocked_longest_s", "rates", "holders", "consumers")
 """Figures that change by themselves."""
-_NO_RATES = attrs.asdict(Rates())
+_OF_RATES = [field.name for field in attrs.fields(Rates)]
+_NO_RATES = Rates()
 
 
 class _Shown:
@@ -48,13 +49,13 @@ class _Shown:
 
     def __init__(self, stats: QueueStats, now_s: float) -> None:
         self.facts: dict[str, Any] = {name: getattr(stats, name) for name in _OF_QUEUE}
-        self.facts["rates"] = attrs.asdict(stats.rates)
+        self.facts["rates"] = _plain(stats.rates)
         self.facts["holders"] = [attrs.asdict(one) for one in stats.holders]
         self.facts["consumers"] = [attrs.asdict(one) for one in stats.consumers]
         self._at_s = now_s
         self.look = 0
         """The number of the look at which it was another one."""
-        self.ages = bool(stats.holders or stats.blocked_putters or stats.rates != Rates())
+        self.ages = bool(stats.holders or stats.blocked_putters or stats.rates != _NO_RATES)
         """It is another one at each look, whatever happens to the queue."""
         self._varies = self.ages or bool(stats.consumers)
         self._text = ""
@@ -65,13 +66,13 @@ class _Shown:
         self._at_s = now_s
         self.facts = {
             **facts,
-            "rates": attrs.asdict(rates),
+            "rates": _plain(rates),
             "oldest_unacked_s": facts["oldest_unacked_s"] + passed_s if facts["holders"] else 0.0,
             "blocked_longest_s": facts["blocked_longest_s"] + passed_s if facts["blocked_putters"] else 0.0,
             "holders": [{**one, "oldest_s": one["oldest_s"] + passed_s} for one in facts["holders"]],
             "consumers": [{**one, "since_s": one["since_s"] + passed_s} for one in facts["consumers"]],
         }
-        self.ages = bool(facts["holders"] or facts["blocked_putters"] or self.facts["rates"] != _NO_RATES)
+        self.ages = bool(facts["holders"] or facts["blocked_putters"] or rates != _NO_RATES)
 
     @property
     def varies(self) -> bool:
@@ -87,6 +88,10 @@ class _Shown:
             self._text = f"{json.dumps(facts['name'])}: {json.dumps(steady)[:-1]}, "
         others = {name: facts[name] for name in _AGEING} | {"holders": facts["holders"][:HOLDERS_WRITTEN]}
         return f"{self._text}{json.dumps(others)[1:]}"
+
+
+def _plain(rates: Rates) -> dict[str, float]:
+    return {name: getattr(rates, name) for name in _OF_RATES}
 
 
 class Figures:

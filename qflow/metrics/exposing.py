@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 
@@ -21,6 +24,9 @@ class Exposition:
     def answer(self, accept: str = "") -> tuple[bytes, str]:
         """Return the body, and its content type: OpenMetrics where the client takes it, else Prometheus's text."""
         encode, content_type = choose_encoder(accept)
+        if content_type.startswith("application/openmetrics-text"):
+            # Our names have nothing to escape, in which encoders differ; this one takes half the time.
+            encode = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)
         return encode(self._registry), content_type
 
     def text(self) -> bytes:
