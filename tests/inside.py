@@ -100,6 +100,11 @@ def consuming(consumer: qflow.Consumer) -> Consuming:
     return consumer._threads[0]
 
 
+def grants(session: Any) -> list[Any]:
+    """Return what the connection of a session holds."""
+    return list(session.grants._grants.values())
+
+
 def link(broker: qflow.aio.AsyncRemoteBroker) -> Link:
     """Return what a connection for tasks knows of its requests."""
     return broker._connection._link

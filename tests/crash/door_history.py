@@ -126,15 +126,22 @@ class History:
         return found + [f"came {times} times as if new: {place}" for place, times in news.items() if times > 1]
 
     def _halves(self, left: dict[Place, str]) -> list[str]:
-        """A batch is there as a whole, or not at all."""
+        """A batch is there as a whole, or not at all.
+
+        A batch that was to be moved, and was not, may be moved in other batches, with others.
+        """
         there: dict[str, set[str]] = defaultdict(set)
         for (queue, _), token in [*((got.place, got.token) for got in self.got), *left.items()]:
             there[queue].add(token)
         settled = {(queue, token) for (queue, token), place in self.put.items() if (queue, place) in self.ack_tried}
+        moves = Counter(token for queue, group in self.groups if queue == "out" for token in group)
         found = []
         for queue, group in self.groups:
             here = [token in there[queue] or (queue, token) in settled for token in group]
-            if any(here) and not all(here):
+            by_this = [
+                is_here for is_here, token in zip(here, group, strict=True) if queue != "out" or moves[token] == 1
+            ]
+            if any(by_this) and not all(here):
                 found.append(f"half of a batch came to {queue}: {group}")
         return found
 
@@ -150,6 +157,9 @@ class History:
         times = Counter(token for _, token in stored)
         found = [f"stored {count} times: {token}" for token, count in times.items() if count > 1]
         found += [f"published and not stored: {token}" for token in self.offsets if not times[token]]
+        for queue, group in self.groups:
+            if queue == STREAM and 0 < sum(token in times for token in group) < len(group):
+                found.append(f"half of a transaction is stored: {group}")
         places = {token: place for place, token in stored}
         found += [
             f"{token} is at {places[token]}, confirmed at {place}"

@@ -8,17 +8,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from crash import door_client
 from crash.door_history import History, look
+from faults.strikes import TORTURE
 
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
-KILLS = int(os.environ.get("QFLOW_DOOR_KILLS", "20"))
+KILLS = int(os.environ.get("QFLOW_DOOR_KILLS", "200" if TORTURE else "20"))
 """The long run is `QFLOW_DOOR_KILLS=1000`."""
 ROLES = ("owner", "putter", "taker", "taker", "mover", "publisher", "reader", "reader", "tasks")
+CROWDS = ("owner", "crowd", "crowd", "herd", "publisher")
+CROWD_KILLS = KILLS // 4
 PROGRESS = 10_000
 """So many bytes of reports are told between two kills, at most."""
 PATIENCE_S = 60.0
@@ -28,8 +32,9 @@ SECONDS_A_KILL = 3
 class Beings:
     """The processes around one spool."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, module: str) -> None:
         self.spool, self.reports, self.seed = directory / "spool", directory / "reports", seed
+        self.module = module
         self.reports.mkdir()
         self.started = 0
         self.living: list[tuple[str, subprocess.Popen[bytes], Path]] = []
@@ -37,7 +42,7 @@ class Beings:
     def start(self, role: str) -> None:
         """Begin one."""
         arguments = [str(self.spool), str(self.reports), role, str(self.seed), str(self.started)]
-        command = [sys.executable, "-X", "faulthandler", "-m", "crash.door_client", *arguments]
+        command = [sys.executable, "-X", "faulthandler", "-m", self.module, *arguments]
         where = os.pathsep.join((str(Path(door_client.__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
         process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": where})
         self.living.append((role, process, self.reports / f"{role}-{self.started}"))
@@ -70,18 +75,28 @@ class Beings:
 @pytest.mark.timeout(120 + SECONDS_A_KILL * KILLS)
 def test_what_was_confirmed_through_the_door_survives_kills_of_both_sides(tmp_path: Path) -> None:
     """Nothing confirmed is lost, nothing acked comes again, batches and transactions are whole, numbers stored once."""
+    live_and_die(Beings(tmp_path, SEED, "crash.door_client"), ROLES, KILLS, PROGRESS)
+
+
+@pytest.mark.timeout(120 + 4 * SECONDS_A_KILL * CROWD_KILLS)
+def test_ordinary_days_of_crowds_leave_nothing_wrong(tmp_path: Path) -> None:
+    """Many tasks and threads of each connection, a tenth of the calls cancelled, and an owner that closes beside them."""
+    live_and_die(Beings(tmp_path, SEED, "crash.door_crowd"), CROWDS, CROWD_KILLS, 10 * PROGRESS)
+
+
+def live_and_die(beings: Beings, roles: Sequence[str], kills: int, progress: int) -> None:
+    """Begin processes, kill one after the other, each when so much was told, and look at their histories."""
     print(f"seed {SEED} (set QFLOW_SEED)")
     chance = random.Random(SEED)
-    beings = Beings(tmp_path, SEED)
     try:
-        for role in ROLES:
+        for role in roles:
             beings.start(role)
-        for _ in range(KILLS):
-            beings.go_on(chance.randrange(PROGRESS))
+        for _ in range(kills):
+            beings.go_on(chance.randrange(progress))
             victim = 0 if chance.random() < 0.3 else chance.randrange(len(beings.living))
             owners = [number for number, (role, _, _) in enumerate(beings.living) if role == "owner"]
             beings.start(beings.kill(owners[0] if victim == 0 else victim))
-        beings.go_on(PROGRESS)
+        beings.go_on(progress)
     finally:
         while beings.living:
             beings.kill(chance.randrange(len(beings.living)))
