@@ -166,22 +166,22 @@ class Homes:
 class Waiter:
     """One await of a task, to be woken from anywhere."""
 
-    __slots__ = ("_home", "_timer", "error", "future")
+    __slots__ = ("_timer", "error", "future", "home")
 
     def __init__(self, home: Home) -> None:
-        self._home = home
+        self.home = home
         self.future: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.error: BaseException | None = None
 
     def wake(self) -> None:
         """Wake the task; from any thread, twice is fine."""
-        self._home.call(self._resolve)
+        self.home.call(self._resolve)
 
     def arm(self, seconds: float) -> None:
         """Wake the task after so many seconds. In the loop."""
         if seconds != FOREVER and (self.future is None or not self.future.done()):
-            self._timer = self._home.loop.call_later(max(0.0, seconds), self._resolve)
+            self._timer = self.home.loop.call_later(max(0.0, seconds), self._resolve)
 
     def _resolve(self) -> None:
         future = self.future
@@ -194,7 +194,7 @@ class Waiter:
         Wake-ups count from when there is a `future`: made here, if nobody has before the loop could run one.
         """
         if self.future is None:
-            self.future = self._home.loop.create_future()
+            self.future = self.home.loop.create_future()
         self.arm(seconds)
         try:
             await self.future

@@ -11,7 +11,7 @@ from typing import Any, Generic, Unpack
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
-from qflow.aio.loops import Home, Homes, Log, Promise, Worker, attend
+from qflow.aio.loops import Home, Homes, Log, Promise, Waiter, Worker, attend
 from qflow.aio.queue_work import QueueWork
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
@@ -27,7 +27,7 @@ from qflow.queues.envelope import Envelope
 from qflow.queues.gets import Gets
 from qflow.queues.overflow import Decision
 from qflow.queues.puts import Puts
-from qflow.queues.putting import TurnedAway
+from qflow.queues.putting import Putting, TurnedAway, putting_of
 from qflow.queues.queue import Queue, parts_of
 from qflow.stats import QueueStats
 from qflow.takers import parse_name
@@ -103,12 +103,25 @@ class AsyncQueue(Generic[Placed]):
                 sequence = puts.put_at_once((body,))
                 if sequence is not None:
                     return sequence
-            put = puts.draft([body], True, 0)
+            put = puts.draft_one(body)
             if not puts.admission.line and puts.enter_at_once(put):
                 if put.lane.is_logged:
                     await self._homes.here().confirmed(put)
                 return put.first
-            return await self._wait_for_room(put, timeout_s)  # type: ignore[return-value]
+            if settings.durable or timeout_s is not None:
+                return await self._wait_for_room(puts.begin([put], timeout_s))  # type: ignore[return-value]
+            waiter = Waiter(self._homes.here())
+            waiter.future = waiter.home.loop.create_future()
+            putting = putting_of(puts, put)
+            try:
+                if putting.stand(waiter.wake):
+                    await waiter.future
+                    if putting.go_on():
+                        return put.first
+                return await self._wait_for_room(putting)  # type: ignore[return-value]
+            except BaseException:
+                in_place(putting.give_up)
+                raise
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
         if dedupe_key is not None:
@@ -180,15 +193,15 @@ class AsyncQueue(Generic[Placed]):
                 return first
         put = queue.draft(records, plain, envelope.number)
         if not queue.enter_at_once(put):
-            return await self._wait_for_room(put, timeout_s)
+            return await self._wait_for_room(queue.begin([put], timeout_s))
         if put.lane.is_logged:
             await self._homes.here().confirmed(put)
         return put.first
 
-    async def _wait_for_room(self, put: Any, timeout_s: Duration | None) -> int | None:
+    async def _wait_for_room(self, putting: Putting) -> int | None:
         """Put messages that have to wait, or that a limit turns away."""
         queue, home = self._puts, self._homes.here()
-        putting = queue.begin([put], timeout_s)
+        put = putting.puts[0]
         try:
             await attend(home, self._worker, putting.step, putting.give_up)
         except TurnedAway as turned:

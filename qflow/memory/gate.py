@@ -138,7 +138,7 @@ class Gate:
 
     def charge(self, amount: int) -> bool:
         """Charge bytes if there is room, borrowing where that helps."""
-        missing = self.over + amount
+        missing = self.used + amount - self.account.borrowed
         if missing > 0 and not self.borrow(missing):
             return False
         self.used += amount

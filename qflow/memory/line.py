@@ -69,15 +69,12 @@ class Line(threading.Condition):
 
     def __init__(self, lock: Any) -> None:
         super().__init__(lock)
+        self.watching = 0
+        """How many watchers there are."""
         self._turns = 0
         self._fresh: OrderedDict[int, Watcher] = OrderedDict()
         self._back: dict[int, Watcher] = {}  # were here before, and found nothing
         self._order: list[int] = []  # their numbers below 0, the first of them at the end
-
-    @property
-    def watching(self) -> int:
-        """How many watchers there are."""
-        return len(self._fresh) + len(self._back)
 
     def watch(self, wake: Wake, number: int | None = None) -> Watcher:
         """Have `wake()` called when it is its turn at a notification. Under the lock.
@@ -91,20 +88,21 @@ class Line(threading.Condition):
         else:
             watcher = self._back[number] = Watcher(wake, number)
             insort(self._order, -number)
+        self.watching += 1
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
         """Call it no more. Under the lock."""
         if not watcher.called:
             watcher.called = True
+            self.watching -= 1
             if self._fresh.pop(watcher.number, None) is None:
                 del self._back[watcher.number]
                 del self._order[bisect_left(self._order, -watcher.number)]
 
     def notify(self, n: int = 1) -> None:
         """Wake `n` of those who wait, watchers first."""
-        fresh = self._fresh
-        while n > 0 and (fresh or self._back):
+        while n > 0 and self.watching:
             n -= 1
             self._pop()()
         if n > 0:
@@ -112,17 +110,18 @@ class Line(threading.Condition):
 
     def notify_first(self) -> None:
         """Wake all threads, but only the first watcher: it has the next one look when it leaves something."""
-        if self._fresh or self._back:
+        if self.watching:
             self._pop()()
         super().notify_all()
 
     def notify_all(self) -> None:
         """Wake everybody."""
-        while self._fresh or self._back:
+        while self.watching:
             self._pop()()
         super().notify_all()
 
     def _pop(self) -> Watcher:
+        self.watching -= 1
         fresh, order = self._fresh, self._order
         if order and (not fresh or -order[-1] < next(iter(fresh))):
             return self._back.pop(-order.pop())

@@ -20,7 +20,7 @@ from qflow.events import EventKind
 from qflow.memory.gate import ALWAYS, LINE
 from qflow.memory.line import Wake
 from qflow.queues.lanes import Lanes
-from qflow.queues.overflow import Decision, Depth, decide, may_hold, may_resume
+from qflow.queues.overflow import Decision, Depth, decide, may_resume, room
 
 RETRY_S = 0.5
 """A spill that failed is tried again after so long, while somebody waits for it."""
@@ -31,8 +31,14 @@ TURN = 16
 class Putter(Protocol):
     """A put that may have to wait."""
 
+    count: int
+    """How many puts it is, in one lane each."""
+    size: Depth
+    """Their messages."""
+    charged: int
+    """Their memory."""
     depth: Depth
-    """By how much it makes the queue deeper."""
+    """By how much it makes the queue deeper, when what leaves in the same commit has left."""
     alone: bool
     """It is published by itself, by any thread that sees it admitted; else its own thread or task goes on with it."""
     in_turn: bool
@@ -43,9 +49,8 @@ class Putter(Protocol):
     wake: Wake | None
     """None while it does not wait: it looks itself."""
 
-    def reserve(self) -> bool:
-        """Take memory and depth, if there is memory."""
-        ...
+    def has_room(self) -> None:
+        """Note that memory and depth are reserved for it."""
 
     def publish(self) -> None:
         """Make messages visible that have their place."""
@@ -211,6 +216,11 @@ class Admission:
         if was_next:
             self._shorten_line()
 
+    def went_on(self) -> None:
+        """After one that was admitted has gone on: the last of them has others admitted."""
+        if not (self.admitted or self.ready):
+            self._shorten_line()
+
     def _shorten_line(self) -> None:
         """After somebody left the line."""
         self.admit_line()
@@ -223,32 +233,59 @@ class Admission:
         The first is woken without a place where that takes more: memory must be freed for it, or messages dropped. The
         next one is looked at when it leaves the line.
         """
-        line, gate, lanes, settings = self.line, self._gate, self._lanes, self._context.settings
-        blocks = settings.on_overflow is Overflow.BLOCK
-        while line:
-            putter = next(iter(line))
-            if putter.wake is None:
+        gate, blocks = self._gate, self._context.settings.on_overflow is Overflow.BLOCK
+        while self.line:
+            first = self._admit_together() if blocks else next(iter(self.line))
+            if first is None:
                 return
-            if blocks:
-                if gate.at_limit and not putter.passed and self.is_held_back():
-                    return
-                messages, size = putter.depth
-                messages += lanes.messages() + self.pending_messages
-                if not may_hold(settings, messages, size + lanes.message_bytes + self.pending_bytes):
-                    self.note_limit(reached=True)
-                    return
-                if putter.reserve():
-                    del line[putter]
-                    (self.ready if putter.alone else self.admitted)[putter] = None
-                    if not putter.in_turn:
-                        _wake(putter)
-                        continue
-                    self._woken_next[putter] = None
-                    if self._waker is None:
-                        self._wake_next()
-                    continue
-            _wake(putter)
-            return
+            if not blocks or not gate.borrow(gate.over + first.charged):
+                _wake(first)
+                return
+
+    def _admit_together(self) -> Putter | None:
+        """Admit those at the head of the line that there is room for; return the first if it is in need of memory.
+
+        They are charged and counted together: thousands of tasks may wait, and each message is one of them.
+        """
+        gate, line = self._gate, self.line
+        messages_left, bytes_left = room(self._context.settings, self.depth())
+        memory_left = -gate.over
+        puts = messages = size = charged = 0
+        passing: list[Putter] = []
+        short: Putter | None = None
+        is_full = False
+        for putter in line:
+            if putter.wake is None or (gate.at_limit and not putter.passed and self.is_held_back()):
+                break
+            deeper, longer = putter.depth
+            if messages + deeper > messages_left or size + longer > bytes_left:
+                is_full = True
+                break
+            if charged + putter.charged > memory_left:
+                short = putter
+                break
+            its_messages, its_size = putter.size
+            puts += putter.count
+            messages += its_messages
+            size += its_size
+            charged += putter.charged
+            passing.append(putter)
+        for putter in passing:
+            del line[putter]
+            putter.has_room()
+            (self.ready if putter.alone else self.admitted)[putter] = None
+            if putter.in_turn:
+                self._woken_next[putter] = None
+            else:
+                _wake(putter)
+        if self._woken_next and self._waker is None:
+            self._wake_next()
+        if passing:
+            gate.used += charged
+            self.count_in(puts, messages, size, charged)
+        if is_full:
+            self.note_limit(reached=True)
+        return short
 
     def publish_ready(self) -> bool:
         """Make visible what has its place and waits for its thread only, in order; return whether there was any."""

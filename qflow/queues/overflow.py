@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
+from qflow.memory.gate import ALWAYS
 
 
 class Decision(enum.Enum):
@@ -48,6 +49,12 @@ def may_hold(settings: QueueSettings, messages: int, size: int) -> bool:
     """Tell whether so many messages, of so many bytes together, are within the limits."""
     most_messages, most_bytes = settings.limit_messages, settings.limit_bytes
     return (most_messages is None or messages <= most_messages) and (most_bytes is None or size <= most_bytes)
+
+
+def room(settings: QueueSettings, depth: Depth) -> tuple[int, int]:
+    """Return by how many messages and bytes a queue of this depth may become deeper; `ALWAYS` where nothing limits."""
+    messages, size = settings.limit_messages, settings.limit_bytes
+    return ALWAYS if messages is None else messages - depth.messages, ALWAYS if size is None else size - depth.bytes
 
 
 def excess(settings: QueueSettings, depth: Depth, arriving: Depth) -> Depth:

@@ -132,6 +132,13 @@ class Puts:
         charged = self._charge_for(records, size, number, dead=dead)
         return Put(self.lanes.commit_lane(number), records, sizes, plain, size, charged)
 
+    def draft_one(self, body: bytes) -> Put:
+        """`draft` of a body and nothing else, for the first lane."""
+        charged = len(body) + OVERHEAD_BYTES
+        if charged > self.gate.largest or self.context.settings.limit_bytes is not None:
+            self._charge_for([body], len(body), 0)  # refuses it, perhaps
+        return Put(self.lane or self.lanes.commit_lane(0), [body], [len(body)], True, len(body), charged)
+
     def _charge_for(self, records: list[Record], size: int, number: int, *, dead: bool = False) -> int:
         """Return what records of `size` bytes together are charged, after checking that they may pass."""
         settings = self.context.settings

@@ -7,6 +7,7 @@ from typing import Protocol
 from qflow.config import Overflow
 from qflow.memory.gate import Gate
 from qflow.memory.line import FOREVER, WORK, Wake, Watcher
+from qflow.memory.waiting import collecting, in_place, straight
 from qflow.queues.admission import Admission
 from qflow.queues.context import Context, Unlocked
 from qflow.queues.exits import Exits
@@ -14,6 +15,8 @@ from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Decision, Depth, excess
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.transaction_log import Put
+
+BLOCK = Overflow.BLOCK
 
 
 class TurnedAway(Exception):
@@ -42,8 +45,8 @@ class Putting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_charged", "_dead", "_deadline", "_done", "_queue", "_size", "_turn", "_watcher", "alone", "depth",
-        "given_up", "in_turn", "passed", "puts", "wake",
+        "_dead", "_deadline", "_done", "_queue", "_turn", "_watcher", "alone", "charged", "count", "depth", "given_up",
+        "in_turn", "passed", "puts", "size", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -55,9 +58,10 @@ class Putting:
         """
         self._queue = queue
         self.puts = puts
-        self._size = size
+        self.count = len(puts)
+        self.size = size
         self.depth = depth
-        self._charged = puts[0].charged if len(puts) == 1 else sum(put.charged for put in puts)
+        self.charged = puts[0].charged if len(puts) == 1 else sum(put.charged for put in puts)
         self._deadline = deadline
         self._dead = dead
         self._done = False  # it has what it takes
@@ -98,7 +102,8 @@ class Putting:
                 return None
             if wait_s is None:
                 admission.forget_blocked(self)
-                self._has_room()
+                admission.count_in(self.count, *self.size, self.charged)
+                self._done = True
                 admission.leave_line(self)
                 admission.count_places()
                 if gate.room.watching:
@@ -115,23 +120,80 @@ class Putting:
                     queue.lanes.refresh()
             return wait_s
 
-    def reserve(self) -> bool:
+    @straight
+    def stand(self, wake: Wake) -> bool:
+        """Wait at a limit behind others, as a `step` would; False where that takes a closer look. Cost: 0.5 µs.
+
+        Whoever makes room admits it; what came in its way meanwhile, a `step` finds after the wake-up.
+        """
+        context, gate, admission = self._queue.context, self._queue.gate, self._queue.admission
+        since_s = context.monotonic()
+        with context.lock:  # a straight line; see `waiting`
+            line = admission.line
+            if not line or context.ended is not None or "a" in collecting:
+                return False
+            if context.settings.on_overflow is not BLOCK:
+                return False
+            self.wake = wake
+            line[self] = None
+            admission.blocked[self] = since_s
+            gate.changes += 1
+        return True
+
+    @straight
+    def go_on(self) -> bool:
+        """Publish one put of a queue that is not logged, in its first lane, if it was admitted; else False.
+
+        It does what `step` and `publish` would, where nobody else is to be told. Cost: 0.7 µs.
+        """
+        queue, put = self._queue, self.puts[0]
+        context, gate, admission, lanes = queue.context, queue.gate, queue.admission, queue.lanes
+        records, size, charged = put.records, put.size, put.charged
+        published = False
+        try:
+            with context.lock:  # a straight line; see `waiting`
+                admitted, runs = admission.admitted, lanes.runs
+                if self not in admitted or admission.ready or context.ended is not None or "a" in collecting:
+                    return False
+                del admitted[self], admission.blocked[self]
+                gate.changes += 1
+                put.first = runs.next
+                runs.next = put.first + 1
+                tail = runs.tail
+                tail += records
+                lanes.message_bytes += size
+                gate.incoming -= charged
+                admission.pending -= 1
+                admission.pending_messages -= 1
+                admission.pending_bytes -= size
+                published = True
+            if not admitted or gate.arrived.watching or gate.room.watching:
+                in_place(self._let_others_look)
+        except BaseException:
+            if published:
+                in_place(self._let_others_look)
+            raise
+        return True
+
+    def _let_others_look(self) -> None:
+        """After it was published: have others admitted if it was the last, and wake who waits for it."""
+        gate, admission = self._queue.gate, self._queue.admission
+        with self._queue.context.lock:
+            admission.went_on()
+            gate.arrived.notify()
+            if gate.room.watching:
+                gate.room.notify()
+
+    def has_room(self) -> None:
         """See `Putter`."""
-        if not self._queue.gate.charge(self._charged):
-            return False
-        self._has_room()
+        self._done = True
         if self._watcher is not None:
             self._unwatch(self._watcher)
-        return True
 
     def publish(self) -> None:
         """See `Putter`."""
         for put in self.puts:
             self._queue.publish_transient(put)
-
-    def _has_room(self) -> None:
-        self._queue.admission.count_in(len(self.puts), *self._size, self._charged)
-        self._done = True
 
     def give_up(self) -> None:
         """Ask for room no more, and give back what puts had that did not join a batch; twice is fine."""
@@ -160,7 +222,7 @@ class Putting:
 
         Called with the lock held; lets go of it only for work on the disk, and returns `WORK` where it may not do that.
         """
-        queue, charged = self._queue, self._charged
+        queue, charged = self._queue, self.charged
         gate, admission, spiller = queue.gate, queue.admission, queue.spiller
         while True:
             queue.context.check_open()
@@ -244,6 +306,12 @@ class Putting:
                 raise admission.full()
         admission.join_line(self)
         return wait_s
+
+
+def putting_of(queue: Reserved, put: Put) -> Putting:
+    """Return one put on its way that waits for as long as it takes."""
+    depth = depth_of([put])
+    return Putting(queue, [put], depth, depth, None, False)
 
 
 def depth_of(puts: list[Put]) -> Depth:

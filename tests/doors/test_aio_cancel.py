@@ -33,6 +33,7 @@ class Stage:
         self.faults = faults
         self.acked: list[bytes] = []
         self.held: list[qflow.aio.AsyncDelivery] = []
+        self.others: list[asyncio.Task[Any]] = []
 
     async def queue(self, name: str = "q", **settings: Any) -> Any:
         return await self.broker.declare_queue(name, **settings)
@@ -97,6 +98,22 @@ def put_at_a_limit(durable: bool) -> Scenario:
             stage.acked.append(delivery.body)
 
     return Scenario(before, act, beside, [b"old"], [b"new"])
+
+
+def put_behind_another_at_a_limit() -> Scenario:
+    async def before(stage: Stage) -> None:
+        await put_at_a_limit(False).before(stage)
+        stage.others.append(asyncio.create_task(stage.broker.queue("q").put(b"other")))
+        await turns()
+
+    async def beside(stage: Stage) -> None:
+        for _ in range(2):
+            await turns()
+            async with await stage.broker.queue("q").get() as delivery:
+                stage.acked.append(delivery.body)
+        await asyncio.gather(*stage.others)
+
+    return Scenario(before, put_at_a_limit(False).act, beside, [b"old", b"other"], [b"new"])
 
 
 def put_at_a_limit_for_long() -> Scenario:
@@ -362,6 +379,7 @@ SCENARIOS = {
     "put_many durable": put_many_durable,
     "submit": submit,
     "put at a limit": lambda: put_at_a_limit(False),
+    "put behind another at a limit": put_behind_another_at_a_limit,
     "put durable at a limit": lambda: put_at_a_limit(True),
     "put at a limit without waiting": put_at_a_limit_for_long,
     "put drops what is on disk": put_drops_what_is_on_disk,

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import inside
@@ -19,9 +20,13 @@ from calls import count
 from doors.event_loop import leave_nothing_behind, plain, run, turns, until
 from drivers import opening_tasks
 from qflow.aio.loops import Home, Step, Waiter, Worker, attend
+from qflow.memory.gate import LINE
 from qflow.memory.line import FOREVER, WORK
+from qflow.memory.waiting import in_place
+from qflow.queues import tending
+from qflow.queues.admission import Admission
 from qflow.queues.gets import Getting
-from qflow.queues.putting import Putting
+from qflow.queues.putting import Putting, putting_of
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S
 
@@ -154,10 +159,10 @@ def test_a_message_wakes_one_task_and_the_next_if_that_is_cancelled(on: On, woke
 
 @pytest.mark.owner_only(reason="it counts wake-ups of the owner's tasks")
 @pytest.mark.parametrize("tasks", [100, 1_000])
-def test_a_wait_is_two_tries_and_a_wake_up_without_a_timer(
+def test_a_wait_is_two_tries_or_none_and_a_wake_up_without_a_timer(
     on: On, woken: Counter[str], tasks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for a message, or at a limit, tries as it comes and when it is woken; however many wait."""
+    """A get tries as it comes and when it is woken; a put behind others at a limit never does; however many wait."""
     count(monkeypatch, woken, Getting, "step", "gets")
     count(monkeypatch, woken, Putting, "step", "puts")
     count(monkeypatch, woken, asyncio.SelectorEventLoop, "call_later", "timers")
@@ -178,7 +183,8 @@ def test_a_wait_is_two_tries_and_a_wake_up_without_a_timer(
         for putter in putters:
             await (await queue.get(0)).ack()
             await putter
-        assert (woken["puts"], woken["tasks"], woken["timers"]) == (2 * tasks, tasks, 0)
+        assert (woken["puts"], woken["tasks"], woken["timers"]) == (2, tasks, 0)  # of the first, with nobody before it
+        assert LINE not in parts_of(queue.queue).gate.shut
         await (await queue.get_many(10)).ack()
 
     on(scenario)
@@ -225,6 +231,168 @@ def test_a_consumer_of_many_tasks_hands_a_batch_over_and_not_each_message(
 
     on(scenario)
     assert turn["taken"] <= 1_000 + 2 * 10  # each comes once, and twice a batch one comes back
+
+
+def standing(queue: Any, number: int) -> list[asyncio.Task[Any]]:
+    """Return tasks that put messages of their number and 1,000 bytes, from 1 on."""
+    return [asyncio.create_task(queue.put(b"%d" % one + bytes(999))) for one in range(1, number + 1)]
+
+
+@pytest.mark.owner_only(reason="it counts calls of the owner's loop")
+def test_putters_are_counted_together_and_called_by_one_call_of_the_loop(
+    on: On, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread acks a hundred messages, and a hundred of a thousand tasks have their places: all at once."""
+    calls: Counter[str] = Counter()
+
+    async def scenario(broker: Any) -> None:
+        limits = {"limit_messages": 100, "limit_bytes": 1_000_000, "resume_ratio": 0}
+        queue = await broker.declare_queue("q", durable=False, **limits)
+        await queue.put_many([b""] * 100)
+        putters = standing(queue, 1_000)
+        await until(lambda: len(parts_of(queue.queue).admission.line) == 1_000)
+        admission = parts_of(queue.queue).admission
+        waiting, _, what = admission.told_blocked()
+        assert (waiting, what) == (1_000, "limit_messages")
+        assert sorted(admission.blocked.values()) == list(admission.blocked.values())
+        count(monkeypatch, calls, asyncio.get_running_loop(), "call_soon_threadsafe", "loop")
+        count(monkeypatch, calls, Admission, "count_in", "counted")
+        thread = threading.Thread(target=lambda: queue.queue.get_many(100).ack())
+        thread.start()
+        thread.join()
+        assert calls == {"loop": 1, "counted": 1}
+        await turns()
+        assert [putter.result() for putter in putters[:100]] == list(range(100, 200))
+        for putter in putters[100:]:
+            putter.cancel()
+        await asyncio.gather(*putters, return_exceptions=True)
+        assert parts_of(queue.queue).lanes.message_bytes == sum(len(b"%d" % one) + 999 for one in range(1, 101))
+        await (await queue.get_many(100)).ack()
+
+    on(scenario)
+
+
+@pytest.mark.owner_only(reason="puts go on one by one, as if of several loops")
+def test_a_message_of_a_task_in_line_wakes_who_waits_for_it_though_others_have_not_gone_on(on: On) -> None:
+    """Tasks of two loops have their places, and one loop is held up."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False, limit_messages=2, resume_ratio=0)
+        await queue.put_many([b"old"] * 2)
+        puts = parts_of(queue.queue).puts
+        held_up, other = (putting_of(puts, puts.draft_one(body)) for body in (b"held up", b"other"))
+        assert in_place(partial(held_up.step, list, may_work=False)) == FOREVER
+        assert other.stand(list)
+        await (await queue.get_many(2)).ack()
+        getter = asyncio.create_task(queue.get())
+        await turns()
+        assert other.go_on()
+        async with await getter as delivery:
+            assert delivery.body == b"other"
+        held_up.give_up()
+
+    on(scenario)
+
+
+def test_tasks_in_line_go_on_where_memory_is_short(on: On) -> None:
+    """Each place takes a spill: no place comes with the wake-up, and they pass in their order all the same."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False, limit_messages=20, resume_ratio=1, capacity_bytes=3_000)
+        for _ in range(20):
+            await queue.put(bytes(1_000))
+        putters = standing(queue, 10)
+        await until(lambda: len(parts_of(plain(broker)).admission.line) == 10)
+        bodies = [delivery.body[:2].rstrip(b"\0") async for delivery in take(queue, 30)]
+        assert bodies == [b""] * 20 + [b"%d" % number for number in range(1, 11)]
+        assert await asyncio.gather(*putters) == list(range(20, 30))
+
+    on(scenario)
+
+
+@pytest.mark.parametrize("end", ["dropped", "deleted", "closed"])
+def test_tasks_in_line_find_what_becomes_of_their_queue(spool: Path, end: str) -> None:
+    """Other settings, or its end: every one of them is woken for that, and goes the long way."""
+
+    async def whole() -> list[Any]:
+        async with qflow.aio.open(spool) as broker:
+            queue = await broker.declare_queue("q", durable=False, limit_messages=1)
+            await queue.put(b"old")
+            putters = standing(queue, 5)
+            await until(lambda: len(parts_of(queue.queue).admission.line) == 5)
+            if end == "dropped":
+                await broker.alter_queue("q", on_overflow=qflow.Overflow.DROP_NEWEST)
+            elif end == "deleted":
+                await broker.delete_queue("q")
+            if end != "closed":
+                await asyncio.wait(putters)
+                assert not inside.left_behind(queue.queue)
+        return await asyncio.gather(*putters, return_exceptions=True)
+
+    found = run(whole())
+    kinds = {"dropped": type(None), "deleted": qflow.QueueDeleted, "closed": qflow.BrokerClosed}
+    assert [type(outcome) for outcome in found] == [kinds[end]] * 5
+
+
+@pytest.mark.owner_only(reason="its settings change beside it")
+def test_a_task_that_is_to_be_turned_away_does_not_wait_behind_those_in_line(on: On) -> None:
+    """The policy is another by then, and those who were in line have not looked yet."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False, limit_messages=1)
+        await queue.put(b"old")
+        putters = standing(queue, 2)
+        await until(lambda: len(parts_of(queue.queue).admission.line) == 2)
+        dropping = attrs.evolve(queue.settings, on_overflow=qflow.Overflow.DROP_NEWEST)
+        tending.alter(parts_of(queue.queue), dropping)
+        with pytest.raises(StopIteration) as returned:
+            queue.put(b"new").send(None)
+        assert returned.value.value is None
+        assert await asyncio.gather(*putters) == [None, None]
+        await (await queue.get()).ack()
+
+    on(scenario)
+
+
+@pytest.mark.owner_only(reason="at the door its turn comes before the owner hears of its end")
+def test_what_a_task_was_admitted_with_is_given_back_whatever_the_queue_takes_by_then(on: On) -> None:
+    """Cancelled before its turn came, when the queue would not take its message any more."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False, limit_messages=3, resume_ratio=1)
+        await queue.put_many([b"old"] * 3)
+        putters = standing(queue, 3)
+        await until(lambda: len(parts_of(queue.queue).admission.line) == 3)
+        await (await queue.get_many(3)).ack()
+        tending.alter(parts_of(queue.queue), attrs.evolve(queue.settings, max_message_bytes=10))
+        for putter in putters:
+            putter.cancel()
+        await asyncio.wait(putters)
+        assert not inside.left_behind(queue.queue)
+        assert len(queue) == 0
+
+    on(scenario)
+
+
+@pytest.mark.owner_only(reason="a step of a thread stands beside it")
+def test_a_task_does_not_pass_a_thread_that_was_admitted_before(on: On) -> None:
+    """Its message waits for its thread, and is put by the task first."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False, limit_messages=2, resume_ratio=0)
+        await queue.put_many([b"old"] * 2)
+        puts = parts_of(queue.queue).puts
+        thread = puts.begin([puts.draft([b"thread"], True, 0)], None)
+        thread.alone = thread.in_turn = True
+        assert in_place(partial(thread.step, list, may_work=False)) == FOREVER
+        task = asyncio.create_task(queue.put(b"task"))
+        await until(lambda: len(parts_of(queue.queue).admission.line) == 2)
+        await (await queue.get_many(2)).ack()
+        await task
+        assert [delivery.body async for delivery in take(queue, 2)] == [b"thread", b"task"]
+        assert in_place(partial(thread.step, list, may_work=False)) is None
+
+    on(scenario)
 
 
 async def take(queue: qflow.aio.AsyncQueue, messages: int) -> Any:
