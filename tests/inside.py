@@ -6,6 +6,7 @@ import math
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import qflow
 import qflow.aio
