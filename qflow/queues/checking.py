@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.memory.line import PAUSE_S
-from qflow.memory.run import Place
+from qflow.memory.run import Place, Run
 from qflow.memory.waiting import sheltered
 from qflow.message import OVERHEAD_BYTES, Record, charge, is_logged, is_plain, lowest_by_lane
 from qflow.queues.exits import weigh
@@ -142,7 +142,7 @@ class _Moment:
         for number, lane in lanes.logged.items():
             runs = lanes.lists[number]
             logged += sum(run.waiting for run in runs if run.place is not Place.RESIDENT)
-            lowest = min((run.first for run in runs if run.waiting), default=runs.next)
+            lowest = min(map(_highest_first, (run for run in runs if run.waiting)), default=runs.next)
             self.lanes[number] = _LaneNow(lane.row, runs.next, min(lowest, delayed.get(number, lowest)))
         if not any(lane.leaves_gaps for lane in lanes.logged.values()):
             self.logged = logged + self.delayed
@@ -261,6 +261,11 @@ def _row_problems(moment: _Moment, held: _Held) -> Iterator[str]:
     in_rows = sum(lane.row.messages for lane in moment.lanes.values())
     if moment.logged is not None and moment.logged + held.logged != in_rows:
         yield f"the rows say {in_rows} messages, memory {moment.logged + held.logged}"
+
+
+def _highest_first(run: Run) -> int:
+    """Return where the first message of a run is, at most: of one that only the log has, some may have been deleted."""
+    return run.end - run.count if run.place is Place.LOGGED else run.first
 
 
 def _count_logged(records: list[Record]) -> int:

@@ -113,7 +113,7 @@ def read_logged(context: Context, lane: Lane, run: Run, budget: int, alone: bool
         attempts = read_attempts(txn, owner, number, first, replayed.position)
         tail_waits = not is_settled(txn, owner, number, row, row.tail)
     moved = Moved(replayed.position)
-    moved.purged = row.floor > first
+    moved.purged = run.count > 0 and row.floor >= run.end  # what was deleted at its front is settled, too
     if moved.purged:
         return moved
     size = 0

@@ -235,6 +235,31 @@ def test_what_only_the_log_has_is_deleted_there(
 
 
 @pytest.mark.owner_only
+@pytest.mark.parametrize("picked", [[1], [2], [2, 1], [1, 2, 3], [3, 2], [1, 3]])
+def test_what_stands_before_deleted_messages_of_the_log_may_leave_later(spool: Path, picked: list[int]) -> None:
+    """The log counts the deleted ones off with it; what waits behind them is not taken for purged."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q", capacity_bytes=0).put_many([body(number) for number in range(4)])
+    with qflow.open(spool) as broker:
+        queue = broker.queue("q")
+        inside.still(broker)
+        first = queue.get(timeout_s=0)
+        assert [queue.delete(sequence) for sequence in picked] == [True] * len(picked)
+        first.ack(wait=True)
+        assert broker.check() == []
+        left = [number for number in (1, 2, 3) if number not in picked]
+        queue.put(body(4))
+        for number in (*left, 4):
+            delivery = queue.get(timeout_s=0)
+            assert delivery.body == body(number)
+            delivery.ack(wait=True)
+        assert len(queue) == 0
+        assert broker.check() == []
+    with qflow.open(spool) as broker:
+        assert (len(broker.queue("q")), broker.recovery.problems) == (0, ())
+
+
+@pytest.mark.owner_only
 def test_messages_of_the_log_leave_while_others_are_replayed(spool: Path) -> None:
     """A run that a delete has claimed is waited for by gets, and the other way round; nothing comes twice."""
     with qflow.open(spool) as broker:
