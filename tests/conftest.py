@@ -15,6 +15,7 @@ import pytest
 import drivers
 import processes
 import qflow
+from doors import forking
 
 SPARK_TIMEOUT_S = 900
 SHARING = {"test_layout.py", "test_streams_real_data.py"}
@@ -70,6 +71,7 @@ def no_process_outlives_the_run() -> Iterator[None]:
     """What tests have begun has ended when the last of them has; in each process of pytest."""
     mark = processes.mark_children()
     yield
+    forking.end()
     found = processes.left_over(mark)
     processes.end(found)
     assert not found, [f"{process.pid}: {process.command}" for process in found]

@@ -12,6 +12,7 @@ import termios
 from pathlib import Path
 from typing import IO, Any
 
+from doors.forking import forking
 from qflow import inspect
 
 WATCHDOG_S = 300
@@ -32,9 +33,11 @@ class CommandLine:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def run(
-        self, *arguments: object, stdin: bytes = b"", stdout: Any = subprocess.PIPE, shell: str = 'exec "$@"'
+        self, *arguments: object, stdin: bytes = b"", stdout: Any = subprocess.PIPE, shell: str = ""
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run `qflow` to its end; `shell` is the script that starts it."""
+        """Run `qflow` to its end; `shell` is a script that starts it, if it is not to be forked."""
+        if not shell:
+            return forking().run(list(map(str, arguments)), stdin, stdout, self.directory, WATCHDOG_S)
         return subprocess.run(
             ["sh", "-c", shell, "sh", *_command(arguments)],
             input=stdin,

@@ -272,7 +272,7 @@ def test_findings_know_what_only_the_log_tells(spool: Path) -> None:
         until(lambda: sentence() == "4 dead letters in queue 'dead'; the commonest reason, of 2: 'mail bounced'")
         assert acting.purge(source, "dead") == "messages deleted from dead: 4"
         board = Board()
-        waited_for(source, board, lambda: board.look.queues["dead"]["messages"] == 0)
+        waited_for(source, board, lambda: board.look.queues.get("dead", {}).get("messages") == 0)
         now_s[0] += JUDGED_S
         assert "dead-letters" not in [one.kind for one in source.look().findings]
         source.leave()
