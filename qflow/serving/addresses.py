@@ -30,7 +30,8 @@ class Address:
         host = host[1:-1] if is_bracketed else host
         is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 2**16
         if not colon or not host or not is_port or (":" in host and not is_bracketed) or not host.isprintable():
-            raise InvalidArgument(f"an address is HOST:PORT, such as 127.0.0.1:5672 or [::1]:5672, not {text!r}")
+            shape = "HOST:PORT, such as 127.0.0.1:5672 or [::1]:5672, with a port up to 65535"
+            raise InvalidArgument(f"an address is {shape}, not {text!r}")
         return cls(host, int(port))
 
     def __str__(self) -> str:

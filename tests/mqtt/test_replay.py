@@ -20,7 +20,7 @@ run = asyncio.run
 @pytest.mark.parametrize(
     ("text", "start"),
     [
-        ("", None),
+        (None, None),
         ("earliest", 0),
         ("12", 12),
         ("latest", LATEST),
@@ -37,13 +37,14 @@ run = asyncio.run
         ("0001-01-01T00:00:00Z", datetime(1970, 1, 1, tzinfo=UTC)),
     ],
 )
-def test_a_start_is_an_offset_a_time_or_an_age(text: str, start: Any) -> None:
+def test_a_start_is_an_offset_a_time_or_an_age(text: str | None, start: Any) -> None:
     """As text."""
     assert start_of(text, datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp()) == start
 
 
 @pytest.mark.parametrize(
-    "text", ["-1y", "-", "--1h", "2030-01-01T12:00:00", "2030-01-01", "yesterday", "1e3", "٣", "-" + "9" * 5000 + "s"]
+    "text",
+    ["", "-1y", "-", "--1h", "2030-01-01T12:00:00", "2030-01-01", "yesterday", "1e3", "٣", "-" + "9" * 5000 + "s"],
 )
 def test_what_is_no_start_is_refused(text: str) -> None:
     """By name, with what is one."""
@@ -108,7 +109,10 @@ async def _beside(spool: Path) -> None:
             assert await raw.messages(4) == [b"1", b"2", b"3", b"4"]
         await raw.published("live", b"x")
         assert await raw.messages(1) == [b"x"]
-        assert (await raw.subscribe("a", UserProperty=("qflow-start", "noon"))).codes == [0x8F]
+        for start in ("noon", ""):
+            assert (await raw.subscribe("a", UserProperty=("qflow-start", start))).codes == [0x8F]
+        for wrong in ("$replay", "$replay/1", "$replay//a", "$replay/1/$share/g/a", "$replay/1/$SYS/#"):
+            assert (await raw.subscribe(wrong)).codes == [0x8F], wrong
         await raw.published("a", b"5")
         assert await raw.messages(1) == [b"5"]
 

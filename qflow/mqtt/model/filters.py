@@ -54,11 +54,14 @@ def wish_of(asked: Asked, properties: Properties, now_s: float) -> Wish:
     """
     group, rest = split_shared(asked.filter)
     users = dict(properties.get("user_properties", ()))
-    text = users.get(START, "")
-    if rest.startswith(_REPLAY):
+    text = users.get(START)
+    if rest == _REPLAY[:-1] or rest.startswith(_REPLAY):
         text, _, rest = rest.removeprefix(_REPLAY).partition("/")
-        if not rest:
-            raise MqttError(ReasonCode.TOPIC_FILTER_INVALID, f"{asked.filter[:200]!r} is not $replay/START/FILTER")
+        if not rest or rest.startswith("$"):
+            raise MqttError(
+                ReasonCode.TOPIC_FILTER_INVALID,
+                f"{asked.filter[:200]!r} is not $replay/START/FILTER, or $share/GROUP/$replay/START/FILTER",
+            )
     try:
         check_filter(rest)
     except InvalidArgument as error:
@@ -68,13 +71,13 @@ def wish_of(asked: Asked, properties: Properties, now_s: float) -> Wish:
     return Wish(asked.filter, rest, group, start_of(text, now_s), asked, identifier, has_offsets)
 
 
-def start_of(text: str, now_s: float) -> Start:
-    """Return where a replay begins; None for an empty text.
+def start_of(text: str | None, now_s: float) -> Start:
+    """Return where a replay begins; None where nothing is said.
 
     Raises:
         MqttError: TOPIC_FILTER_INVALID; it is none.
     """
-    if not text:
+    if text is None:
         return None
     try:
         start = read_start(text, datetime.fromtimestamp(now_s, UTC))
