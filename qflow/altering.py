@@ -1,29 +1,33 @@
-"""Changes of a queue's settings as people type them, and what they would drop of it."""
+"""Changes of settings of a queue or a stream as people type them, and what they would drop of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from qflow.config import Overflow, QueueSettings, check_changes, parse_size
+from qflow.config import Overflow, QueueSettings, StreamSettings, check_changes, parse_size
 from qflow.errors import InvalidArgument
 
+_WORDS = {"none": None, "true": True, "false": False}
 
-def parse_change(text: str) -> tuple[str, Any]:
+
+def parse_change(text: str, kind: type[QueueSettings] | type[StreamSettings] = QueueSettings) -> tuple[str, Any]:
     """Return the name and value of a setting as `limit_messages=1000` says it; `none` takes a limit away.
 
     Raises:
-        InvalidArgument: it is no NAME=VALUE, or a queue has no such setting. What is wrong with a value is found when
-            it is set.
+        InvalidArgument: it is no NAME=VALUE, or nothing of this kind has such a setting. What is wrong with a value is
+            found when it is set.
     """
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidArgument(f"{text!r} is no NAME=VALUE, such as limit_messages=1000")
-    check_changes(QueueSettings, [name], "queue")
-    if value.lower() == "none":
-        return name, None
-    for kind in (int, float):
+    check_changes(kind, [name], "queue" if kind is QueueSettings else "stream")
+    if name == "topics":
+        return name, value.split(",")
+    if value.lower() in _WORDS:
+        return name, _WORDS[value.lower()]
+    for number in (int, float):
         try:
-            return name, kind(value)
+            return name, number(value)
         except ValueError:
             continue
     return name, value
@@ -40,3 +44,10 @@ def dropped_by(settings: QueueSettings, changes: dict[str, Any], messages: int, 
     if limit_bytes is not None and size_bytes > (most := parse_size(limit_bytes, "limit_bytes")):
         return f"its oldest messages, down from {size_bytes:,} bytes to {most:,}"
     return None
+
+
+def keeps_less(settings: StreamSettings, changes: dict[str, Any]) -> bool:
+    """Tell whether a stream would keep less with changed settings, so that messages may be dropped at once."""
+    limits = ("retention_s", "retention_bytes", "retention_messages")
+    before, after = settings.to_dict(), StreamSettings.from_dict({**settings.to_dict(), **changes}).to_dict()
+    return any(after[name] is not None and (before[name] is None or after[name] < before[name]) for name in limits)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from qflow.altering import dropped_by, parse_change
+from qflow.altering import dropped_by, keeps_less, parse_change
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import existing_queue, reached_if_there
+from qflow.cli.spool import existing_queue, existing_stream, reached_if_there
+from qflow.config import StreamSettings
+
+if TYPE_CHECKING:
+    from qflow.cli.spool import AnyBroker
 
 
-@click.command(short_help="Change settings of a queue.")
+@click.command(short_help="Change settings of a queue, or a stream.")
 @options.existing_spool
 @options.queue_name
 @click.argument("changes", metavar="NAME=VALUE...", nargs=-1, required=True)
+@click.option("--stream", "is_stream", is_flag=True, help="QUEUE is the name of a stream.")
 @asking.yes
 @foreseen.dry_run
 @options.capacity
@@ -24,6 +29,7 @@ def alter(
     spool: Path,
     queue_name: str,
     changes: tuple[str, ...],
+    is_stream: bool,
     is_sure: bool,
     dry_run: bool,
     capacity: int,
@@ -35,36 +41,67 @@ def alter(
     dead_letter=dead. The value `none` takes a limit away. All settings are printed as they are then.
 
     A queue with on_overflow=drop_oldest drops down to a lower limit with the next put: without --yes it asks then, at
-    a terminal.
+    a terminal. So it does where a stream is to keep less.
+
+    With --stream, names and values are those of `Broker.alter_stream`; topics have commas between them.
 
     \b
         qflow alter SPOOL jobs limit_messages=1000 on_overflow=reject
+        qflow alter SPOOL plant --stream retention_bytes=2GiB retention_s=7d
         qflow alter SPOOL latest limit_messages=100 --dry-run
     """
-    wanted = dict(map(parse_change, changes))
     with reached_if_there(spool, capacity) as broker:
-        queue = existing_queue(broker, queue_name)
-        depth = queue.stats()
-        dropped = dropped_by(queue.settings, wanted, depth.messages, depth.bytes)
-        name = facts.readable(queue_name)
-        if dry_run:
-            _foresee(name, queue.settings.to_dict(), wanted, dropped)
-            return
-        if dropped is not None:
-            asking.make_sure(is_sure, f"Alter {name}, so that the next put drops {dropped}?")
-        settings = broker.alter_queue(queue_name, **wanted).settings.to_dict()
+        if is_stream:
+            settings = _alter_stream(broker, queue_name, changes, is_sure, dry_run)
+        else:
+            settings = _alter_queue(broker, queue_name, changes, is_sure, dry_run)
+    if settings is None:
+        return
     if as_json:
-        facts.print_json({"queue": queue_name, "settings": settings})
+        facts.print_json({"stream" if is_stream else "queue": queue_name, "settings": settings})
     else:
         facts.print_table(["setting", "value"], ([name, _shown(value)] for name, value in settings.items()))
 
 
-def _foresee(name: str, before: dict[str, Any], wanted: dict[str, Any], dropped: str | None) -> None:
+def _alter_queue(
+    broker: AnyBroker, queue_name: str, changes: tuple[str, ...], is_sure: bool, dry_run: bool
+) -> dict[str, Any] | None:
+    """Return the settings as they are then; None if nothing was to be done."""
+    wanted = dict(map(parse_change, changes))
+    queue = existing_queue(broker, queue_name)
+    depth = queue.stats()
+    dropped = dropped_by(queue.settings, wanted, depth.messages, depth.bytes)
+    name = facts.readable(queue_name)
+    if dry_run:
+        _foresee(name, queue.settings.to_dict(), wanted, f"the next put would drop {dropped}" if dropped else "")
+        return None
+    if dropped is not None:
+        asking.make_sure(is_sure, f"Alter {name}, so that the next put drops {dropped}?")
+    return broker.alter_queue(queue_name, **wanted).settings.to_dict()
+
+
+def _alter_stream(
+    broker: AnyBroker, stream_name: str, changes: tuple[str, ...], is_sure: bool, dry_run: bool
+) -> dict[str, Any] | None:
+    """Return the settings as they are then; None if nothing was to be done."""
+    wanted = dict(parse_change(change, StreamSettings) for change in changes)
+    stream = existing_stream(broker, stream_name)
+    drops = keeps_less(stream.settings, wanted)
+    name = facts.readable(stream_name)
+    if dry_run:
+        _foresee(name, stream.settings.to_dict(), wanted, "would drop what is beyond that" if drops else "")
+        return None
+    if drops:
+        asking.make_sure(is_sure, f"Alter {name}, so that it drops what is beyond that?")
+    return broker.alter_stream(stream_name, **wanted).settings.to_dict()
+
+
+def _foresee(name: str, before: dict[str, Any], wanted: dict[str, Any], drops: str) -> None:
     """Print what would change. A value that makes no sense is found when it is set."""
     for setting, value in wanted.items():
         click.echo(f"would set {setting} of {name} to {_shown(value)}; now {_shown(before[setting])}")
-    click.echo(f"the next put would drop {dropped}" if dropped else "would drop no message")
+    click.echo(drops or "would drop no message")
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
+    return "none" if value is None else ",".join(value) if isinstance(value, list | tuple) else str(value)

@@ -10,9 +10,7 @@ import click
 
 from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.exits import Exit
-from qflow.cli.spool import existing_queue, reached_if_there
-from qflow.errors import NotFound
-from qflow.names import choices
+from qflow.cli.spool import existing_queue, existing_stream, reached_if_there
 
 if TYPE_CHECKING:
     from qflow.cli.spool import AnyBroker, AnyQueue
@@ -78,9 +76,7 @@ def delete(
 
 def _stream_depth(broker: AnyBroker, name: str) -> int:
     """Return how many messages a stream has. Raises: NotFound, with the names of those that exist."""
-    if name not in broker.streams():
-        raise NotFound(f"there is no stream {name!r} in {broker.path}; {choices(name, broker.streams())}")
-    return broker.stream(name).stats().messages
+    return existing_stream(broker, name).stats().messages
 
 
 def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool, dry_run: bool) -> int:

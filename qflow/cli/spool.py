@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qflow.queues.queue import Queue
     from qflow.remote.client.broker import RemoteBroker
     from qflow.remote.client.queue import RemoteQueue
+    from qflow.streams.stream import Stream
 
     AnyBroker: TypeAlias = Broker | RemoteBroker
     AnyQueue: TypeAlias = Queue | RemoteQueue
@@ -157,3 +158,12 @@ def existing_queue(broker: AnyBroker, name: str) -> AnyQueue:
         from qflow.names import choices
 
         raise NotFound(f"there is no queue {name!r} in {broker.path}; {choices(name, broker.queues())}") from error
+
+
+def existing_stream(broker: AnyBroker, name: str) -> Stream:
+    """Return the stream; raise `NotFound` with the names of those that exist."""
+    if name not in broker.streams():
+        from qflow.names import choices
+
+        raise NotFound(f"there is no stream {name!r} in {broker.path}; {choices(name, broker.streams())}")
+    return broker.stream(name)

@@ -142,7 +142,7 @@ class Streams:
                 setting, mine, theirs = conflicts[0]
                 raise SettingsConflict(
                     f"stream {name!r} has {setting}={mine!r}, declared now with {setting}={theirs!r}: declare it as it "
-                    "is, or change it with alter_stream"
+                    "is, or change it with alter_stream, or from a shell `qflow alter SPOOL STREAM --stream`"
                 )
             return known
         if name in self._broken:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -249,3 +250,38 @@ def test_a_setting_that_there_is_none_of_is_refused(spool: Path, change: str, op
     done = CliRunner().invoke(app, ["alter", str(spool), "jobs", change, *options])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.exception
     assert f"no setting {change.partition('=')[0]!r}; there are ack_timeout_s, " in done.stderr
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["dead", "live"])
+def test_settings_of_a_stream_are_changed(tmp_path: Path, live: bool) -> None:
+    """What is to keep less is asked about first, for it drops messages at once; the rest is not."""
+    path = tmp_path / "plants"
+
+    def alter(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["alter", str(path), *arguments, "--stream"])
+
+    with qflow.open(path) as broker:
+        broker.declare_stream("plant", topics=["plant/#"])
+        broker.publish_many([("plant/1", b"%d" % number) for number in range(10)])
+        if not live:
+            broker.close()
+        done = alter("plant", "topics=plant/#,works/#", "retain_until_consumed=true", "retention_s=7d", "--yes")
+        assert done.exit_code == 0, done.output
+        assert "plant/#,works/#" in done.output
+        foreseen = alter("plant", "retention_messages=3", "--dry-run")
+        assert (
+            "would set retention_messages of plant to 3; now none\nwould drop what is beyond that\n" in foreseen.output
+        )
+        assert alter("plant", "retention_messages=3").exit_code == 2
+        changed = alter("plant", "retention_messages=3", "retain_until_consumed=false", "--yes", "--json")
+        settings = json.loads(changed.output)["settings"]
+        assert (settings["retention_messages"], settings["retain_until_consumed"]) == (3, False)
+        assert (settings["topics"], settings["retention_s"]) == (["plant/#", "works/#"], 7 * 86_400)
+        assert alter("plant", "retention_messages=none", "retention_s=none").exit_code == 0
+        for arguments, text in (
+            (("plant", "limit_messages=3"), "a stream has no setting 'limit_messages'; there are max_message_bytes, "),
+            (("plant", "partitions=2", "--yes"), "partitions"),
+            (("plan", "retention_s=7d", "--yes"), "there is no stream 'plan'"),
+        ):
+            done = alter(*arguments)
+            assert (done.exit_code, text in done.stderr) == (2, True), done.stderr
