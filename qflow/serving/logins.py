@@ -142,9 +142,13 @@ class Logins:
         finally:
             line.waiting -= 1
 
+    def tell_refused(self, name: str, peer: str) -> None:
+        """Have the log tell of a login that was refused: here, or by who saw that there is nothing to check."""
+        self._refusals.tell("a login as %r from %s was refused", name[:64], peer)
+
     async def _refuse(self, name: str, peer: str, pause_s: float) -> User | None:
         """Note a wrong password in the log, and have the client wait for the answer: None."""
-        self._refusals.tell("a login as %r from %s was refused", name[:64], peer)
+        self.tell_refused(name, peer)
         await self._sleep(pause_s)
         return None
 

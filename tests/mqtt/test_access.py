@@ -71,12 +71,15 @@ def test_without_users_whoever_comes_from_this_machine_may_do_everything(said: d
         ({"certificate": {}}, False),
     ],
 )
-def test_a_user_shows_a_password_or_a_certificate(said: dict[str, Any], comes_in: bool) -> None:
-    """A password that is given has to be right, whatever the certificate says."""
+def test_a_user_shows_a_password_or_a_certificate(
+    said: dict[str, Any], comes_in: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A password that is given has to be right, whatever the certificate says; the log tells of who is refused."""
     access = login(users(ANNA), **said)
     assert (access is not None) == comes_in
     if not said:
         assert login(users(ANNA), address=HERE) is None
+    assert ("was refused" in caplog.text) is not comes_in
 
 
 def test_a_user_may_do_what_filters_say_and_nothing_else() -> None:

@@ -68,11 +68,13 @@ class Gate:
         self, users: Users, connect: Connect, address: str, certificate: Mapping[str, Any] | None
     ) -> User | None:
         name, password = connect.username, connect.password
-        if password is not None:
-            text = password.decode(errors="surrogateescape")
-            return None if name is None else await self._logins.check(name, text, address)
-        shown = common_name(certificate)
-        return users.get(shown) if shown is not None and name in (None, shown) else None
+        if password is not None and name is not None:
+            return await self._logins.check(name, password.decode(errors="surrogateescape"), address)
+        shown = common_name(certificate) if password is None else None
+        user = users.get(shown) if shown is not None and name in (None, shown) else None
+        if user is None:
+            self._logins.tell_refused(shown or name or "", address)
+        return user
 
 
 class Permitted:
