@@ -765,7 +765,7 @@ def test_bodies_are_charged_while_a_commit_waits_for_room(
 
     monkeypatch.setattr(Admission, "join_line", joined)
     other = broker.declare_queue("other", durable=False)
-    with pytest.raises(qflow.QueueFull), broker.transaction(timeout_s=0.01) as tx:
+    with pytest.raises(qflow.QueueFull), broker.transaction(timeout_s=0.3) as tx:
         for _ in range(2):
             tx.put_many(queue, [bytes(2_000)] * 10)
         if capacity == "48KiB":
