@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from doors.event_loop import until
 from inside import copy_as_killed
 from mqtt_loop import DISCONNECT, PUBACK, PUBREC, PUBREL, Raw, SetClock, client, serving, serving_at, slept, unconnected
 from qflow.mqtt import Server
@@ -282,6 +283,8 @@ async def _fails(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         good, bad = await client(server, "good"), await client(server, "bad")
         await good.subscribe("a")
         await bad.subscribe("a")
+        sessions = server.house.hub.sessions
+        await until(lambda: not sessions["bad"].outbound.behind)  # from then on it is given what comes
         take = Outbound.take
 
         def fails(self: Outbound, *given: Any) -> None:
