@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import qflow
 from qflow.aio.broker import AsyncBroker
@@ -34,6 +34,7 @@ CREDIT_BYTES = 32 * 2**20
 """Where nobody says another."""
 Reply = tuple[dict[str, Any], list[Any]]
 """A head and columns."""
+T = TypeVar("T")
 Operation = Callable[["Session", dict[str, Any], Columns], Awaitable[Reply]]
 Notify = Callable[[dict[str, Any]], object]
 
@@ -119,6 +120,19 @@ class Session:
                 ), []
             _logger.exception("%s: operation %r of a connection failed", self.broker.path, head.get("op"))
             return encode_error(error), []
+
+    def named(self, kind: str, name: str, find: Callable[[str], T]) -> T:
+        """Return the queue or stream of a name, and know from now on that it was there.
+
+        Raises:
+            NotFound: there is none. QueueDeleted, StreamDeleted: the caller has used it before.
+        """
+        try:
+            found = find(name)
+        except NotFound as error:
+            raise self.deleted({kind: name, "known": True}, error) from error
+        self.known[kind].add(name)
+        return found
 
     def deleted(self, head: dict[str, Any], error: NotFound) -> QflowError:
         """Return what is told of something that is not there: that it was deleted, where the caller has it."""

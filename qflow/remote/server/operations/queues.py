@@ -10,7 +10,7 @@ from qflow.aio.delivery import AsyncDeliveries
 from qflow.aio.queue import AsyncQueue, work_of
 from qflow.amqp.letters import reviving
 from qflow.config import parse_count, parse_timeout
-from qflow.errors import InvalidArgument, NotFound
+from qflow.errors import InvalidArgument
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.options import QueueOptions
@@ -35,13 +35,7 @@ def queue_of(session: Session, head: dict[str, Any]) -> AsyncQueue[Any]:
     Raises:
         NotFound: there is none. QueueDeleted: the caller has used it before.
     """
-    name = arguments.text(head, "queue")
-    try:
-        found = session.broker.queue(name)
-    except NotFound as error:
-        raise session.deleted({**head, "known": True}, error) from error
-    session.known["queue"].add(name)
-    return found
+    return session.named("queue", arguments.text(head, "queue"), session.broker.queue)
 
 
 async def declare_queues(session: Session, head: dict[str, Any], columns: Columns) -> Reply:

@@ -141,13 +141,7 @@ def _stream(session: Session, head: dict[str, Any]) -> AsyncStream:
     Raises:
         NotFound: there is none. StreamDeleted: the caller has used it before.
     """
-    name = arguments.text(head, "stream")
-    try:
-        found = session.broker.stream(name)
-    except NotFound as error:
-        raise session.deleted({**head, "known": True}, error) from error
-    session.known["stream"].add(name)
-    return found
+    return session.named("stream", arguments.text(head, "stream"), session.broker.stream)
 
 
 OPERATIONS: dict[str, Operation] = {
