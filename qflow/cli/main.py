@@ -49,7 +49,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "spilled": ("qflow.cli.spilled", "List what lies in the spill directory."),
     },
     "Change": {
-        "alter": ("qflow.cli.alter", "Change settings of a queue."),
+        "alter": ("qflow.cli.alter", "Change settings of a queue, or a stream."),
         "move": ("qflow.cli.move", "Move the messages of a queue to another one."),
         "redrive": ("qflow.cli.redrive", "Move dead letters back to the queues they came from."),
         "purge": ("qflow.cli.purge", "Delete the messages of a queue."),
