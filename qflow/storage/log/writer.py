@@ -43,6 +43,8 @@ FLUSH_S = 0.003
 GATHER_S = 0.0005
 """Whoever a batch let go of mostly comes again at once: so long the next one waits for all of them, or they would take
 turns, in twice as many commits. About as long as a commit takes."""
+GATHER_EACH_S = 0.00003
+"""Or so long for each of them, where that is longer: they come out one after the other."""
 IMPATIENT_BATCHES = 16
 """So many batches wait for nobody after one has waited in vain."""
 IDLE_S = 1.0
@@ -244,7 +246,7 @@ class Writer:
             handing.told, handing.urgent = True, False  # from here on nobody wakes this thread but who completes them
         self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
         if gathers:
-            if not self._ending and not handing.asleep.acquire(timeout=GATHER_S):
+            if not self._ending and not handing.asleep.acquire(timeout=max(GATHER_S, goal * GATHER_EACH_S)):
                 self._impatient = IMPATIENT_BATCHES
             handing.goal = 0
             handing.told = handing.urgent = False  # before it is looked whether there are any
