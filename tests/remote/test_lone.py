@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import qflow
 from door_raw import RawDoor
 from qflow import BrokerClosed, InDoubt, QueueDeleted, QueueFull
 from qflow.remote.client import lone
+from qflow.remote.client.connecting import open_socket
 from qflow.remote.client.link import Reply, Request
 from qflow.remote.client.lone import LonePuts
+from qflow.remote.client.requests import put as put_request
 from qflow.remote.server import lone as serving
 from qflow.remote.wire.frames import encode_frame
 
@@ -26,22 +29,30 @@ class Lines:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[Request] = []
+        self.together: list[int] = []
+        """How many were asked at once."""
         self.made: list[LonePuts] = []
+        self._one_by_one = threading.Lock()
         monkeypatch.setattr(lone, "SOON", 1)
         monkeypatch.setattr(lone, "REST", 0)
-        ask, begin = lone.Line.ask, LonePuts.__init__
+        ask, begin = lone.Line.ask_all, LonePuts.__init__
 
-        def asked(line: lone.Line, request: Request) -> Reply | Exception:
-            if request.columns:
-                self.asked.append(request)
-            return ask(line, request)
+        def asked(line: lone.Line, together: Sequence[lone.Asked]) -> None:
+            self.asked += [one.request for one in together]
+            self.together.append(len(together))
+            ask(line, together)
 
         def made(puts: LonePuts, make: Callable[[], lone.Line | None], later: object) -> None:
             self.made.append(puts)
-            begin(puts, make, lambda job: job())
+            begin(puts, make, self._later)
 
-        monkeypatch.setattr(lone.Line, "ask", asked)
+        monkeypatch.setattr(lone.Line, "ask_all", asked)
         monkeypatch.setattr(LonePuts, "__init__", made)
+
+    def _later(self, job: Callable[[], object]) -> None:
+        """Do it now, behind the one before, as the thread does it."""
+        with self._one_by_one:
+            job()
 
 
 @pytest.fixture
@@ -87,10 +98,13 @@ def test_what_cannot_be_put_at_once_waits_on_the_other_connection(
     jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker
 ) -> None:
     """Where it is refused, or finds room; errors are those of the owner."""
+    first = threading.Thread(target=jobs.put, args=(b"00",))  # has a line made for threads
+    first.start()
+    first.join(20)
+    assert bodies(owner.queue("jobs")) == [b"0", b"00"]
     owner.alter_queue("jobs", limit_messages=1)
     waiting = threading.Thread(target=jobs.put, args=(b"1",))
     waiting.start()
-    assert bytes(owner.queue("jobs").get(20).body) == b"0"
     owner.queue("jobs").purge()
     waiting.join(20)
     assert not waiting.is_alive()
@@ -125,12 +139,10 @@ def test_an_interrupt_closes_the_line_and_the_next_put_finds_its_way(
     jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer that is still to come is nobody's."""
-    feed = lone.Link.feed
     with monkeypatch.context() as patch:
-        patch.setattr(lone.Link, "feed", _interrupted)
+        patch.setattr(lone, "Reply", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             jobs.put(b"1")
-    assert lone.Link.feed is feed
     sequences = [jobs.put(b"%d" % number) for number in range(2, 6)]
     assert sequences == sorted(sequences)
     assert len(lines.asked) == 4  # one was interrupted, and one had another line made
@@ -141,7 +153,9 @@ def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_threads_have_lines_of_their_own(jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker) -> None:
+def test_threads_share_a_line_and_are_asked_for_together(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker
+) -> None:
     """And each thread's messages keep their order."""
 
     def put(letter: str) -> None:
@@ -158,6 +172,95 @@ def test_threads_have_lines_of_their_own(jobs: qflow.RemoteQueue, lines: Lines, 
         assert [body[1:] for body in found if body[0] == letter] == [b"%02d" % number for number in range(50)]
     assert len(found) == 400
     assert len(lines.asked) > 50
+    assert max(lines.together) > 1
+
+
+@pytest.fixture
+def shared(owner: qflow.Broker) -> Iterator[lone.Shared]:
+    """A line of threads to a queue that they put into."""
+    owner.declare_queue("jobs").put(b"first")  # that of a queue waits
+    line = lone.make_line(open_socket(owner.path), owner.path, str(owner.uuid))
+    assert line is not None
+    found = lone.Shared(line)
+    yield found
+    found.close()
+
+
+class Held:
+    """A line whose owner's answers are held back until `go_on`; then it may be told to fail."""
+
+    def __init__(self, shared: lone.Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached = threading.Event()
+        self.may_go_on = threading.Event()
+        self.error: BaseException | None = None
+        ask = lone.Line.ask_all
+
+        def held(line: lone.Line, together: Sequence[lone.Asked]) -> None:
+            self.reached.set()
+            assert self.may_go_on.wait(20)
+            if self.error is not None:
+                line.socket.shutdown(socket.SHUT_RDWR)
+            ask(line, together)
+
+        monkeypatch.setattr(lone.Line, "ask_all", held)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_those_who_wait_for_a_line_are_let_go_of_whatever_becomes_of_it(
+    shared: lone.Shared, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """With their own outcomes; where it has ended, those not sent yet are to go another way."""
+    held = Held(shared, monkeypatch)
+    held.error = ConnectionError() if ends else None
+    outcomes: dict[bytes, object] = {}
+
+    def put(body: bytes) -> None:
+        outcomes[body] = shared.ask(put_request("jobs", body, {}))
+
+    threads = [threading.Thread(target=put, args=(b"%d" % number,)) for number in range(5)]
+    threads[0].start()
+    assert held.reached.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    held.may_go_on.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    if ends:
+        assert isinstance(outcomes.pop(b"0"), InDoubt)
+        assert all(outcome in (lone.NOT_MADE,) or isinstance(outcome, InDoubt) for outcome in outcomes.values())
+        assert len(outcomes) == 4
+    else:
+        firsts = sorted(outcome.result["first"] for outcome in outcomes.values() if isinstance(outcome, Reply))
+        assert firsts == list(range(firsts[0], firsts[0] + 5))
+        assert sorted(bodies(owner.queue("jobs"))[1:]) == [b"%d" % number for number in range(5)]
+
+
+def test_as_many_are_asked_for_at_once_as_an_owner_takes(
+    shared: lone.Shared, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two by number; and by size fewer."""
+    shared.line.most = 2
+    held = Held(shared, monkeypatch)
+    together: list[int] = []
+    ask = lone.Line.ask_all
+    monkeypatch.setattr(lone.Line, "ask_all", lambda line, some: (together.append(len(some)), ask(line, some)))
+    monkeypatch.setattr(lone, "MOST_BYTES", 2_000)
+    large = bytes(1_500)
+    threads = [
+        threading.Thread(target=shared.ask, args=(put_request("jobs", body, {}),))
+        for body in (b"", b"", b"", b"", b"", large, large)
+    ]
+    threads[0].start()
+    assert held.reached.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    held.may_go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert sum(together) == 7
+    assert max(together) <= 2
+    assert len(owner.queue("jobs")) == 8
 
 
 def test_the_end_of_a_connection_or_of_its_owner_is_told(
@@ -197,7 +300,7 @@ def raw(owner: qflow.Broker, spool: Path) -> Iterator[RawDoor]:
         door.request({"op": "lone"}, number=7)
         frame = door.frame()
         assert frame is not None
-        assert frame.head == {"result": True}
+        assert frame.head == {"result": serving.MOST_TOGETHER}
         yield door
 
 
@@ -267,7 +370,7 @@ def test_the_connection_of_a_line_is_the_same_spools(
     """Where another one lies at the path now, there is no line."""
     remote = connect()
     begin = lone.Line.begin
-    monkeypatch.setattr(lone.Line, "begin", lambda line, uuid, limits: begin(line, uuid[::-1], limits))
+    monkeypatch.setattr(lone.Line, "begin", lambda line, uuid: begin(line, uuid[::-1]))
     queue = remote.declare_queue("jobs")
     queue.put(b"0")
     queue.put(b"1")

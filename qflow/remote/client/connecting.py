@@ -63,7 +63,7 @@ def connect(
     try:
         left = None if ends is None else max(0.0, ends - time.monotonic())
         welcome: dict[str, Any] = connection.call(requests.hello(os.getpid()), timeout=left)
-        connection.open_lone(lambda: make_line(open_socket(path), path, welcome["uuid"], welcome["limits"]))
+        connection.open_lone(lambda: make_line(open_socket(path), path, welcome["uuid"]))
         return broker_of(connection, welcome)
     except TimeoutError:
         connection.close()

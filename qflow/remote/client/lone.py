@@ -1,90 +1,216 @@
-"""Lone puts: sent and answered on a connection of their own, by whoever puts.
+"""Lone puts: sent and answered on connections of their own, by whoever puts.
 
-So a put need not go through the thread that reads answers: two hand-overs less. The connection is taken from a list,
-used, and put back; a signal handler, or another thread, that comes meanwhile finds another one, or goes the long way.
-One that was interrupted is closed, for its answer is still to come. What the owner could not put at once goes the long
-way, too, where it may wait and be given up.
+So a put need not go through the thread that reads answers: two hand-overs less. What the owner could not put at once
+goes the long way, where it may wait and be given up.
+
+The main thread takes its connection, uses it, and puts it back; a signal handler that comes meanwhile goes the long
+way. Interrupted, the connection is closed, for its answer is still to come. All other threads share one: who comes
+while it is in use is asked for by the next who has it, together with all others who came.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 
-from qflow.errors import QflowError
+from qflow.errors import InDoubt, QflowError
+from qflow.memory.waiting import is_main
 from qflow.remote.client import requests
-from qflow.remote.client.link import Link, Reply, Request
+from qflow.remote.client.link import ANSWER_BYTES, Link, Reply, Request
+from qflow.remote.wire.errors import decode_error
+from qflow.remote.wire.frames import FrameReader, WireError, encode_frame
 
 SOON = 16
 """After so many puts that found no connection one is made: many programs make fewer."""
-MOST = 8
-"""Connections: as many threads put at the same time on those."""
 REST = 100
 """So many go the long way after one that could not be put at once."""
 LATER = 10_000
 """After so many where the owner makes none."""
 MOST_BYTES = 2**19
-"""Of the messages of a request."""
+"""Of the requests that are asked together, and of the messages of one."""
+FRAME_BYTES = 64
+"""Of a request, beside its head and its messages."""
 READ_BYTES = 2**12
 HELLO_S = 10.0
+NOT_MADE = Reply(None, [])
+"""The outcome of a put that is to go the long way."""
 
 
-class _Outcome:
-    """See `Waiting`."""
+class Asked:
+    """A put, and what became of it; see `Waiting`."""
 
-    __slots__ = ("value",)
+    __slots__ = ("behind", "gate", "is_sent", "outcome", "request", "size")
 
-    def __init__(self) -> None:
-        self.value: Reply | Exception | None = None
+    def __init__(self, request: Request, size: int = 0) -> None:
+        self.request = request
+        self.size = size
+        self.is_sent = False
+        """The owner may have heard of it."""
+        self.outcome: Reply | Exception | None = None
+        self.gate = threading.Lock()
+        """Opened for a thread that waits at it: it has an outcome, or is to ask."""
+        self.behind: Asked | None = None
+        """Who is let go of next, by this one."""
 
     def answered(self, outcome: Reply | Exception) -> None:
-        self.value = outcome
+        self.outcome = outcome
 
 
 class Line:
-    """A connection on which one call follows the other. Not thread-safe."""
+    """A connection on which puts are asked together, and all answered before others are. Not thread-safe."""
 
     def __init__(self, one: socket.socket, target: str) -> None:
         self.socket = one
-        self._link = Link(target)
+        self.most = 0
+        """Puts that the owner takes together."""
+        self.ended = False
+        self._target = target
+        self._reader = FrameReader(ANSWER_BYTES)
         self._buffer = memoryview(bytearray(READ_BYTES))
 
-    def ask(self, request: Request) -> Reply | Exception:
-        """Return the outcome; raises what cannot be sent."""
-        outcome = _Outcome()
-        self._link.begin(request, outcome)
-        try:
-            self.socket.sendall(b"".join(self._link.take()))
-            while outcome.value is None:
-                count = self.socket.recv_into(self._buffer)
-                if not count:
-                    self._link.end()
-                else:
-                    self._link.feed(self._buffer[:count])
-        except OSError:
-            self._link.end()
-        assert outcome.value is not None
-        return outcome.value
-
-    @property
-    def ended(self) -> bool:
-        return self._link.ended is not None
-
-    def begin(self, uuid: str, limits: dict[str, int]) -> bool:
+    def begin(self, uuid: str) -> bool:
         """Tell whether the owner of this spool takes it for lone puts."""
         self.socket.settimeout(HELLO_S)
-        welcome = self.ask(requests.hello())
-        if not isinstance(welcome, Reply) or welcome.result["uuid"] != uuid:
-            return False
-        self._link.welcomed(limits)
-        taken = self.ask(Request({"op": "lone"}))
+        link = Link(self._target)
+        for request in (requests.hello(), Request({"op": "lone"})):
+            one = Asked(request)
+            link.begin(request, one)
+            self.socket.sendall(b"".join(link.take()))
+            while one.outcome is None:
+                count = self.socket.recv_into(self._buffer)
+                link.feed(self._buffer[:count]) if count else link.end()
+            if not isinstance(one.outcome, Reply):
+                return False
+            if link.limits:
+                self.most = int(one.outcome.result)
+            elif one.outcome.result["uuid"] != uuid:
+                return False
+            link.welcomed({"bytes": MOST_BYTES})
         self.socket.settimeout(None)
-        return isinstance(taken, Reply) and taken.result is True
+        return self.most > 0
+
+    def ask(self, request: Request) -> Reply | Exception:
+        """Return the outcome of one put."""
+        one = Asked(request)
+        self.ask_all([one])
+        assert one.outcome is not None
+        return one.outcome
+
+    def ask_all(self, together: Sequence[Asked]) -> None:
+        """Have several put at once; each has an outcome when this ends, by an exception, too."""
+        try:
+            if not self.ended:
+                self._ask_all(together)
+        except (OSError, WireError, IndexError):
+            self.ended = True
+        except BaseException:
+            self.ended = True
+            raise
+        finally:
+            for one in together:
+                one.outcome = one.outcome or self._doubt(one)
+
+    def _ask_all(self, together: Sequence[Asked]) -> None:
+        parts: list[bytes] = []
+        for number, one in enumerate(together, 1):
+            parts += encode_frame(number, one.request.head, one.request.columns)
+            one.is_sent = True
+        self.socket.sendall(b"".join(parts))
+        answered = 0
+        while answered < len(together):
+            count = self.socket.recv_into(self._buffer)
+            if not count:
+                self.ended = True
+                return
+            for number, head, _, _ in self._reader.feed(self._buffer[:count]):
+                if number:  # else it says that it ends
+                    together[number - 1].outcome = decode_error(head) if "error" in head else Reply(head["result"], [])
+                    answered += 1
+
+    def _doubt(self, one: Asked) -> Reply | Exception:
+        """Return the outcome of a put that was not answered."""
+        if not one.is_sent:
+            return NOT_MADE
+        return InDoubt(f"{one.request.doubt} may hold or not: the connection to the owner of {self._target} has ended")
+
+    def close(self) -> None:
+        """End it. Not while it is in use."""
+        self.ended = True
+        self.socket.close()
+
+
+class Shared:
+    """A line for many threads; see the module. None of them runs signal handlers."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._asked: deque[Asked] = deque()
+        """Not on their way yet, in order."""
+        self._in_use = threading.Lock()
+        """Held by the thread that asks; passed on by it to the first who waits."""
+
+    def ask(self, request: Request) -> Reply | Exception:
+        """Return the outcome of a put."""
+        one = Asked(request, request.size + len(request.head) + FRAME_BYTES)
+        one.gate.acquire()
+        self._asked.append(one)
+        if not self._in_use.acquire(blocking=False):
+            one.gate.acquire()
+            if one.behind is not None:
+                one.behind.gate.release()
+        if one.outcome is None:
+            self._ask_with_others(one)
+        assert one.outcome is not None
+        return one.outcome
+
+    def _ask_with_others(self, mine: Asked) -> None:
+        """Ask for all who came, until what the calling thread asks for has an outcome; then have the next do so."""
+        try:
+            while mine.outcome is None:
+                together = self._take()
+                try:
+                    self.line.ask_all(together)
+                finally:
+                    others = [one for one in together if one is not mine]
+                    for one, behind in pairwise(others):
+                        one.behind = behind
+                    if others:
+                        others[0].gate.release()
+        finally:
+            self._pass_on()
+
+    def _take(self) -> list[Asked]:
+        """Return who are asked for next: as many as the owner takes together, or one."""
+        asked, size = self._asked, 0
+        together: list[Asked] = []
+        while asked and len(together) < self.line.most:
+            size += asked[0].size
+            if together and size > MOST_BYTES:
+                break
+            together.append(asked.popleft())
+        return together
+
+    def _pass_on(self) -> None:
+        """Have the first who waits ask; it is free where nobody does."""
+        while not self._asked:
+            self._in_use.release()
+            if not self._asked or not self._in_use.acquire(blocking=False):
+                return
+        self._asked[0].gate.release()
+
+    def close(self) -> None:
+        """End it; if it is in use, who uses it does so."""
+        if self._in_use.acquire(blocking=False):
+            self.line.close()
+            self._pass_on()
 
 
 class LonePuts:
-    """See the module. Thread-safe, without a lock."""
+    """See the module. Thread-safe, without a lock of its own."""
 
     def __init__(self, make: Callable[[], Line | None], later: Callable[[Callable[[], object]], object]) -> None:
         """
@@ -95,9 +221,11 @@ class LonePuts:
         self._make = make
         self._later = later
         self._idle: list[Line] = []
+        """Of the main thread, while it does not use it."""
+        self._shared: Shared | None = None
         self._lines: set[Line] = set()
         self._missed = SOON
-        """So many more find no line, and another one is made."""
+        """So many more find no line, and one is made."""
         self._rest = 0
         """So many more go the long way."""
         self._is_over = False
@@ -107,6 +235,14 @@ class LonePuts:
         if self._rest > 0:
             self._rest -= 1
             return None
+        outcome = self._ask_alone(request) if is_main() else self._ask_shared(request)
+        if isinstance(outcome, Reply) and outcome.result is None:
+            self._rest = REST
+            return None
+        return outcome
+
+    def _ask_alone(self, request: Request) -> Reply | Exception | None:
+        """Ask on the line of the main thread."""
         line: Line | None = None
         try:
             line = self._idle.pop()
@@ -117,43 +253,63 @@ class LonePuts:
             self._close(line)
             if line is not None or not isinstance(error, IndexError):
                 raise
-            self._miss()
+            self._miss(self._open_alone)
             return None
         if line.ended or self._is_over:
             self._close(line)
-        if isinstance(outcome, Reply) and outcome.result is None:
-            self._rest = REST
-            return None
         return outcome
 
-    def _miss(self) -> None:
-        self._missed -= 1
-        if self._missed <= 0 and len(self._lines) < MOST and not self._is_over:
-            self._missed = SOON
-            self._later(self._open)
+    def _ask_shared(self, request: Request) -> Reply | Exception | None:
+        """Ask on the line of all other threads."""
+        shared = self._shared
+        if shared is None:
+            self._miss(self._open_shared)
+            return None
+        outcome = shared.ask(request)
+        if shared.line.ended or self._is_over:
+            self._drop(shared)
+        return outcome
 
-    def _open(self) -> None:
+    def _miss(self, make: Callable[[], object]) -> None:
+        self._missed -= 1
+        if self._missed <= 0 and not self._is_over:
+            self._missed = SOON
+            self._later(make)
+
+    def _open_alone(self) -> None:
+        if not self._idle and (line := self._open()) is not None:
+            self._idle.append(line)
+            if self._is_over:
+                self.close()
+
+    def _open_shared(self) -> None:
+        if self._shared is None and (line := self._open()) is not None:
+            self._shared = Shared(line)
+            if self._is_over:
+                self.close()
+
+    def _open(self) -> Line | None:
         """Make a connection. In another thread, one after the other."""
-        if self._idle or len(self._lines) >= MOST:
-            return
-        try:
+        line: Line | None = None
+        with suppress(OSError, QflowError):
             line = self._make()
-        except (OSError, QflowError):
-            line = None
         if line is None:
             self._missed = LATER
-            return
-        self._lines.add(line)
-        self._idle.append(line)
-        if self._is_over:
-            self.close()
+        else:
+            self._lines.add(line)
+        return line
 
     def _close(self, line: Line | None) -> None:
         if line is not None:
-            line.socket.close()
+            line.close()
             self._lines.discard(line)
-            with suppress(ValueError):
-                self._idle.remove(line)
+
+    def _drop(self, shared: Shared) -> None:
+        """End a line of threads, unless one of them is at it: then that does so."""
+        if self._shared is shared:
+            self._shared = None
+        shared.close()
+        self._lines.discard(shared.line)
 
     def close(self) -> None:
         """End all connections; who waits for an answer is told so. Twice is fine."""
@@ -161,6 +317,8 @@ class LonePuts:
         for line in list(self._lines):
             with suppress(OSError):
                 line.socket.shutdown(socket.SHUT_RDWR)
+        if (shared := self._shared) is not None:
+            self._drop(shared)
         while self._idle:
             with suppress(IndexError):
                 self._close(self._idle.pop())
@@ -168,16 +326,17 @@ class LonePuts:
     def leave(self) -> None:
         """In a forked child: close the copies of everything."""
         self._is_over = True
+        self._shared = None
         self._idle.clear()
         for line in self._lines:
             line.socket.close()
 
 
-def make_line(one: socket.socket, target: str, uuid: str, limits: dict[str, int]) -> Line | None:
+def make_line(one: socket.socket, target: str, uuid: str) -> Line | None:
     """Return a connection for lone puts to the owner of a spool; None if it makes none."""
     try:
         line = Line(one, target)
-        if line.begin(uuid, limits):
+        if line.begin(uuid):
             return line
     except BaseException:
         one.close()

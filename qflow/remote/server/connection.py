@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from qflow.aio.broker import AsyncBroker
 from qflow.errors import FormatTooNew, InvalidArgument
 from qflow.remote.server.budget import LARGE, Budget
-from qflow.remote.server.lone import MOST_LONE, Lone, LoneThread
+from qflow.remote.server.lone import MOST_LONE, MOST_TOGETHER, Lone, LoneThread
 from qflow.remote.server.operations import OPERATIONS
 from qflow.remote.server.operations.admin import MOST_REQUESTS, frame_bytes
 from qflow.remote.server.session import Session
@@ -228,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
             self._cancel(head.get("request"))
             return
         if head.get("op") == "lone" and number:
-            self._write(number, ({"result": self._begin_lone()}, []))
+            self._write(number, ({"result": self._begin_lone() and MOST_TOGETHER}, []))
             self._flush()
             return
         if number in self._tasks or number in self.puts:

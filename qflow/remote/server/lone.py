@@ -1,9 +1,10 @@
-"""Connections for lone puts, served by one thread: on each of them a put is answered before the next one comes.
+"""Connections for lone puts, served by one thread: what comes together is answered before more comes.
 
 The thread reads puts and hands them to the log; the log's writer sends the answers itself, as soon as they are synced.
 So neither waits for an event loop, or for a thread. Where one caller puts alone, the thread confirms its puts itself,
-if nobody else is at the log. A put that something stands in the way of, as a limit does, is not done, and answered with
-null: its caller asks again on the other connection, where it may wait.
+if nobody else is at the log. Answers of many are sent by the thread, those of one connection together. A put that
+something stands in the way of, as a limit does, is not done, and answered with null: its caller asks again on the other
+connection, where it may wait.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.frames import Frame, FrameReader, Head, WireError, encode_frame
 
 MOST_BYTES = 2**19 + 2**17
-"""Of a frame."""
+"""Of what is under way of a connection."""
+MOST_TOGETHER = 256
+"""Puts that are under way of a connection."""
 MOST_LONE = 128
 """Connections of one broker."""
 FEW = 2
@@ -42,15 +45,18 @@ class Lone:
     """One connection. Nothing is written to its socket, or read, when `over` is called."""
 
     def __init__(self, broker: Broker, thread: LoneThread, one: socket.socket, over: Callable[[], object]) -> None:
+        """`over` is called when nothing is under way any more, behind the end; twice, perhaps."""
         self.socket = one
         self._thread = thread
         self._broker = broker
         self._over = over
         self._reader = FrameReader(MOST_BYTES)
-        self._answered = threading.Lock()
-        """Held while a put is under way, and from the end on."""
-        self._under_way: list[int] = []
-        """Its number: who takes it from here answers."""
+        self._under_way: dict[int, int] = {}
+        """How large those are that were not answered, by number."""
+        self._out: deque[bytes] = deque()
+        """Answers that are to be sent; one that is empty ends the connection."""
+        self._sending: list[None] = []
+        """An item for each thread that sends some."""
         self._has_ended = False
 
     def stop(self) -> None:
@@ -65,11 +71,14 @@ class Lone:
         count = self.socket.recv_into(buffer)
         if not count:
             raise ConnectionResetError
-        for frame in self._reader.feed(buffer[:count]):
-            if self._under_way:
-                raise WireError("a lone put is sent when the one before is answered")
-            self._answered.acquire()  # the writer may still be about to let go of it
-            self._serve(frame)
+        frames = list(self._reader.feed(buffer[:count]))
+        size = sum(self._under_way.values())
+        waits = self._thread.is_alone and len(frames) == 1 and not size
+        for frame in frames:
+            size += frame.size
+            if frame.number in self._under_way or len(self._under_way) >= MOST_TOGETHER or size > MOST_BYTES:
+                raise WireError("no more lone puts are sent than an owner takes together until it has answered")
+            self._serve(frame, waits)
 
     def end(self) -> None:
         """Nothing more is read."""
@@ -77,26 +86,33 @@ class Lone:
         self._look()
 
     def _look(self) -> None:
-        if self._answered.acquire(blocking=False):
+        if self._has_ended and not (self._under_way or self._out or self._sending):
             self._over()
 
-    def _serve(self, frame: Frame) -> None:
-        self._under_way.append(frame.number)
-        self._thread.under_way.add(self)
+    def _serve(self, frame: Frame, waits: bool) -> None:
+        number = frame.number
+        self._under_way[number] = frame.size
+        self._thread.under_way.add((self, number))
         try:
-            begun = self._put(frame)
+            begun = self._put(frame, waits)
         except QflowError:
             begun = False  # asked again, it is raised where it is waited for
         except Exception:
             _logger.exception("%s: a put of a connection failed", self._broker.path)
-            self._answer(None)
+            self.answer(number, None)
+            self.send()
             return
         if not begun:
-            self._answer(b'{"result":null}')
+            self.answer(number, b'{"result":null}')
+            self.send()
 
-    def _put(self, frame: Frame) -> bool:
-        """Have messages put if nothing stands in the way; the answer is sent when they are synced."""
-        _, head, columns, _ = frame
+    def _put(self, frame: Frame, waits: bool) -> bool:
+        """Have messages put if nothing stands in the way; the answer is sent when they are synced.
+
+        Args:
+            waits: the thread has nothing else to do meanwhile.
+        """
+        number, head, columns, _ = frame
         name, bodies = head.get("queue"), columns[0] if len(columns) == 1 else []
         if head.get("op") != "put" or not PLAIN_PUT.issuperset(head) or type(name) is not str:
             return False
@@ -106,47 +122,57 @@ class Lone:
         if puts.settings.ttl_s is not None or puts.admission.line:
             return False
         put = puts.draft(bodies, True, 0)
-        if not puts.enter_at_once(put, waits=self._thread.is_alone):
+        if not puts.enter_at_once(put, waits=waits):
             return False
         log = puts.context.log
         if log is None or not put.lane.is_logged:
-            self._done(put)
+            self.done(number, put)
+            self.send()
             return True
         if log.turn.request is put:
             log.wait(put)
-            self._done(put)
+            self.done(number, put)
+            self.send()
             return True
         self._thread.log = log
-        log.tell(put, partial(self._thread.tell, partial(self._done, put)))
+        log.tell(put, partial(self._thread.tell, self, number, put))
         return True
 
     # And in the writer -----------------------------------------------------------------------------------------------
 
-    def _done(self, put: Any) -> None:
-        """Tell what became of a put."""
+    def done(self, number: int, put: Any) -> None:
+        """Answer what became of a put, with the next `send`."""
         if put.error is not None:
-            self._answer(encode_error(put.error))
+            self.answer(number, encode_error(put.error))
         else:
-            self._answer(b'{"result":{"first":%d,"count":%d}}' % (put.first, len(put.records)))
+            self.answer(number, b'{"result":{"first":%d,"count":%d}}' % (put.first, len(put.records)))
 
-    def _answer(self, head: Head | bytes | None) -> None:
-        """Answer what is under way, once; None ends the connection, and so does a caller that does not read."""
+    def answer(self, number: int, head: Head | bytes | None) -> None:
+        """Answer what is under way, once, with the next `send`; None ends the connection."""
         try:
-            number = self._under_way.pop()
-        except IndexError:
+            self._thread.under_way.remove((self, number))  # who takes it from here answers
+        except KeyError:
             return
-        data = b"" if head is None else b"".join(encode_frame(number, head))
+        self._out.append(b"" if head is None else b"".join(encode_frame(number, head)))
+        del self._under_way[number]  # before the caller has the answer, for it may send more then
+
+    def send(self) -> None:
+        """Send the answers; a caller that does not read them is ended."""
+        self._sending.append(None)
+        answers: list[bytes] = []
+        with suppress(IndexError):
+            while True:
+                answers.append(self._out.popleft())
+        data = b"".join(answers)
         try:
-            sent = self.socket.send(data) if data else -1
+            is_whole = all(answers) and (not data or self.socket.send(data) == len(data))
         except OSError:
-            sent = -1
-        if sent < len(data):
+            is_whole = False
+        if not is_whole:
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
-        self._thread.under_way.discard(self)
-        self._answered.release()
-        if self._has_ended:
-            self._look()
+        self._sending.pop()
+        self._look()
 
 
 class LoneThread:
@@ -155,11 +181,12 @@ class LoneThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._all: dict[int, Lone] = {}
-        self.under_way: set[Lone] = set()
-        """Those that wait for an answer."""
+        self.under_way: set[tuple[Lone, int]] = set()
+        """What waits for an answer, by connection and number."""
         self.is_alone = False
         """One connection puts, and others have not done so just before."""
-        self._answers: deque[Callable[[], object]] = deque()
+        self._answers: deque[tuple[Lone, int, Any]] = deque()
+        """Of puts that are done, which the writer has left here."""
         self._has_answers = False
         self._is_ending = False
         self.log: Any = None
@@ -199,12 +226,13 @@ class LoneThread:
             raise
         self._poll, self._told, self._thread = poll, told, thread
 
-    def tell(self, answer: Callable[[], object]) -> None:
-        """Have an answer sent: by the caller, which is the writer, or by the thread where there are many."""
+    def tell(self, lone: Lone, number: int, put: Any) -> None:
+        """Have a put answered: by the caller, which is the writer, or by the thread where there are many."""
         if len(self.under_way) <= FEW or self._is_ending:
-            answer()
+            lone.done(number, put)
+            lone.send()
             return
-        self._answers.append(answer)
+        self._answers.append((lone, number, put))
         if not self._has_answers:
             self._has_answers = True
             with suppress(OSError):  # it has ended
@@ -213,8 +241,13 @@ class LoneThread:
     def _answer(self) -> None:
         """Send what the writer has left here."""
         self._has_answers = False
+        answered: dict[Lone, None] = {}
         while self._answers:
-            self._answers.popleft()()
+            lone, number, put = self._answers.popleft()
+            lone.done(number, put)
+            answered[lone] = None
+        for lone in answered:
+            lone.send()
 
     def close(self) -> None:
         """End the thread, when all connections have ended."""
