@@ -55,8 +55,10 @@ MAY_IMPORT = {
     "engine": {"words", "memory", "storage", "queues", "streams", "door"} | PARTS,
     "broker": {"words", "memory", "storage", "queues", "streams", "engine"} | PARTS,
     "opening": {"words", "memory", "door", "broker"},
+    "restoring": {"words", "broker", "queues"},
     "remote": {
         "words",
+        "restoring",
         "amqp",
         "facade",
         "memory",
@@ -77,6 +79,7 @@ MAY_IMPORT = {
     "spark": {"words", "storage", "streams", "routing", "opening", "arrow", "flight", "spark"},
     "cli": {
         "words",
+        "restoring",
         "facade",
         "door",
         "broker",

@@ -16,8 +16,8 @@ from qflow.cli.exits import Exit
 from qflow.cli.progress import counting
 
 if TYPE_CHECKING:
-    from qflow.cli.portable.items import Item
     from qflow.cli.portable.reading import Contents
+    from qflow.restoring import Item
 
 
 @click.command(short_help="Write queues and streams as JSON lines or Parquet.")

@@ -14,13 +14,14 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.exits import Exit
 from qflow.cli.progress import counting
-from qflow.cli.spool import owned
+from qflow.cli.spool import reached
 from qflow.cli.stop import Stop, Stopped
 from qflow.errors import InvalidArgument, QflowError
 
 if TYPE_CHECKING:
-    from qflow.broker import Broker
-    from qflow.cli.portable.items import Declared, Item
+    from qflow.cli.portable.items import Declared
+    from qflow.cli.spool import AnyBroker
+    from qflow.restoring import Item
 
 
 @click.command("import", short_help="Put what `qflow export` wrote into a spool.")
@@ -36,8 +37,8 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
     Bodies, headers, priorities, times to expire and to be due, topics, keys and partitions are the same; sequences,
     offsets and times of putting are new. What has expired meanwhile is left out.
 
-    It needs the spool for itself, and makes it if it is missing. Queues and streams that are missing are declared as
-    they were.
+    While another process owns the spool, that one puts them; a spool that is missing is made. Queues and streams that
+    are missing are declared as they were.
 
     Messages are put in batches, each all or not at all. However it ends, it prints how many are done: after an
     interrupt or a bad line, go on with --skip.
@@ -51,7 +52,7 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
     total = None if str(file) == "-" else file.stat().st_size
     with Stop() as stop:
         try:
-            with counting("importing", total) as advance, owned(spool, capacity, None) as broker:
+            with counting("importing", total) as advance, reached(spool, capacity) as broker:
                 source = _Source(file, advance)
                 run.run(broker, source, skip, stop)
         except Stopped:
@@ -95,7 +96,7 @@ class _Run:
     """Messages that are put, or left out for good."""
     left_out: int
 
-    def run(self, broker: Broker, source: _Source, skip: int, stop: Stop) -> None:
+    def run(self, broker: AnyBroker, source: _Source, skip: int, stop: Stop) -> None:
         """Put all; an error says at which line it was."""
         from qflow.cli.portable import restoring
 
@@ -103,16 +104,19 @@ class _Run:
             items = self._messages(broker, source)
             for _ in islice(items, skip):
                 pass
-            for batch in restoring.batches(broker, items):
+            for batch in restoring.batches(items, lambda: source.where):
                 stop.check()
-                restoring.put(broker, batch)
-                self.left_out += batch.expired
-                self.done += batch.messages
+                try:
+                    self.left_out += restoring.put(broker, batch)
+                except restoring.Refused as refused:
+                    source.where = batch.places[refused.index]
+                    raise refused.why from refused
+                self.done += len(batch.items)
         except QflowError as error:
             error.args = (f"{source.where or 'the file'}: {error}",)
             raise
 
-    def _messages(self, broker: Broker, source: _Source) -> Iterator[Item]:
+    def _messages(self, broker: AnyBroker, source: _Source) -> Iterator[Item]:
         from qflow.cli.portable import restoring
         from qflow.cli.portable.items import Declared
 

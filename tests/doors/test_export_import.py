@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import qflow
 from qflow import inspect
 from qflow.cli.main import app
 from qflow.cli.portable import restoring
-from qflow.cli.portable.items import Item, line_of, parsed
+from qflow.cli.portable.items import line_of, parsed
 from qflow.cli.portable.reading import contents
+from qflow.restoring import Item
 
 
 @pytest.fixture
@@ -53,15 +55,22 @@ def told(spool: Path) -> tuple[list[Any], dict[Any, list[Item]]]:
     return found.declared, lines
 
 
+def owner_of(path: Path, owned: bool) -> AbstractContextManager[object]:
+    """Return another owner of the spool, through whose door an import goes; or none."""
+    return qflow.open(path) if owned else nullcontext()
+
+
+@pytest.mark.parametrize("owned", [False, True])
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_what_is_exported_is_imported_as_it_was(spool: Path, tmp_path: Path, suffix: str) -> None:
+def test_what_is_exported_is_imported_as_it_was(spool: Path, tmp_path: Path, suffix: str, owned: bool) -> None:
     """Bodies, headers, priorities, expiry, delays, topics, keys and partitions, and how all is declared."""
     if suffix == "parquet":
         pytest.importorskip("pyarrow.parquet")
     file = tmp_path / f"all.{suffix}"
     done = run("export", spool, "-o", file)
     assert (done.exit_code, done.stdout.splitlines()) == (0, [f"messages exported to {file}: 44"])
-    done = run("import", tmp_path / "new", file)
+    with owner_of(tmp_path / "new", owned):
+        done = run("import", tmp_path / "new", file)
     assert (done.exit_code, done.stdout) == (0, "messages imported: 44\n")
     (declared, lines), (declared_before, lines_before) = told(tmp_path / "new"), told(spool)
     assert declared == declared_before
@@ -84,6 +93,7 @@ def test_lines_go_through_pipes_to_another_queue(
     assert {queue.name: queue.messages for queue in inspect.read_spool(spool).queues}["copy"] == 14
 
 
+@pytest.mark.parametrize("owned", [False, True])
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
@@ -102,7 +112,7 @@ def test_lines_go_through_pipes_to_another_queue(
     ],
 )
 def test_a_bad_line_ends_it_after_whole_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, sentence: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, sentence: str, owned: bool
 ) -> None:
     """It is named, and so is how many messages are there; --skip goes on behind them."""
     monkeypatch.setattr(restoring, "BATCH_MESSAGES", 2)
@@ -110,7 +120,8 @@ def test_a_bad_line_ends_it_after_whole_batches(
     lines += [line_of(Item(kind="queue", name="q", body=b"%d" % number)) for number in range(5)]
     file = tmp_path / "file"
     file.write_text("\n".join([*lines[:5], bad, *lines[5:]]) + "\n")
-    done = run("import", tmp_path / "spool", file)
+    with owner_of(tmp_path / "spool", owned):
+        done = run("import", tmp_path / "spool", file)
     assert (done.exit_code, done.stdout) == (2, "messages imported: 4\n")
     assert f"line 6 of {file}" in done.stderr
     assert sentence in done.stderr
@@ -120,13 +131,15 @@ def test_a_bad_line_ends_it_after_whole_batches(
     assert [message.body for message in page.messages] == [b"%d" % number for number in range(5)]
 
 
-def test_a_full_queue_and_an_owner_say_so(spool: Path, tmp_path: Path) -> None:
-    """Nobody would empty it while it is imported; the owner of a spool is not cut off."""
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_full_queue_and_an_owner_that_lets_nobody_in_say_so(spool: Path, tmp_path: Path, owned: bool) -> None:
+    """It is not waited for; the owner of a spool is not cut off."""
     file = tmp_path / "file"
     file.write_text("".join(line_of(Item(kind="queue", name="jobs", body=b"x")) + "\n" for _ in range(50)))
-    done = run("import", spool, file)
+    with owner_of(spool, owned):
+        done = run("import", spool, file)
     assert (done.exit_code, done.stdout) == (4, "messages imported: 0\n")
-    with qflow.open(spool):
+    with qflow.open(spool, door=False):
         assert run("import", spool, file).exit_code == 3
 
 

@@ -13,7 +13,7 @@ import attrs
 from qflow.cli import facts
 from qflow.cli.messages import moment
 from qflow.errors import InvalidArgument
-from qflow.message import HeaderValue
+from qflow.restoring import Item
 
 KINDS = ("queue", "stream")
 T = TypeVar("T")
@@ -26,25 +26,6 @@ class Declared:
     kind: str
     name: str
     settings: dict[str, Any]
-
-
-@attrs.frozen(kw_only=True)
-class Item:
-    """One message of a queue or a stream."""
-
-    kind: str
-    name: str
-    number: int = 0
-    """Sequence in the queue, or offset in the partition, it had: where it goes it gets a new one."""
-    partition: int = 0
-    time_ms: int = 0
-    priority: int = 0
-    expires_ms: int = 0
-    due_ms: int = 0
-    topic: str = ""
-    key: bytes = b""
-    headers: dict[str, HeaderValue] = attrs.field(factory=dict)
-    body: bytes = b""
 
 
 def line_of(one: Declared | Item) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 import attrs
 
-from qflow.cli.portable.items import Declared, Item
+from qflow.cli.portable.items import Declared
 from qflow.errors import InvalidArgument, NotFound
+from qflow.restoring import Item
 
 MAGIC = b"PAR1"
 _DECLARED = b"qflow.declared"

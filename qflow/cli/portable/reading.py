@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from qflow.cli import stream_messages
-from qflow.cli.portable.items import Declared, Item
+from qflow.cli.portable.items import Declared
 from qflow.errors import NotFound
 from qflow.names import choices
+from qflow.restoring import Item
 
 if TYPE_CHECKING:
     from qflow.inspect import Gap

@@ -32,6 +32,7 @@ from qflow.remote.client.queue import RemoteQueue, queue_of
 from qflow.remote.client.streams import RemoteStream, RemoteSubscription, stream_of, subscription_of
 from qflow.remote.client.threads import Connection
 from qflow.remote.client.transaction import RemoteTransaction, transaction_of
+from qflow.restoring import Item
 from qflow.routing import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 
@@ -269,3 +270,8 @@ def delete_session(broker: RemoteBroker, client_id: str) -> None:
         NotFound: there is no such session. InDoubt: the connection ended before the answer came.
     """
     broker._connection.call(requests.delete_session(client_id))
+
+
+def restore(broker: RemoteBroker, items: Sequence[Item]) -> int:
+    """Have messages put as they were; see `qflow.restoring.restore`."""
+    return broker._connection.call(requests.restore(items))

@@ -13,6 +13,8 @@ from qflow.config import BrokerSettings, QueueSettings
 from qflow.delivery import MAY_BE_REPEATED, Segment
 from qflow.message import Message, Record
 from qflow.remote.client.link import Reply
+from qflow.remote.wire.errors import decode_error
+from qflow.restoring import Refused
 from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, RedriveReport, SnapshotReport
 
 T = TypeVar("T")
@@ -151,3 +153,11 @@ def _records(bodies: list[bytes], expires: Any, columns: list[list[Any]]) -> lis
         else body
         for body, moment, head, topic in zip(bodies, moments, headers, topics, strict=True)
     ]
+
+
+def restored(reply: Reply) -> int:
+    """Return how many messages have expired. Raises Refused: one of them is not taken."""
+    found = reply.result
+    if "refused" in found:
+        raise Refused(found["refused"], decode_error(found))
+    return int(found["expired"])

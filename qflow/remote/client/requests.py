@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -22,7 +22,7 @@ from qflow.config import (
 )
 from qflow.delivery import Raised, Return
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, QflowError
 from qflow.message import bodies_bytes, body_bytes, decode_headers, encode_headers
 from qflow.options import PutOptions
 from qflow.queues.dedupe import check_key
@@ -30,6 +30,7 @@ from qflow.remote.client import replies
 from qflow.remote.client.link import Request
 from qflow.remote.wire.frames import encode_head
 from qflow.remote.wire.values import plain
+from qflow.restoring import Item, Refused
 
 _PUT = PutOptions.__annotations__.keys()
 TIMED = _PUT | {"timeout_s"}
@@ -103,6 +104,19 @@ def delete_message(name: str, sequence: int) -> Request:
 def redrive(name: str, to: str | None, limit: int | None) -> Request:
     head = {"op": "redrive", "queue": name, "to": to, "limit": limit}
     return Request(head, doubt="which dead letters moved", read=replies.redriven)
+
+
+def restore(items: Sequence[Item]) -> Request:
+    """Its reply is how many have expired."""
+    headers: list[bytes] = []
+    for index, one in enumerate(items):
+        try:
+            headers.append(encode_headers(one.headers))
+        except QflowError as error:
+            raise Refused(index, error) from error
+    facts = [[one.kind, one.name, one.partition, one.priority, one.expires_ms, one.due_ms, one.topic] for one in items]
+    columns = [[one.body for one in items], headers, [one.key for one in items]]
+    return Request({"op": "restore", "items": facts}, columns, "the messages", replies.restored)
 
 
 def delete_session(client_id: str) -> Request:

@@ -1,4 +1,4 @@
-"""Deliveries as they go over the wire: facts in the head, bodies and what is packed with them in columns."""
+"""Messages as they go over the wire: facts in the head, bodies and what is packed with them in columns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,52 @@ from itertools import islice
 from typing import Any
 
 from qflow.delivery import Deliveries, Segment
-from qflow.message import Message, expires_of, is_plain
+from qflow.errors import InvalidArgument
+from qflow.message import Message, decode_headers, expires_of, is_plain
+from qflow.remote.server.arguments import Columns, Head, column
+from qflow.restoring import Item
 
 MOST_MESSAGES = 1000
 """In one answer."""
 MOST_BYTES = 8 * 2**20
 """Of records in one answer; the first is always there."""
+
+
+_OF_ITEM = {
+    "kind": str, "name": str, "partition": int, "priority": int, "expires_ms": int, "due_ms": int, "topic": str
+}  # fmt: skip
+"""What `items` of a request say of a message, in order."""
+
+
+def restored_items(head: Head, columns: Columns) -> list[Item]:
+    """Return the messages of a request: facts in the head; columns of bodies, headers and keys.
+
+    Raises:
+        InvalidArgument: they are none.
+    """
+    facts = head.get("items")
+    if not isinstance(facts, list) or not all(map(_is_item, facts)):
+        raise InvalidArgument(f"items of operation {head.get('op')!r} must be lists of {', '.join(_OF_ITEM)}")
+    bodies, headers, keys = (column(head, columns, index, len(facts)) for index in range(3))
+    return [
+        Item(**dict(zip(_OF_ITEM, one, strict=True)), body=body, headers=_headers(header), key=key)
+        for one, body, header, key in zip(facts, bodies, headers, keys, strict=True)
+    ]
+
+
+def _headers(packed: bytes) -> dict[str, Any]:
+    try:
+        return decode_headers(packed)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"headers of a message are no JSON: {error}") from error
+
+
+def _is_item(one: object) -> bool:
+    if not isinstance(one, list) or len(one) != len(_OF_ITEM):
+        return False
+    if not all(type(value) is kind for value, kind in zip(one, _OF_ITEM.values(), strict=True)):
+        return False
+    return one[0] in ("queue", "stream") and all(value >= 0 for value in one if isinstance(value, int))
 
 
 def fitting(deliveries: Deliveries) -> int:

@@ -9,11 +9,14 @@ from weakref import WeakKeyDictionary
 import attrs
 
 import qflow
-from qflow.aio.broker import AsyncBroker
+from qflow import restoring
+from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.events import Event
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
+from qflow.remote.server.records import restored_items
 from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.values import plain
 
 MOST_REQUESTS = 1000
@@ -69,6 +72,17 @@ async def compact(session: Session, head: dict[str, Any], columns: Columns) -> R
     return {"result": plain(await session.broker.compact())}, []
 
 
+async def restore(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+    """One commit; what is refused is told with its place in the batch, and nothing was put."""
+    broker = session.broker
+    items = restored_items(head, columns)
+    try:
+        expired = await in_thread(broker, partial(restoring.restore, broker.broker, items))
+    except restoring.Refused as refused:
+        return {"result": {"refused": refused.index, **encode_error(refused.why)}}, []
+    return {"result": {"expired": expired}}, []
+
+
 async def events(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     """One listener at the broker for all connections: who is gone is not told, and nothing keeps it."""
     hearing = _hearing.get(session.broker)
@@ -100,5 +114,6 @@ OPERATIONS: dict[str, Operation] = {
     "check": check,
     "snapshot": snapshot,
     "compact": compact,
+    "restore": restore,
     "events": events,
 }
