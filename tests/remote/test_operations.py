@@ -85,3 +85,30 @@ def test_copies_figures_and_events(owner: qflow.Broker, spool: Path, tmp_path: P
         assert raw.ask({"op": "recovery"}).head["result"]["clean"]
     with qflow.open(tmp_path / "copy") as copy:
         assert len(copy.queue("jobs")) == 1
+
+
+def test_messages_are_put_as_they_were_or_one_is_named_that_is_not_taken(owner: qflow.Broker, spool: Path) -> None:
+    """In one commit, and only where the request makes sense."""
+    jobs = owner.declare_queue("jobs")
+    item = ["queue", "jobs", 0, 0, 0, 0, ""]
+    columns = [b"a", b"b"], [b'{"h":1}', b""], [b"", b""]
+    with RawDoor(spool).greeted() as raw:
+        told = raw.ask({"op": "restore", "items": [item, ["queue", "none", 0, 0, 0, 0, ""]]}, *columns).head["result"]
+        assert (told["refused"], told["error"]) == (1, "NotFound")
+        for items, sent in [
+            ("x", columns),
+            ([item, [*item, 1]], columns),
+            ([item, ["queue", "jobs", 0, True, 0, 0, ""]], columns),
+            ([item, ["queue", "jobs", -1, 0, 0, 0, ""]], columns),
+            ([item, ["table", "jobs", 0, 0, 0, 0, ""]], columns),
+            ([item], columns),
+            ([item, item], columns[:2]),
+            ([item, item], (columns[0], [b"{", b""], columns[2])),
+        ]:
+            refused = decode_error(raw.ask({"op": "restore", "items": items}, *sent).head)
+            assert type(refused) is qflow.InvalidArgument
+        assert len(jobs) == 0
+        past = ["queue", "jobs", 0, 0, 1, 0, ""]
+        assert raw.ask({"op": "restore", "items": [item, past]}, *columns).head == {"result": {"expired": 1}}
+    [delivery] = jobs.get_many(10)
+    assert (delivery.body, delivery.headers) == (b"a", {"h": 1})
