@@ -13,7 +13,8 @@ import qflow
 from mqtt_loop import Raw, client, serving
 from qflow.mqtt import Server
 from qflow.mqtt.errors import MqttError
-from qflow.mqtt.model.filters import LATEST, start_of
+from qflow.mqtt.model.filters import LATEST, start_of, wish_of
+from qflow.mqtt.wire.packets import Subscription
 
 run = asyncio.run
 
@@ -51,6 +52,18 @@ def test_what_is_no_start_is_refused(text: str) -> None:
     """By name, with what is one."""
     with pytest.raises(MqttError, match="is no start: give earliest, latest, an offset"):
         start_of(text, 0)
+
+
+def wished(topic_filter: str, *starts: str) -> Any:
+    properties: Any = {"user_properties": [("qflow-start", start) for start in starts]}
+    return wish_of(Subscription(topic_filter, 1), properties, 0).start
+
+
+def test_of_two_starts_that_of_the_filter_holds() -> None:
+    """The property is for those filters of the packet that say none; of several the last one, as paho adds to them."""
+    assert wished("$replay/7/a", "earliest") == 7
+    assert wished("$share/g/$replay/7/a", "yesterday") == 7
+    assert wished("a", "earliest", "9") == 9
 
 
 async def replaying(server: Server, version: int, start: str, topic_filter: str, qos: int = 1, **given: Any) -> Raw:
