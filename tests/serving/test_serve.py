@@ -302,7 +302,7 @@ def test_certificates_that_are_wrong_are_named(cert: str, key: str, ca: str | No
         (tmp_path / f"cut.{name}").write_text(whole[: len(whole) // 2])
     with pytest.raises(qflow.InvalidArgument, match=said) as caught:
         Certificates(tmp_path / cert, tmp_path / key, None if ca is None else tmp_path / ca).context()
-    assert "ssl" not in str(caught.value).replace("openssl", "").lower()
+    assert "ssl" not in str(caught.value).lower()
 
 
 def test_a_port_and_a_spool_that_are_in_use_are_said_to_be(start: Any, tmp_path: Path) -> None:
@@ -317,3 +317,32 @@ def test_a_port_and_a_spool_that_are_in_use_are_said_to_be(start: Any, tmp_path:
         said, warned = server.end()
     assert (said, server.process.returncode) == ("", 3)
     assert len(warned.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("door", "host"), [("amqp", "127.0.0.1"), ("mqtt", "localhost"), ("http", "127.0.0.1")])
+def test_a_start_at_a_port_that_is_in_use_leaves_nothing(door: str, host: str, start: Any, tmp_path: Path) -> None:
+    """No directory, and nothing in a spool that is there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"{host}:{taken.getsockname()[1]}"
+        said = "", f"qflow: {door} cannot listen on {address}: address already in use\n"
+        assert start("new/spool", f"--{door}", address).end() == said
+        assert os.listdir(tmp_path) == []
+        (tmp_path / "empty").mkdir()
+        assert start("empty", f"--{door}", address).end() == said
+        assert os.listdir(tmp_path / "empty") == []
+        with qflow.open(tmp_path / "spool"):
+            owned = start("spool", f"--{door}", address)
+            assert len(owned.end()[1].splitlines()) == 1
+            assert owned.process.returncode == 3
+        assert start("spool", f"--{door}", address).end() == said
+    with qflow.open(tmp_path / "spool") as broker:
+        assert (broker.stats().queues, broker.stats().streams) == ({}, {})
+
+
+def test_two_doors_at_one_address_leave_nothing(start: Any, tmp_path: Path) -> None:
+    """As one that is in use."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    server = start("spool", "--mqtt", address, "--http", address)
+    assert server.end() == ("", f"qflow: http cannot listen on {address}: address already in use\n")
+    assert (server.process.returncode, os.listdir(tmp_path)) == (2, [])
