@@ -12,7 +12,7 @@ import mqtt_served
 import qflow
 from doors.command_line import CommandLine, error_line
 from doors.event_loop import run
-from mqtt_loop import DISCONNECT, SetClock, client, dialled, serving, serving_at, slept, unconnected
+from mqtt_loop import DISCONNECT, SetClock, client, cut_all, dialled, serving, serving_at, slept, unconnected
 from qflow.cli.sessions import _span
 from qflow.storage.log.facts import fact_key
 
@@ -80,10 +80,11 @@ def test_sessions_that_sleep_are_listed(cli: CommandLine) -> None:
     assert {one["waiting_messages"] for one in (valve, group)} == {None}
     assert (found["stream"], found["next_offset"], found["retained_messages"]) == ("mqtt", 7, 2)
     rows = table(cli)
-    assert rows[0] == ["client", "gone", "expires", "filters", "unacked", "waiting"]
+    assert rows[0] == ["client", "gone", "expires", "filters", "unacked", "unreleased", "waiting"]
     assert [row[0] for row in rows[1:3]] == ["pump-1", "valve"]
-    assert rows[1][-4:] == ["never", "1", "0", "0"]
-    assert rows[2][-5:] == ["2", "3", "at", "most", "2"]
+    assert rows[1][-5:] == ["never", "1", "0", "0", "0"]
+    assert rows[2][2:4] == ["in", "1h"]
+    assert rows[2][-6:] == ["2", "3", "0", "at", "most", "2"]
     assert rows[5] == ["workers", "jobs/#", "1", "0", "at", "most", "7"]
     assert rows[-1][:3] == ["2", "retained", "messages,"]
 
@@ -112,9 +113,24 @@ def test_beside_a_server_those_who_are_there_are_listed_too(cli: CommandLine) ->
             found = (await asyncio.to_thread(listed, cli))["there"]
             assert (found["connected"], found["left_ms"], found["behind_messages"]) == (True, None, None)
             rows = await asyncio.to_thread(table, cli)
-            assert rows[1] == ["there", "no", "after", "1m", "1", "0", "-"]
+            assert rows[1] == ["there", "no", "1m", "after", "it", "goes", "1", "0", "0", "-"]
 
     run(scenario())
+
+
+def test_a_session_whose_client_was_there_at_a_kill_ends_after_the_next_start(cli: CommandLine) -> None:
+    """Nobody is there to go any more; from that start on its time runs."""
+    with mqtt_served.serving(cli.directory, "--mqtt", "127.0.0.1:0") as (process, ports):
+
+        async def scenario() -> None:
+            raw = await dialled(ports["mqtt"][0])
+            await raw.connect("there", SessionExpiryInterval=60)
+            process.kill()
+            await cut_all()
+
+        run(scenario())
+        process.wait()
+        assert table(cli)[1][:7] == ["there", "no", "1m", "after", "a", "start", "0"]
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
