@@ -287,6 +287,12 @@ def test_without_websockets_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         ("server.pem", "server.pem", None, r"server\.pem' is no private key: give one in PEM, with a line"),
         ("server.pem", "junk", None, r"junk' is no private key: give one in PEM"),
         ("server.pem", "cut.key", None, r"cut\.key' is no private key: give one in PEM"),
+        (
+            "weak.pem",
+            "weak.key",
+            None,
+            r"the certificate '.*weak\.pem' is not taken, make another one: ee key too small",
+        ),
         ("server.pem", "encrypted.key", None, "is encrypted"),
         ("server.pem", "server.key", "server.key", r"server\.key' is no certificate: give one in PEM"),
         ("server.pem", "server.key", "junk", r"junk' is no certificate: give one in PEM"),
