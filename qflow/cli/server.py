@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -22,7 +23,7 @@ from qflow.errors import InvalidArgument
 from qflow.options import BrokerOptions
 from qflow.serving.addresses import Address, is_of_this_machine_alone
 from qflow.serving.certificates import Certificates
-from qflow.serving.doors import Door, Opening, Secrets, Service
+from qflow.serving.doors import Door, Opening, Secrets, Service, check_free
 from qflow.serving.extras import load
 from qflow.serving.logs import FORMATTERS
 from qflow.serving.loops import loop_factory
@@ -109,7 +110,7 @@ def run(
 ) -> int:
     """Serve a spool until a signal; return the exit code, 128 and the number of the signal.
 
-    What is wrong with users, certificates or addresses is said before a spool is made.
+    What is wrong with users, certificates or addresses is said before a spool is made, or written to.
     """
     if users_file is None:
         _check_loopback([one.address for one in wanted if one.kind.protocol not in WITHOUT_USERS])
@@ -128,7 +129,11 @@ async def _serve(
     **settings: Unpack[BrokerOptions],
 ) -> int:
     """Serve a spool until a signal; return the exit code."""
+    places = [(one.name, one.address) for one, _ in wanted]
+    if _is_new(spool):  # else an owner that is there is told of first
+        check_free(places)
     async with qflow.aio.open(spool, **settings) as broker, AsyncExitStack() as stack:
+        check_free(places)
         if {one.kind.protocol for one, _ in wanted} >= {"amqp", "mqtt"}:
             await stack.enter_async_context(await qflow.bridge.join(broker))
         openings = [
@@ -143,6 +148,14 @@ async def _serve(
             check=broker.broker.engine.log.check_usable,
         )
         return 128 + await service.run()
+
+
+def _is_new(spool: Path) -> bool:
+    """Tell whether nothing lies there."""
+    try:
+        return not os.listdir(spool)
+    except OSError:
+        return not os.path.exists(spool)
 
 
 async def _open(

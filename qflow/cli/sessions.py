@@ -49,12 +49,19 @@ def list_sessions(spool: Path, pattern: str | None, stream: str | None, exact: b
     """Show the MQTT sessions of SPOOL. It only reads, with or without a live owner.
 
     \b
-    gone     since when the client has been away
-    expires  when the session ends, if the client does not come back
-    unacked  messages that were sent, and that the client did not acknowledge
-    waiting  messages that it is still to get: at most what the stream has from where
-             the session goes on, of all topics; with --exact those that its filters
-             match, or a bound where that is too much to be looked at
+    gone        since when the client has been away; no: it is there
+    expires     when the session ends, if the client does not come back:
+                `in 1h` is the time that is left; `1h after it goes` is the time
+                that it will have, while the client is there; `1h after a start`,
+                where it was there when the server was killed
+    unacked     messages that were sent, and that the client did not acknowledge
+    unreleased  messages with QoS 2 that the client sent and did not release
+                (PUBREL): they are published, and their packet ids are kept, so
+                that one which is sent again is not published twice
+    waiting     messages that it is still to get: at most what the stream has
+                from where the session goes on, of all topics; with --exact those
+                that its filters match, or a bound where that is too much to be
+                looked at
 
     Exits with 1 if a record is damaged.
     """
@@ -134,8 +141,8 @@ def _print(found: MqttFacts, now_s: float) -> None:
         click.echo(f"problem: {problem}")
     if found.sessions:
         facts.print_table(
-            ["client", "gone", "expires", "filters", "unacked", "waiting"],
-            [_row(one, now_s) for one in found.sessions],
+            ["client", "gone", "expires", "filters", "unacked", "unreleased", "waiting"],
+            [_row(one, now_s, found.is_owned) for one in found.sessions],
         )
     else:
         click.echo("no sessions")
@@ -158,15 +165,27 @@ def _print(found: MqttFacts, now_s: float) -> None:
     click.echo(f"{facts.counted(found.retained_messages, 'retained message')}, {found.retained_bytes:,} bytes")
 
 
-def _row(one: SessionFacts, now_s: float) -> list[Any]:
+def _row(one: SessionFacts, now_s: float, is_owned: bool) -> list[Any]:
     gone = "no" if one.left_ms is None else _span(now_s - one.left_ms / 1000)
-    if one.expires_ms is not None:
-        left_s = one.expires_ms / 1000 - now_s
-        expires = f"in {_span(left_s)}" if left_s > 0 else "is over"
-    else:
-        expires = "never" if one.expiry_s is None else f"after {_span(one.expiry_s)}"
-    filters = len(one.subscriptions)
-    return [facts.readable(one.client_id), gone, expires, filters, one.unacknowledged, _waiting(one)]
+    return [
+        facts.readable(one.client_id),
+        gone,
+        _expires(one, now_s, is_owned),
+        len(one.subscriptions),
+        one.unacknowledged,
+        one.unreleased,
+        _waiting(one),
+    ]
+
+
+def _expires(one: SessionFacts, now_s: float, is_owned: bool) -> str:
+    """Return when a session ends, or how long it lasts after its client has gone, or the server has begun again."""
+    if one.expiry_s is None:
+        return "never"
+    if one.expires_ms is None:
+        return f"{_span(one.expiry_s)} after {'it goes' if is_owned else 'a start'}"
+    left_s = one.expires_ms / 1000 - now_s
+    return f"in {_span(left_s)}" if left_s > 0 else "is over"
 
 
 def _waiting(one: SessionFacts | GroupFacts) -> int | str | None:

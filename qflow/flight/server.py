@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from qflow.flight.leases import Leases
 from qflow.flight.owner import Owner
 from qflow.flight.tunnel import Tunnels
 from qflow.flight.words import Command, as_json, plainly
-from qflow.serving.addresses import Address, is_of_this_machine_alone, resolved
+from qflow.serving.addresses import Address, is_of_this_machine_alone, occupy
 from qflow.serving.certificates import Certificates
 
 SWEEP_S = 1.0
@@ -248,7 +247,7 @@ def serve(
     address = Address(host, port)
     check_address(address, has_tls=certificates is not None, has_tokens=token_file is not None)
     access = Access(None if token_file is None else read_tokens(token_file))
-    check_free(address)
+    occupy(address).close()  # gRPC would not say why it cannot listen
     try:
         return Server(broker, address, access=access, certificates=certificates)
     except pa.ArrowException as error:
@@ -266,11 +265,3 @@ def check_address(address: Address, *, has_tls: bool, has_tokens: bool) -> None:
             f"{address} can be reached by others than this machine, so Arrow Flight needs --token-file, and --cert and "
             "--key for TLS, there"
         )
-
-
-def check_free(address: Address) -> None:
-    """Raises OSError: it cannot be listened at an address. (gRPC would not say why.)"""
-    for family, kind, _, _, sockaddr in resolved(address):
-        with socket.socket(family, kind) as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(sockaddr)

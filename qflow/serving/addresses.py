@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
 
 from qflow.errors import InvalidArgument
+
+_NO_SUCH_FAMILY = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+"""`localhost` may stand for an address of IPv6 where there is none."""
 
 
 @attrs.frozen
@@ -54,6 +59,28 @@ def resolved(address: Address) -> list[Any]:
 def is_of_this_machine_alone(address: Address) -> bool:
     """Tell whether nobody on another machine can reach an address. Raises InvalidArgument: it is none."""
     return all(is_loopback(str(sockaddr[0])) for *_, sockaddr in resolved(address))
+
+
+def occupy(address: Address) -> ExitStack:
+    """Listen at an address, as all that its name stands for, until what is returned is closed; nobody is answered.
+
+    Raises:
+        InvalidArgument: it is none. OSError: it cannot be listened there.
+    """
+    found = resolved(address)
+    with ExitStack() as stack:
+        for family, kind, _, _, sockaddr in found:
+            try:
+                one = stack.enter_context(socket.socket(family, kind))
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                one.bind(sockaddr)
+                one.listen()
+            except OSError as error:
+                if error.errno not in _NO_SUCH_FAMILY or len(found) == 1:
+                    raise
+        return stack.pop_all()
 
 
 def check_port(port: object) -> None:

@@ -46,14 +46,12 @@ class Certificates:
         except _Encrypted as error:
             raise InvalidArgument(f"the key {str(self.key)!r} is encrypted; store it without a password") from error
         except OSError as error:
-            raise InvalidArgument(
-                f"{str(self.cert)!r} and {str(self.key)!r} are no certificate and its key: {_why(error)}"
-            ) from error
+            raise InvalidArgument(_what_is_wrong(self.cert, self.key, error)) from error
         if self.ca is not None:
             try:
                 context.load_verify_locations(self.ca)
             except OSError as error:
-                raise InvalidArgument(f"{str(self.ca)!r} has no certificates: {_why(error)}") from error
+                raise InvalidArgument(_no_certificate(self.ca)) from error
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
@@ -104,6 +102,21 @@ def _check_readable(path: Path) -> None:
         raise InvalidArgument(f"{str(path)!r} cannot be read: {error.strerror}") from error
 
 
-def _why(error: OSError) -> str:
-    reason = getattr(error, "reason", None) or error.strerror or str(error)
-    return str(reason).replace("_", " ").lower()
+def _what_is_wrong(cert: Path, key: Path, error: OSError) -> str:
+    """Tell which of two files cannot be used, and what to give: the text of OpenSSL names neither."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cert)
+    except OSError:
+        return _no_certificate(cert)
+    reason = getattr(error, "reason", None)
+    if not reason:
+        return f"{str(key)!r} is no private key: give one in PEM, with a line such as -----BEGIN PRIVATE KEY-----"
+    if reason == "KEY_VALUES_MISMATCH":
+        return (
+            f"{str(key)!r} is the key of another certificate than {str(cert)!r}: give the two that were made together"
+        )
+    return f"the certificate {str(cert)!r} is not taken, make another one: {reason.replace('_', ' ').lower()}"
+
+
+def _no_certificate(path: Path) -> str:
+    return f"{str(path)!r} is no certificate: give one in PEM, with the line -----BEGIN CERTIFICATE-----"

@@ -12,15 +12,15 @@ import asyncio
 import os
 import signal
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any, NamedTuple, Protocol
 
 import attrs
 
 from qflow.errors import InvalidArgument, QflowError
 from qflow.serving import notify as manager
-from qflow.serving.addresses import Address
+from qflow.serving.addresses import Address, occupy
 from qflow.serving.users import Users
 
 LOOK_S = 1.0
@@ -143,10 +143,7 @@ class Service:
         try:
             return await opening.open(opening.address, secrets.users, secrets.ssl if opening.has_tls else None)
         except OSError as error:
-            # The loop of asyncio puts the address into the text a second time.
-            number = error.errno or 0
-            what = os.strerror(number) if number > 0 else error.strerror or str(error)
-            raise InvalidArgument(f"{opening.name} cannot listen on {opening.address}: {what.lower()}") from error
+            raise _cannot_listen(opening.name, opening.address, error) from error
 
     async def _until_stopped(self) -> signal.Signals:
         """Return the first signal that asks to stop; reload at the others meanwhile, and look whether it can go on."""
@@ -195,6 +192,27 @@ class Service:
             return number
         finally:
             await _cancelled([draining, stopping, *drains])
+
+
+def check_free(places: Iterable[tuple[str, Address]]) -> None:
+    """Refuse names and addresses of doors, of which one cannot listen, or not beside the others.
+
+    Raises:
+        InvalidArgument: so it is.
+    """
+    with ExitStack() as stack:
+        for name, address in places:
+            try:
+                stack.enter_context(occupy(address))
+            except OSError as error:
+                raise _cannot_listen(name, address, error) from error
+
+
+def _cannot_listen(name: str, address: Address, error: OSError) -> InvalidArgument:
+    # The loop of asyncio puts the address into the text a second time.
+    number = error.errno or 0
+    what = os.strerror(number) if number > 0 else error.strerror or str(error)
+    return InvalidArgument(f"{name} cannot listen on {address}: {what.lower()}")
 
 
 async def _all_of(tasks: Sequence[asyncio.Task[None]]) -> None:

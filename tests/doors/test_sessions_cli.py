@@ -10,11 +10,9 @@ import pytest
 
 import mqtt_served
 import qflow
-import qflow.aio
-import qflow.mqtt
 from doors.command_line import CommandLine, error_line
 from doors.event_loop import run
-from mqtt_loop import DISCONNECT, SetClock, client, dialled, serving, serving_at, slept, unconnected
+from mqtt_loop import DISCONNECT, SetClock, client, cut_all, dialled, serving, serving_at, slept, unconnected
 from qflow.cli.sessions import _span
 from qflow.storage.log.facts import fact_key
 
@@ -82,10 +80,11 @@ def test_sessions_that_sleep_are_listed(cli: CommandLine) -> None:
     assert {one["waiting_messages"] for one in (valve, group)} == {None}
     assert (found["stream"], found["next_offset"], found["retained_messages"]) == ("mqtt", 7, 2)
     rows = table(cli)
-    assert rows[0] == ["client", "gone", "expires", "filters", "unacked", "waiting"]
+    assert rows[0] == ["client", "gone", "expires", "filters", "unacked", "unreleased", "waiting"]
     assert [row[0] for row in rows[1:3]] == ["pump-1", "valve"]
-    assert rows[1][-4:] == ["never", "1", "0", "0"]
-    assert rows[2][-5:] == ["2", "3", "at", "most", "2"]
+    assert rows[1][-5:] == ["never", "1", "0", "0", "0"]
+    assert rows[2][2:4] == ["in", "1h"]
+    assert rows[2][-6:] == ["2", "3", "0", "at", "most", "2"]
     assert rows[5] == ["workers", "jobs/#", "1", "0", "at", "most", "7"]
     assert rows[-1][:3] == ["2", "retained", "messages,"]
 
@@ -114,29 +113,59 @@ def test_beside_a_server_those_who_are_there_are_listed_too(cli: CommandLine) ->
             found = (await asyncio.to_thread(listed, cli))["there"]
             assert (found["connected"], found["left_ms"], found["behind_messages"]) == (True, None, None)
             rows = await asyncio.to_thread(table, cli)
-            assert rows[1] == ["there", "no", "after", "1m", "1", "0", "-"]
+            assert rows[1] == ["there", "no", "1m", "after", "it", "goes", "1", "0", "0", "-"]
 
     run(scenario())
 
 
-def test_messages_that_retention_took_are_told(cli: CommandLine) -> None:
-    """A session that slept too long has lost them."""
+def test_a_session_whose_client_was_there_at_a_kill_ends_after_the_next_start(cli: CommandLine) -> None:
+    """Nobody is there to go any more; from that start on its time runs."""
+    with mqtt_served.serving(cli.directory, "--mqtt", "127.0.0.1:0") as (process, ports):
 
-    async def scenario() -> None:
-        async with qflow.aio.open(cli.spool) as broker:
-            await broker.declare_stream("mqtt", topics=["#"], retention_messages=10)
-            async with await qflow.mqtt.serve(broker, port=0) as server:
-                await asleep(server, "valve", "#")
-                for number in range(50):
-                    await broker.publish(f"t/{number}", bytes(70_000))
-                while not (await broker.stream("mqtt").stats()).first_offsets[0]:
-                    await asyncio.sleep(0)
+        async def scenario() -> None:
+            raw = await dialled(ports["mqtt"][0])
+            await raw.connect("there", SessionExpiryInterval=60)
+            process.kill()
+            await cut_all()
 
-    run(scenario())
-    found = cli.json("sessions", cli.spool)
-    (valve,) = found["sessions"]
-    assert valve["lost_messages"] > 0
-    assert valve["lost_messages"] + valve["behind_messages"] == found["next_offset"] == 50
+        run(scenario())
+        process.wait()
+        assert table(cli)[1][:7] == ["there", "no", "1m", "after", "a", "start", "0"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_is_told_as_lost_does_not_come(cli: CommandLine, is_restarted: bool) -> None:
+    """Of a session that slept too long, also while the server still has those messages in its memory."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_stream("mqtt", topics=["#"], retention_messages=10)
+
+    async def left() -> None:
+        async with serving(cli.spool) as server:
+            await asleep(server, "valve", "#")
+            for number in range(50):
+                await server.broker.publish(f"t/{number}", b"%d" % number)
+            while (await server.broker.stream("mqtt").stats()).first_offsets[0] < 40:
+                await asyncio.sleep(0)
+            if not is_restarted:
+                await check(server)
+
+    async def check(server: Any) -> None:
+        found = (await asyncio.to_thread(listed, cli))["valve"]
+        assert (found["lost_messages"], found["behind_messages"]) == (40, 10)
+        valve = await client(server, "valve", clean=False, SessionExpiryInterval=60)
+        assert await valve.messages(10) == [b"%d" % number for number in range(40, 50)]
+        await valve.nothing()
+        assert server.house.hub.counts.lost == 40
+
+    async def again() -> None:
+        async with serving(cli.spool) as server:
+            await check(server)
+
+    run(left())
+    if is_restarted:
+        found = listed(cli)["valve"]
+        assert (found["lost_messages"], found["behind_messages"]) == (40, 10)
+        run(again())
 
 
 def test_a_server_gives_sessions_an_end(cli: CommandLine) -> None:

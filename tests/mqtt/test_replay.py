@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import qflow
 from mqtt_loop import Raw, client, serving
 from qflow.mqtt import Server
 from qflow.mqtt.errors import MqttError
-from qflow.mqtt.model.filters import LATEST, start_of
+from qflow.mqtt.model.filters import LATEST, start_of, wish_of
+from qflow.mqtt.wire.packets import Subscription
 
 run = asyncio.run
 
@@ -50,6 +52,18 @@ def test_what_is_no_start_is_refused(text: str) -> None:
     """By name, with what is one."""
     with pytest.raises(MqttError, match="is no start: give earliest, latest, an offset"):
         start_of(text, 0)
+
+
+def wished(topic_filter: str, *starts: str) -> Any:
+    properties: Any = {"user_properties": [("qflow-start", start) for start in starts]}
+    return wish_of(Subscription(topic_filter, 1), properties, 0).start
+
+
+def test_of_two_starts_that_of_the_filter_holds() -> None:
+    """The property is for those filters of the packet that say none; of several the last one, as paho adds to them."""
+    assert wished("$replay/7/a", "earliest") == 7
+    assert wished("$share/g/$replay/7/a", "yesterday") == 7
+    assert wished("a", "earliest", "9") == 9
 
 
 async def replaying(server: Server, version: int, start: str, topic_filter: str, qos: int = 1, **given: Any) -> Raw:
@@ -183,3 +197,29 @@ async def _no_other(spool: Path) -> None:
         rest = 5000 - len(got["old"])
         assert got["old"] + await raw.messages(rest) == [b"%d" % number for number in range(5000)]
         await raw.nothing()
+
+
+@pytest.mark.parametrize("group", ["", "$share/g/"])
+def test_a_replay_begins_with_what_retention_has_left(group: str, spool: Path) -> None:
+    """Not with what the server still has in its memory; a group that slept goes on there, too."""
+    run(_left(group, spool))
+
+
+async def _left(group: str, spool: Path) -> None:
+    with qflow.open(spool) as broker:
+        broker.declare_stream("mqtt", topics=["#"], retention_messages=10)
+    async with serving(spool) as server:
+        sleeper = await client(server, "sleeper", SessionExpiryInterval=60)
+        await sleeper.subscribe(f"{group}a")
+        await sleeper.disconnect()
+        for number in range(50):
+            await server.broker.publish("a", b"%d" % number)
+        while (await server.broker.stream("mqtt").stats()).first_offsets[0] < 40:
+            await asyncio.sleep(0)
+        late = await client(server, version=4)
+        assert (await late.subscribe("$replay/earliest/a")).codes == [1]
+        sleeper = await client(server, "sleeper", clean=False)
+        for one in (late, sleeper):
+            assert await one.messages(10) == [b"%d" % number for number in range(40, 50)]
+            await one.nothing()
+        assert server.house.hub.counts.lost == 40

@@ -257,6 +257,33 @@ def test_a_wrong_packet_gets_a_disconnect(version: int, data: bytes, code: int) 
     assert disconnect.properties.ReasonString == event.text
 
 
+@pytest.mark.parametrize(
+    ("name", "level", "said"),
+    [
+        ("MQTT", 0x84, "a bridge of mosquitto tries MQTT 3.1.1 as bridges speak it (level 132): it comes again without that, "
+         "and at once with `try_private false` in mosquitto.conf"),
+        ("MQTT", 0x85, "a bridge of mosquitto tries MQTT 5 as bridges speak it (level 133): it comes again without that, "
+         "and at once with `try_private false` in mosquitto.conf"),
+        ("MQIsdp", 0x83, "a bridge speaks MQTT 3.1: say `bridge_protocol_version mqttv311` in mosquitto.conf"),
+        ("MQIsdp", 3, "the client speaks MQTT 3.1: have it speak 3.1.1 or 5"),
+        ("MQTT", 6, "the client speaks MQTT of level 6: have it speak 3.1.1 (level 4) or 5 (level 5)"),
+        ("MQTX", 5, "the client speaks 'MQTX' of level 5, which is no MQTT: have it speak MQTT 3.1.1 or 5"),
+    ],
+)  # fmt: skip
+def test_who_speaks_another_version_is_told_what_to_do(name: str, level: int, said: str) -> None:
+    """In the log, too."""
+    event = failure(Connection(SMALL), packet(0x10, head(name, level), string("c")))
+    assert (event.code, event.text) == (ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, said)
+
+
+def test_who_sends_too_many_user_properties_is_told_how_many_are_taken() -> None:
+    """And where else they have a place."""
+    event = failure(opened(5), publish(5, "t", having=user(40_000) * 2))
+    assert (
+        event.text == "user properties of more than 65,536 bytes in a packet: send fewer, or put them into the payload"
+    )
+
+
 def test_a_packet_may_be_as_large_as_the_limit() -> None:
     """CONNECT has one of its own."""
     connection = Connection(SMALL)

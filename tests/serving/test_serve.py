@@ -280,17 +280,35 @@ def test_without_websockets_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("cert", "key", "ca", "said"),
     [
-        ("server.pem", "renewed.key", None, "are no certificate and its key"),
-        ("server.key", "server.key", None, "are no certificate and its key"),
+        ("server.pem", "renewed.key", None, r"renewed\.key' is the key of another certificate than '.*server\.pem'"),
+        ("server.key", "server.key", None, r"server\.key' is no certificate: give one in PEM, with the line"),
+        ("junk", "junk", None, r"junk' is no certificate: give one in PEM"),
+        ("cut.pem", "server.key", None, r"cut\.pem' is no certificate: give one in PEM"),
+        ("server.pem", "server.pem", None, r"server\.pem' is no private key: give one in PEM, with a line"),
+        ("server.pem", "junk", None, r"junk' is no private key: give one in PEM"),
+        ("server.pem", "cut.key", None, r"cut\.key' is no private key: give one in PEM"),
+        (
+            "weak.pem",
+            "weak.key",
+            None,
+            r"the certificate '.*weak\.pem' is not taken, make another one: ee key too small",
+        ),
         ("server.pem", "encrypted.key", None, "is encrypted"),
-        ("server.pem", "server.key", "server.key", "has no certificates"),
+        ("server.pem", "server.key", "server.key", r"server\.key' is no certificate: give one in PEM"),
+        ("server.pem", "server.key", "junk", r"junk' is no certificate: give one in PEM"),
         ("server.pem", "server.key", "nowhere", "cannot be read"),
     ],
 )
-def test_certificates_that_are_wrong_are_named(cert: str, key: str, ca: str | None, said: str) -> None:
-    """Nobody is asked for the password of a key."""
-    with pytest.raises(qflow.InvalidArgument, match=said):
-        Certificates(PEM / cert, PEM / key, None if ca is None else PEM / ca).context()
+def test_certificates_that_are_wrong_are_named(cert: str, key: str, ca: str | None, said: str, tmp_path: Path) -> None:
+    """With what to give instead, and no text of OpenSSL's; nobody is asked for the password of a key."""
+    shutil.copytree(PEM, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "junk").write_bytes(b"junk\n\xff")
+    for name in ("pem", "key"):
+        whole = (PEM / f"server.{name}").read_text()
+        (tmp_path / f"cut.{name}").write_text(whole[: len(whole) // 2])
+    with pytest.raises(qflow.InvalidArgument, match=said) as caught:
+        Certificates(tmp_path / cert, tmp_path / key, None if ca is None else tmp_path / ca).context()
+    assert "ssl" not in str(caught.value).lower()
 
 
 def test_a_port_and_a_spool_that_are_in_use_are_said_to_be(start: Any, tmp_path: Path) -> None:
@@ -305,3 +323,32 @@ def test_a_port_and_a_spool_that_are_in_use_are_said_to_be(start: Any, tmp_path:
         said, warned = server.end()
     assert (said, server.process.returncode) == ("", 3)
     assert len(warned.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("door", "host"), [("amqp", "127.0.0.1"), ("mqtt", "localhost"), ("http", "127.0.0.1")])
+def test_a_start_at_a_port_that_is_in_use_leaves_nothing(door: str, host: str, start: Any, tmp_path: Path) -> None:
+    """No directory, and nothing in a spool that is there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"{host}:{taken.getsockname()[1]}"
+        said = "", f"qflow: {door} cannot listen on {address}: address already in use\n"
+        assert start("new/spool", f"--{door}", address).end() == said
+        assert os.listdir(tmp_path) == []
+        (tmp_path / "empty").mkdir()
+        assert start("empty", f"--{door}", address).end() == said
+        assert os.listdir(tmp_path / "empty") == []
+        with qflow.open(tmp_path / "spool"):
+            owned = start("spool", f"--{door}", address)
+            assert len(owned.end()[1].splitlines()) == 1
+            assert owned.process.returncode == 3
+        assert start("spool", f"--{door}", address).end() == said
+    with qflow.open(tmp_path / "spool") as broker:
+        assert (broker.stats().queues, broker.stats().streams) == ({}, {})
+
+
+def test_two_doors_at_one_address_leave_nothing(start: Any, tmp_path: Path) -> None:
+    """As one that is in use."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    server = start("spool", "--mqtt", address, "--http", address)
+    assert server.end() == ("", f"qflow: http cannot listen on {address}: address already in use\n")
+    assert (server.process.returncode, os.listdir(tmp_path)) == (2, [])

@@ -2,7 +2,7 @@
 
     $share/GROUP/FILTER     one of the members of a group gets each message
     $replay/START/FILTER    what is retained in the stream first, from START on, for clients of 3.1.1
-    qflow-start: START      the same, as a user property of MQTT 5
+    qflow-start: START      the same, as a user property of MQTT 5, for filters that have no START of their own
     qflow-offsets: yes      each message has its offset, as the user property `qflow-offset`
 
 START is what `read_start` reads; a time needs a time zone.
@@ -50,7 +50,7 @@ def wish_of(asked: Asked, properties: Properties, now_s: float) -> Wish:
     """Return what a client asks for.
 
     Raises:
-        MqttError: TOPIC_FILTER_INVALID; PROTOCOL_ERROR for a start that is none.
+        MqttError: TOPIC_FILTER_INVALID; also for a start that is none.
     """
     group, rest = split_shared(asked.filter)
     users = dict(properties.get("user_properties", ()))

@@ -258,6 +258,7 @@ class Groups:
         if record is not None:
             fields = json.loads(record)
             group.subscribed.cursor = fields["cursor"]
+            hub.wake([group.subscribed])
             group.returned = fields["open"]
             group.lasting = set(fields["members"])
         return group

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -96,6 +97,21 @@ class Hub:
             )
         self.stream = around.stream
         self.next = (await around.stats()).next_offsets[0]
+
+    @property
+    def floor(self) -> int:
+        """The lowest offset that the stream still has: who comes gets nothing below it, though `recent` may have it."""
+        return min(self.next, self.stream.stats().first_offsets[0])
+
+    def wake(self, ones: Sequence[Subscribed]) -> None:
+        """Have subscriptions that slept go on behind what retention took meanwhile, and count that as lost."""
+        cursors = [one.cursor or 0 for one in ones]
+        if not cursors:
+            return
+        floor = self.floor
+        self.counts.lost += max(0, floor - min(cursors))
+        for one, cursor in zip(ones, cursors, strict=True):
+            one.cursor = max(cursor, floor)
 
     def begin(self) -> None:
         """Follow the stream from then on."""

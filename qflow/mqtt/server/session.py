@@ -82,11 +82,13 @@ class Session:
         await self._keep_to_permissions()
         self.outbound.resends.extend(self.state.flights)
         shared = [one for one in self.state.subscriptions.values() if one.group]
-        for one in self.state.subscriptions.values():
+        own = [one for one in self.state.subscriptions.values() if not one.group]
+        for one in own:
             if not one.qos:
                 one.cursor = None  # what has QoS 0 does not wait for who is away
-            if not one.group:
-                self._attach(one)
+        self._hub.wake([one for one in own if one.qos])
+        for one in own:
+            self._attach(one)
         self._subscriptions_changed()
         for one in shared:
             try:
@@ -244,7 +246,7 @@ class Session:
         start = wish.start
         if isinstance(start, datetime):
             start = await self._hub.in_thread(partial(self._offset_at, start, self._hub.next))
-        return None if start is None else min(start, self._hub.next)
+        return None if start is None else min(max(start, self._hub.floor), self._hub.next)
 
     def _offset_at(self, moment: datetime, after: int) -> int:
         """Return the offset of the first message from a moment on; `after`, that of the next one, if there is none."""

@@ -139,19 +139,18 @@ def _refused(buffer: bytes, at: int, end: int) -> tuple[Any, int]:
     raise protocol_error("a property that only servers send in such a packet")
 
 
-def read_properties(
-    buffer: bytes, at: int, end: int, allowed: Allowed, user_properties_bytes: int
-) -> tuple[Properties, int]:
-    """Read the properties of a packet, their length before them.
+def read_properties(buffer: bytes, at: int, end: int, allowed: Allowed, most: int) -> tuple[Properties, int]:
+    """Read the properties of a packet, their length before them; `most` bytes of user properties.
 
     Raises:
-        MqttError: 0x81 if one has no place in the packet, 0x82 if one comes twice, 0x97 above `user_properties_bytes`.
+        MqttError: 0x81 if one has no place in the packet, 0x82 if one comes twice, 0x97 for too many user properties.
     """
     size, at = fields.read_variable(buffer, at, end)
     stop = at + size
     if stop > end:
         raise malformed("properties are longer than their packet")
     found: dict[str, Any] = {}
+    user_bytes = 0
     while at < stop:
         number = buffer[at]
         known = allowed.get(number)
@@ -162,15 +161,20 @@ def read_properties(
         start = at + 1
         value, at = known.read(buffer, start, stop)
         if number == USER_PROPERTY:
-            user_properties_bytes -= at - start
-            if user_properties_bytes < 0:
-                raise MqttError(ReasonCode.QUOTA_EXCEEDED, "too many bytes of user properties in a packet")
+            user_bytes += at - start
+            if user_bytes > most:
+                raise _too_many(most)
             found.setdefault(name, []).append(value)
         elif name in found:
             raise protocol_error(f"property {name} comes twice in a packet")
         else:
             found[name] = [value] if name in MANY else value
     return found, at  # type: ignore[return-value]
+
+
+def _too_many(most: int) -> MqttError:
+    text = f"user properties of more than {most:,} bytes in a packet: send fewer, or put them into the payload"
+    return MqttError(ReasonCode.QUOTA_EXCEEDED, text)
 
 
 def properties_bytes(properties: Properties) -> bytes:

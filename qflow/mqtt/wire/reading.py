@@ -31,6 +31,7 @@ from qflow.mqtt.wire.topics import checked_filter, topic_reader
 CONNECT_BYTE, PINGREQ_BYTE = 0x10, 0xC0
 PROTOCOL_NAMES = (b"MQTT", b"MQIsdp")
 """The second is that of MQTT 3.1: such a client is told that its version is not supported."""
+MQTT_3_1 = 3
 BRIDGE = 0x80
 """Added to the level by bridges that try an extension first; told in their version, they try without it."""
 
@@ -76,8 +77,7 @@ class Reader:
             if name in PROTOCOL_NAMES:
                 is_older = name != PROTOCOL_NAMES[0] or level & ~BRIDGE < MQTT_5
                 self.version = MQTT_3_1_1 if is_older else MQTT_5
-            text = f"protocol {fields.quote.repr(name)} of level {level}: this is a server for MQTT 3.1.1 and 5"
-            raise MqttError(ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, text)
+            raise MqttError(ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, _other_protocol(name, level))
         self.version = level
         flags, at = fields.read_byte(buffer, at, end)
         self._check_connect_flags(flags)
@@ -264,6 +264,24 @@ _OTHERS: dict[int, Callable[[Reader, bytes, int, int], Packet]] = {
     0xF0: Reader._auth,
 }
 """By the first byte of the packet."""
+
+
+def _other_protocol(name: bytes, level: int) -> str:
+    """Tell what a client speaks, and what to do about it."""
+    if name not in PROTOCOL_NAMES:
+        text = fields.quote.repr(name.decode("latin-1"))
+        return f"the client speaks {text} of level {level}, which is no MQTT: have it speak MQTT 3.1.1 or 5"
+    if level in (BRIDGE | MQTT_3_1_1, BRIDGE | MQTT_5):
+        version = "3.1.1" if level & ~BRIDGE == MQTT_3_1_1 else "5"
+        return (
+            f"a bridge of mosquitto tries MQTT {version} as bridges speak it (level {level}): it comes again without "
+            "that, and at once with `try_private false` in mosquitto.conf"
+        )
+    if level == BRIDGE | MQTT_3_1:
+        return "a bridge speaks MQTT 3.1: say `bridge_protocol_version mqttv311` in mosquitto.conf"
+    if level == MQTT_3_1:
+        return "the client speaks MQTT 3.1: have it speak 3.1.1 or 5"
+    return f"the client speaks MQTT of level {level}: have it speak 3.1.1 (level 4) or 5 (level 5)"
 
 
 def _packet_id(buffer: bytes, at: int, end: int) -> tuple[int, int]:
