@@ -306,13 +306,15 @@ def end_of(at: int, changes: bytes) -> int:
     return _aligned(at + _RECORD.size + len(changes))
 
 
-def is_up_to(files: Files, fd: int, applied: int) -> bool:
+def is_up_to(files: Files, fd: int, applied: int, seed: int) -> bool:
     """Tell whether the first record is one that the log holds, or there is none."""
     head = files.pread(fd, _RECORD.size, HEADER_BYTES)
     if head == CLEARED or len(head) < _RECORD.size:
         return head == CLEARED
-    magic, _, number, _ = _RECORD.unpack(head)
-    return bool(magic == _RECORD_MAGIC and number <= applied)
+    magic, length, number, _ = _RECORD.unpack(head)
+    if magic != _RECORD_MAGIC or number > applied or length > MOST_BYTES:
+        return False
+    return _record(files.pread(fd, _RECORD.size + length, HEADER_BYTES), 0, seed) is not None
 
 
 def scan(data: bytes, position: int, seed: int) -> Iterator[tuple[int, int, bytes]]:
