@@ -213,7 +213,6 @@ class World:
         self.confirmed: list[bytes] = []
         self.coming: list[bytes] = []
         """What is there when the call that is under way is done."""
-        self.cuts = 0
         self.copies = 0
         self.broker = self._open(path)
         self.queue = self.broker.declare_queue("q")
@@ -241,9 +240,8 @@ class World:
 
     def _cut(self) -> None:
         """Copy what lies on the disk, with some sectors as they were before the last sync, and open it."""
-        self.cuts += 1
-        if self.cuts < 8 or self._chance.random() < 0.6:
-            return  # the queue is being declared
+        if not self.confirmed or self._chance.random() < 0.6:
+            return  # nothing is there to be lost
         in_thread(self._look)  # in this one a call is under way: garbage of another one would have it refused
 
     def _look(self) -> None:
@@ -461,6 +459,38 @@ def test_a_log_that_fell_back_is_noticed(tmp_path: Path) -> None:
     with open_small(spool) as broker:
         assert any("fell back" in problem for problem in broker.recovery.problems)
         assert broker.queue("q").put(b"new") >= 46
+
+
+@pytest.mark.usefixtures("never_idle")
+@pytest.mark.parametrize("before", [0, 5])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_log_that_fell_back_behind_a_batch_that_its_journal_never_held_is_noticed(
+    before: int, behind: int, tmp_path: Path
+) -> None:
+    """To the commit before it, as where a bit has flipped; whether the journal held something before it, and behind."""
+    spool, older = tmp_path / "spool", tmp_path / "older"
+
+    def work(broker: Broker) -> None:
+        put_some(broker)
+        with broker.engine.log.read():  # committed
+            shutil.copytree(spool / "log", older)
+        put_some(broker, range(20, 20 + before))
+        broker.queue("q").put(b"0" * 2**20)
+        put_some(broker, range(26, 26 + behind))
+
+    killed(spool, work, journal_bytes="64KiB")
+    shutil.rmtree(spool / "log")
+    shutil.copytree(older, spool / "log")
+    lost = 1 + before * behind
+    text = f"fell back, and {lost} commit{'s are' if lost > 1 else ' is'} lost"
+    assert text in qflow.inspect.check_spool(spool)[0]
+    assert text in qflow.inspect.read_spool(spool).problems[0]
+    with open_small(spool, journal_bytes="64KiB") as broker:
+        assert text in broker.recovery.problems[0]
+        assert there(broker) == [*range(20 + before * (not behind)), *range(26, 26 + behind)]
+        assert broker.check() == []
+    with open_small(spool, journal_bytes="64KiB") as broker:
+        assert broker.recovery.problems == ()
 
 
 def test_a_journal_that_is_removed_under_its_owner_is_made_anew(

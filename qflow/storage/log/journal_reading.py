@@ -10,6 +10,7 @@ from qflow.errors import CorruptionError, StorageError
 from qflow.storage.files import READ, Files, storage_error
 from qflow.storage.log.journal import (
     CLEARED,
+    COMMITTED,
     HEADER_BYTES,
     REMEDY,
     TO_WRITE,
@@ -175,19 +176,23 @@ def _find(data: bytes, size: int, seed: int, applied: int, path: str) -> Found:
             "if there were any"
         )
     records: list[bytes] = []
-    due, position = 0, HEADER_BYTES
+    due, position, had, fallen = 0, HEADER_BYTES, applied, 0
     for at, number, changes in records_in(data, seed):
         if due and number != due:
             break  # of before
         if number > applied + 1 and not due:
-            problems.append(_fell_back(applied, number - 1) + "; what the journal holds was carried over")
+            had, fallen = number - 1, number - 1 - applied
         due, position = number + 1, end_of(at, changes)
-        if number > applied:
+        if number > applied and changes == COMMITTED:
+            had, fallen = number, fallen + 1
+        elif number > applied:
             records.append(changes)
+    if fallen:
+        problems.append(_fell_back(applied, had, fallen) + "; what the journal holds was carried over")
     due = max(due, applied + 1)
     last = max((number for _, number, _ in scan(data, position, seed)), default=0)
     if last >= due and data[HEADER_BYTES : HEADER_BYTES + len(CLEARED)] == CLEARED:
-        problems.append(_fell_back(applied, last))
+        problems.append(_fell_back(applied, last, last - applied))
     elif last >= due:
         problems.append(
             f"{path}: record {due} of the journal is damaged: {last - due + 1} commits from there on are lost"
@@ -195,8 +200,8 @@ def _find(data: bytes, size: int, seed: int, applied: int, path: str) -> Found:
     return Found(applied, records, max(last, due - 1), problems)
 
 
-def _fell_back(applied: int, last: int) -> str:
+def _fell_back(applied: int, had: int, lost: int) -> str:
     return (
-        f"the log ends with record {applied} of its journal, and had held those up to {last}: it fell back, and "
-        f"{last - applied} commits are lost"
+        f"the log ends with record {applied} of its journal, and had held those up to {had}: it fell back, and "
+        f"{lost} commit{'s are' if lost > 1 else ' is'} lost"
     )
