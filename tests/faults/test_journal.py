@@ -505,6 +505,69 @@ def test_a_journal_that_is_removed_under_its_owner_is_made_anew(
         assert there(broker) == list(range(200))
 
 
+def test_a_journal_whose_removal_was_seen_by_its_owner_is_not_missed(tmp_path: Path) -> None:
+    """The log has all of it, and says that there is none."""
+
+    def work(broker: Broker) -> None:
+        put_some(broker)
+        (tmp_path / JOURNAL).unlink()
+        broker.queue("q").put(b"20")
+        until(lambda: broker.stats().journal_records == 0)
+
+    killed(tmp_path, work, soon_s=0.02)
+    assert qflow.inspect.check_spool(tmp_path) == []
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(21))
+
+
+def test_a_journal_that_is_longer_than_it_says_is_read_as_far_as_that(tmp_path: Path) -> None:
+    killed(tmp_path, put_some)
+    with open(tmp_path / JOURNAL, "ab") as file:
+        file.write(b"\xff" * 5000)
+    assert qflow.inspect.check_spool(tmp_path) == []
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("instead", "text"),
+    [
+        (os.mkdir, "Is a directory"),
+        (os.mkfifo, "cannot read the journal"),
+        (lambda path: os.symlink("aside", path), "is a symbolic link: put the file itself in its place"),
+    ],
+)
+def test_what_is_no_file_in_place_of_a_journal_is_refused_and_left(
+    instead: Callable[[Path], object], text: str, tmp_path: Path
+) -> None:
+    killed(tmp_path / "spool", put_some)
+    path, aside = tmp_path / "spool" / JOURNAL, tmp_path / "spool" / "aside"
+    path.rename(aside)
+    instead(path)
+    for look in (open_small, qflow.inspect.read_spool, qflow.inspect.check_spool):
+        with pytest.raises(qflow.StorageError, match=text):
+            look(tmp_path / "spool")
+    path.rmdir() if path.is_dir() else path.unlink()
+    aside.rename(path)
+    with open_small(tmp_path / "spool") as broker:
+        assert there(broker) == list(range(20))
+
+
+def test_a_journal_of_a_newer_format_is_refused_and_left(tmp_path: Path) -> None:
+    killed(tmp_path, put_some)
+    before = (tmp_path / JOURNAL).read_bytes()
+    newer = journal._header(UUID(bytes=before[12:28]), Head(MIN_JOURNAL_BYTES, bytes(range(8)), journal.FORMAT + 1))
+    (tmp_path / JOURNAL).write_bytes(newer + before[HEADER_BYTES:])
+    for look in (open_small, qflow.inspect.read_spool, qflow.inspect.check_spool):
+        with pytest.raises(qflow.FormatTooNew, match="reads up to .* with a newer qflow"):
+            look(tmp_path)
+    (tmp_path / JOURNAL).write_bytes(before)
+    with open_small(tmp_path) as broker:
+        assert there(broker) == list(range(20))
+
+
 def test_a_journal_that_the_disk_does_not_take_is_done_without(
     tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -736,6 +799,7 @@ def test_commands_end_with_1_where_the_journal_has_lost_something(damage: str, t
         more = {"snapshot": [str(tmp_path / "copy")], "get": ["q"]}.get(arguments[0], [])
         result = CliRunner().invoke(app, [*arguments, str(spool), *more])
         assert (result.exit_code, damage in result.output) == (1, True), result.output
+        assert f"`qflow check {tmp_path / 'copy'}` tells more" not in result.output, "the copy is whole"
 
 
 def test_a_crash_without_a_journal_misses_none(tmp_path: Path) -> None:
@@ -756,8 +820,9 @@ def test_a_journal_that_was_made_as_its_owner_was_killed_is_known(tmp_path: Path
     killed(tmp_path, lambda broker: broker.queue("q").put(b"20"))
     found = qflow.inspect.read_spool(tmp_path)
     assert (found.queues[0].messages, found.journal_records) == (21, 1)
-    shown = CliRunner().invoke(app, ["stats", str(tmp_path)]).output
-    assert "1 record in the journal that the log does not hold yet" in shown
+    for command in ("stats", "check"):
+        shown = CliRunner().invoke(app, [command, str(tmp_path)]).output
+        assert "1 record in the journal that the log does not hold yet" in shown
     with open_small(tmp_path):
         pass
     assert qflow.inspect.read_spool(tmp_path).journal_records == 0

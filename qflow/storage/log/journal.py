@@ -299,7 +299,7 @@ def read_head(files: Files, fd: int, uuid: UUID, path: str) -> Head:
     except (CorruptionError, struct.error):
         raise CorruptionError(f"{path} is damaged: its header is not what was written; {REMEDY}") from None
     if version > FORMAT:
-        raise FormatTooNew(f"{path} has format {version}, this qflow reads {FORMAT}: open it with a newer qflow")
+        raise FormatTooNew(f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with a newer qflow")
     if magic != _MAGIC or version < OLDEST_FORMAT or not HEADER_BYTES < size <= MOST_BYTES or mark == _NO_MARK:
         raise CorruptionError(f"{path} is not a journal of qflow; {REMEDY}")
     if owner != uuid.bytes:
