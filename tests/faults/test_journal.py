@@ -107,7 +107,7 @@ def test_what_was_written_since_the_last_commit_is_read_whatever_lies_behind_it(
     made.clear()
     assert read(made, applied + len(pending)).records == []
     state = JournalState(applied + len(pending), made.mark)
-    assert journal_reading.look(made.path, FILES, OWNER, state, False, None) is None
+    assert journal_reading.look(made.path, FILES, OWNER, state, True, None) is None
 
 
 def test_a_record_that_was_not_written_as_a_whole_is_none(made: Journal) -> None:
@@ -125,6 +125,18 @@ def test_a_record_that_was_not_written_as_a_whole_is_none(made: Journal) -> None
         Path(made.path).write_bytes(new[:cut] + old[cut:])
         found = read(made, 6)
         assert (found.records, found.problems) == ([b"first" * 10], [])
+
+
+def test_zeros_in_place_of_the_first_record_are_reported(made: Journal) -> None:
+    """As the end of a log that was closed has them, when this one was not."""
+    for number in range(4):
+        append(made, b"%d" % number * 20)
+    with open(made.path, "r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(bytes(SECTOR // 8))
+    found = read(made, 0)
+    assert found.records == []
+    assert "4 commits are lost" in found.problems[0]
 
 
 @pytest.mark.parametrize("bit", [1, 4, 128])

@@ -320,23 +320,23 @@ def end_of(at: int, changes: bytes) -> int:
     return _aligned(at + _RECORD.size + len(changes))
 
 
-def is_up_to(files: Files, fd: int, applied: int, seed: int) -> bool:
-    """Tell whether the first record is one that the log holds, or there is none."""
+def is_up_to(files: Files, fd: int, applied: int, seed: int, *, clean: bool) -> bool:
+    """Tell whether the first record is one that the log holds, or was cleared when that was closed."""
     head = files.pread(fd, _RECORD.size, HEADER_BYTES)
     if head == CLEARED or len(head) < _RECORD.size:
-        return head == CLEARED
+        return clean and head == CLEARED
     magic, length, number, _ = _RECORD.unpack(head)
     if magic != _RECORD_MAGIC or number > applied or length > MOST_BYTES:
         return False
     return _record(files.pread(fd, _RECORD.size + length, HEADER_BYTES), 0, seed) is not None
 
 
-def scan(data: bytes, position: int, seed: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield every record that can be read from some place on."""
+def scan(data: bytes, position: int, seed: int, above: int) -> Iterator[int]:
+    """Yield the numbers of all records that can be read from some place on and are higher."""
     while (position := data.find(_RECORD_MAGIC, position)) >= 0:
-        found = _record(data, position, seed) if position % 8 == 0 else None
-        if found is not None:
-            yield position, *found
+        number = int.from_bytes(data[position + 8 : position + 16], "little")
+        if number > above and position % 8 == 0 and _record(data, position, seed) is not None:
+            yield number
         position += 1
 
 

@@ -95,7 +95,8 @@ def look(path: str, files: Files, uuid: UUID, state: JournalState, clean: bool, 
 
     Raises:
         CorruptionError, FormatTooNew: it is another log's, or none. StorageError: it cannot be read.
-    Cost: six system calls where it holds nothing more, 5 µs where there is none; else reading it, some ms.
+    Cost: six system calls where it holds nothing more, 5 µs where there is none; else reading it, some ms, as also
+        where nothing was written to it since a log was opened that had been closed.
     """
     fd = _open(path, READ, files)
     if fd is None:
@@ -108,7 +109,8 @@ def look(path: str, files: Files, uuid: UUID, state: JournalState, clean: bool, 
             mark = status.st_ino, status.st_mtime_ns, state, clean
             if seen is not None and seen.mark == mark:
                 return seen
-            if read_head(files, fd, uuid, path).mark == state.mark and is_up_to(files, fd, state.applied, seed):
+            is_same = read_head(files, fd, uuid, path).mark == state.mark
+            if is_same and is_up_to(files, fd, state.applied, seed, clean=clean):
                 return None
             files.sync_data(fd)  # what is seen is not taken back by a power cut
             return Look(mark, _examine(path, files, fd, uuid, state, clean)[1])
@@ -153,7 +155,7 @@ def _examine(path: str, files: Files, fd: int, uuid: UUID, state: JournalState, 
                 "and commits may be lost; what the journal holds was carried over"
             )
         return head, found
-    if any(number > applied for _, number, _ in scan(data, HEADER_BYTES, seed)):
+    if any(scan(data, HEADER_BYTES, seed, applied)):
         if clean:
             refusal = (
                 f"{path} is another journal than its log was written with: the log was closed, and needs none of what "
@@ -190,7 +192,7 @@ def _find(data: bytes, size: int, seed: int, applied: int, path: str) -> Found:
     if fallen:
         problems.append(_fell_back(applied, had, fallen) + "; what the journal holds was carried over")
     due = max(due, applied + 1)
-    last = max((number for _, number, _ in scan(data, position, seed)), default=0)
+    last = max(scan(data, position, seed, due - 1), default=0)
     if last >= due and data[HEADER_BYTES : HEADER_BYTES + len(CLEARED)] == CLEARED:
         problems.append(_fell_back(applied, last, last - applied))
     elif last >= due:
