@@ -52,6 +52,8 @@ def _check(spool: Path, as_json: bool) -> int:
     else:
         for problem in found.problems:
             click.echo(" ".join(problem.split()))
+        if found.journal_records:
+            click.echo(f"{facts.of_journal(found.journal_records)}; they were checked with it")
         lost = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in found.lost.items())
         click.echo(f"{facts.counted(len(found.problems), 'problem')} found" if found.problems else "no problems found")
         if lost:

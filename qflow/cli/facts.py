@@ -52,6 +52,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def of_journal(records: int) -> str:
+    """Return in words how many records a journal holds that its log does not."""
+    return f"{counted(records, 'record')} in the journal that the log does not hold yet"
+
+
 def mebibytes(size_bytes: float) -> str:
     """Return a size such as `8.0 MiB`."""
     return f"{size_bytes / 2**20:,.1f} MiB"

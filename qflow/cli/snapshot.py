@@ -58,5 +58,5 @@ def _copy(source: Path, destination: Path, as_json: bool) -> int:
             f"{facts.counted(report.streams, 'stream')}, {facts.counted(report.messages, 'message')} of "
             f"{facts.counted(report.bytes, 'byte')}; {facts.mebibytes(report.log_bytes)} on disk"
         )
-    tell_of_examination(destination, problems, found.lost)
+    tell_of_examination(source if report.problems else destination, problems, found.lost)
     return Exit.DIFFERS if problems else Exit.FINE

@@ -49,8 +49,7 @@ def _print(found: SpoolFacts) -> None:
         click.echo(f"problem: {problem}")
     click.echo(_owner(found))
     if found.journal_records:
-        records = facts.counted(found.journal_records, "record")
-        click.echo(f"{records} in the journal that the log does not hold yet; what follows counts them in")
+        click.echo(f"{facts.of_journal(found.journal_records)}; what follows counts them in")
     if found.queues:
         click.echo()
         facts.print_table(

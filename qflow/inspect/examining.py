@@ -12,6 +12,7 @@ from qflow.inspect.log_check import check_every_page, check_log
 from qflow.inspect.logs import opened_log
 from qflow.storage.files import Files, owner_pid
 from qflow.storage.inbox import stages
+from qflow.storage.log.overlay import count_unapplied
 
 
 def check_spool(path: str | os.PathLike[str]) -> list[str]:
@@ -32,14 +33,15 @@ def examine(path: str | os.PathLike[str]) -> Examination:
 
 def _examine(spool: str) -> Examination:
     lost: Counter[str] = Counter()
+    files = Files()
     with opened_log(spool, readahead=True) as (env, found):
         found_problems = list(check_log(env, found, lost))
         if not found_problems and owner_pid(spool) is None:  # an owner meets those pages itself, and goes on meanwhile
             found_problems += check_every_page(env)
-    files = Files()
+        journal_records = count_unapplied(env, files)
     found_problems += [
         f"batch {batch.batch} of query {batch.query} was set aside in {stages.set_aside(spool, batch)}: "
         f"{stages.why_refused(files, spool, batch)}"
         for batch in stages.list_refused(files, spool)
     ]
-    return Examination(problems=found_problems, lost=dict(+lost))
+    return Examination(problems=found_problems, lost=dict(+lost), journal_records=journal_records)

@@ -93,3 +93,5 @@ class Examination:
     """One text for each problem; blocks in a row with the same damage are one. Empty if all is well."""
     lost: dict[str, int]
     """Messages that should be there and cannot be read, by `queue 'name'` and `stream 'name'`."""
+    journal_records: int
+    """Records of the journal that the log does not hold yet; they were counted in."""

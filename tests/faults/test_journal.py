@@ -79,8 +79,12 @@ def read(made: Journal, applied: int) -> journal_reading.Found:
     assert opened is not None
     os.close(opened.fd)
     looked = journal_reading.look(made.path, FILES, OWNER, state, False, None)
-    assert looked is None or looked.found == opened.found
-    return opened.found
+    found = opened.found
+    if looked is None:
+        assert (found.records, found.problems) == ([], [])
+    else:
+        assert looked.found == found
+    return found
 
 
 def test_what_was_written_since_the_last_commit_is_read_whatever_lies_behind_it(made: Journal) -> None:
@@ -103,7 +107,7 @@ def test_what_was_written_since_the_last_commit_is_read_whatever_lies_behind_it(
     made.clear()
     assert read(made, applied + len(pending)).records == []
     state = JournalState(applied + len(pending), made.mark)
-    assert journal_reading.look(made.path, FILES, OWNER, state, False, None) is None
+    assert journal_reading.look(made.path, FILES, OWNER, state, True, None) is None
 
 
 def test_a_record_that_was_not_written_as_a_whole_is_none(made: Journal) -> None:
@@ -123,7 +127,20 @@ def test_a_record_that_was_not_written_as_a_whole_is_none(made: Journal) -> None
         assert (found.records, found.problems) == ([b"first" * 10], [])
 
 
-def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(made: Journal) -> None:
+def test_zeros_in_place_of_the_first_record_are_reported(made: Journal) -> None:
+    """As the end of a log that was closed has them, when this one was not."""
+    for number in range(4):
+        append(made, b"%d" % number * 20)
+    with open(made.path, "r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(bytes(SECTOR // 8))
+    found = read(made, 0)
+    assert found.records == []
+    assert "4 commits are lost" in found.problems[0]
+
+
+@pytest.mark.parametrize("bit", [1, 4, 128])
+def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(bit: int, made: Journal) -> None:
     """Wherever it is: the records before it are there, the number of those that are lost is said."""
     records = [b"%d" % number * 20 for number in range(4)]
     ends = []
@@ -134,7 +151,7 @@ def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(made: Journal) 
     starts = [HEADER_BYTES, *ends[:-1]]
     for index, (start, record) in enumerate(zip(starts, records, strict=True)):
         for at in range(start, start + 24 + len(record)):
-            Path(made.path).write_bytes(whole[:at] + bytes((whole[at] ^ 4,)) + whole[at + 1 :])
+            Path(made.path).write_bytes(whole[:at] + bytes((whole[at] ^ bit,)) + whole[at + 1 :])
             found = read(made, 0)
             assert found.records == records[:index]
             if index < 3:
@@ -208,7 +225,6 @@ class World:
         self.confirmed: list[bytes] = []
         self.coming: list[bytes] = []
         """What is there when the call that is under way is done."""
-        self.cuts = 0
         self.copies = 0
         self.broker = self._open(path)
         self.queue = self.broker.declare_queue("q")
@@ -236,9 +252,8 @@ class World:
 
     def _cut(self) -> None:
         """Copy what lies on the disk, with some sectors as they were before the last sync, and open it."""
-        self.cuts += 1
-        if self.cuts < 8 or self._chance.random() < 0.6:
-            return  # the queue is being declared
+        if not self.confirmed or self._chance.random() < 0.6:
+            return  # nothing is there to be lost
         in_thread(self._look)  # in this one a call is under way: garbage of another one would have it refused
 
     def _look(self) -> None:
@@ -458,6 +473,38 @@ def test_a_log_that_fell_back_is_noticed(tmp_path: Path) -> None:
         assert broker.queue("q").put(b"new") >= 46
 
 
+@pytest.mark.usefixtures("never_idle")
+@pytest.mark.parametrize("before", [0, 5])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_log_that_fell_back_behind_a_batch_that_its_journal_never_held_is_noticed(
+    before: int, behind: int, tmp_path: Path
+) -> None:
+    """To the commit before it, as where a bit has flipped; whether the journal held something before it, and behind."""
+    spool, older = tmp_path / "spool", tmp_path / "older"
+
+    def work(broker: Broker) -> None:
+        put_some(broker)
+        with broker.engine.log.read():  # committed
+            shutil.copytree(spool / "log", older)
+        put_some(broker, range(20, 20 + before))
+        broker.queue("q").put(b"0" * 2**20)
+        put_some(broker, range(26, 26 + behind))
+
+    killed(spool, work, journal_bytes="64KiB")
+    shutil.rmtree(spool / "log")
+    shutil.copytree(older, spool / "log")
+    lost = 1 + before * behind
+    text = f"fell back, and {lost} commit{'s are' if lost > 1 else ' is'} lost"
+    assert text in qflow.inspect.check_spool(spool)[0]
+    assert text in qflow.inspect.read_spool(spool).problems[0]
+    with open_small(spool, journal_bytes="64KiB") as broker:
+        assert text in broker.recovery.problems[0]
+        assert there(broker) == [*range(20 + before * (not behind)), *range(26, 26 + behind)]
+        assert broker.check() == []
+    with open_small(spool, journal_bytes="64KiB") as broker:
+        assert broker.recovery.problems == ()
+
+
 def test_a_journal_that_is_removed_under_its_owner_is_made_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -468,6 +515,69 @@ def test_a_journal_that_is_removed_under_its_owner_is_made_anew(
         assert "let no cleaner work inside a spool" in caplog.text
         assert (tmp_path / JOURNAL).exists()
         assert there(broker) == list(range(200))
+
+
+def test_a_journal_whose_removal_was_seen_by_its_owner_is_not_missed(tmp_path: Path) -> None:
+    """The log has all of it, and says that there is none."""
+
+    def work(broker: Broker) -> None:
+        put_some(broker)
+        (tmp_path / JOURNAL).unlink()
+        broker.queue("q").put(b"20")
+        until(lambda: broker.stats().journal_records == 0)
+
+    killed(tmp_path, work, soon_s=0.02)
+    assert qflow.inspect.check_spool(tmp_path) == []
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(21))
+
+
+def test_a_journal_that_is_longer_than_it_says_is_read_as_far_as_that(tmp_path: Path) -> None:
+    killed(tmp_path, put_some)
+    with open(tmp_path / JOURNAL, "ab") as file:
+        file.write(b"\xff" * 5000)
+    assert qflow.inspect.check_spool(tmp_path) == []
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("instead", "text"),
+    [
+        (os.mkdir, "Is a directory"),
+        (os.mkfifo, "cannot read the journal"),
+        (lambda path: os.symlink("aside", path), "is a symbolic link: put the file itself in its place"),
+    ],
+)
+def test_what_is_no_file_in_place_of_a_journal_is_refused_and_left(
+    instead: Callable[[Path], object], text: str, tmp_path: Path
+) -> None:
+    killed(tmp_path / "spool", put_some)
+    path, aside = tmp_path / "spool" / JOURNAL, tmp_path / "spool" / "aside"
+    path.rename(aside)
+    instead(path)
+    for look in (open_small, qflow.inspect.read_spool, qflow.inspect.check_spool):
+        with pytest.raises(qflow.StorageError, match=text):
+            look(tmp_path / "spool")
+    path.rmdir() if path.is_dir() else path.unlink()
+    aside.rename(path)
+    with open_small(tmp_path / "spool") as broker:
+        assert there(broker) == list(range(20))
+
+
+def test_a_journal_of_a_newer_format_is_refused_and_left(tmp_path: Path) -> None:
+    killed(tmp_path, put_some)
+    before = (tmp_path / JOURNAL).read_bytes()
+    newer = journal._header(UUID(bytes=before[12:28]), Head(MIN_JOURNAL_BYTES, bytes(range(8)), journal.FORMAT + 1))
+    (tmp_path / JOURNAL).write_bytes(newer + before[HEADER_BYTES:])
+    for look in (open_small, qflow.inspect.read_spool, qflow.inspect.check_spool):
+        with pytest.raises(qflow.FormatTooNew, match="reads up to .* with a newer qflow"):
+            look(tmp_path)
+    (tmp_path / JOURNAL).write_bytes(before)
+    with open_small(tmp_path) as broker:
+        assert there(broker) == list(range(20))
 
 
 def test_a_journal_that_the_disk_does_not_take_is_done_without(
@@ -701,6 +811,7 @@ def test_commands_end_with_1_where_the_journal_has_lost_something(damage: str, t
         more = {"snapshot": [str(tmp_path / "copy")], "get": ["q"]}.get(arguments[0], [])
         result = CliRunner().invoke(app, [*arguments, str(spool), *more])
         assert (result.exit_code, damage in result.output) == (1, True), result.output
+        assert f"`qflow check {tmp_path / 'copy'}` tells more" not in result.output, "the copy is whole"
 
 
 def test_a_crash_without_a_journal_misses_none(tmp_path: Path) -> None:
@@ -721,8 +832,9 @@ def test_a_journal_that_was_made_as_its_owner_was_killed_is_known(tmp_path: Path
     killed(tmp_path, lambda broker: broker.queue("q").put(b"20"))
     found = qflow.inspect.read_spool(tmp_path)
     assert (found.queues[0].messages, found.journal_records) == (21, 1)
-    shown = CliRunner().invoke(app, ["stats", str(tmp_path)]).output
-    assert "1 record in the journal that the log does not hold yet" in shown
+    for command in ("stats", "check"):
+        shown = CliRunner().invoke(app, [command, str(tmp_path)]).output
+        assert "1 record in the journal that the log does not hold yet" in shown
     with open_small(tmp_path):
         pass
     assert qflow.inspect.read_spool(tmp_path).journal_records == 0

@@ -28,6 +28,7 @@ class SpoolMachine(RuleBasedStateMachine):
         self.patch.setattr(confirming, "FIRST_BATCHES", 0)
         self.directory = Path(tempfile.mkdtemp(prefix="qflow-model-", dir=scratch.in_memory()))
         self.number = 0
+        self._steps = 0
 
     @property
     def path(self) -> Path:
@@ -38,6 +39,14 @@ class SpoolMachine(RuleBasedStateMachine):
         self.broker = broker
         inside.still(broker)  # maintenance is a step of the model
         self.patch.setattr(writer, "FLUSH_S", threading.TIMEOUT_MAX / 2)  # no commit comes by itself, either
+        self.patch.setattr(writer, "SOON_S", threading.TIMEOUT_MAX / 2)
+        self.patch.setattr(confirming, "LATE_S", threading.TIMEOUT_MAX / 2)
+
+    def check_now_and_then(self) -> None:
+        """Compare memory and log: not after each step, for whoever reads the log has in it what the journal holds."""
+        self._steps += 1
+        if self._steps % 8 == 0:
+            assert self.broker.check() == []
 
     def crash_broker(self) -> None:
         """Leave what a kill would: the log as it is at its last commit, and whatever else lies around."""

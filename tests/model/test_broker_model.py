@@ -482,7 +482,7 @@ class BrokerMachine(SpoolMachine):
             return
         self.waits = 0
         self.broker.engine.log.drain()
-        assert self.broker.check() == []
+        self.check_now_and_then()
         for name in QUEUES:
             stats = self.queue(name).stats()
             late = sum(map(self.is_late, self.waiting["work"].values()))

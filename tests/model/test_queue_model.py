@@ -22,7 +22,7 @@ from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.queue import parts_of
 from qflow.storage.log import append, hollowing
 
-CAPACITIES = [0, 1, 200, 1_000, 5_000]
+CAPACITIES = [0, 1, 200, 1_000, 5_000, 50_000]
 LARGEST = 700
 MOST_ABOVE = max(LARGEST + OVERHEAD_BYTES + GROUP_BYTES, index_charge(1))
 """What stays above the bounds: one message, or one whose place in a schedule's index would take more than it does."""
@@ -289,7 +289,7 @@ class QueueMachine(SpoolMachine):
     def agrees(self) -> None:
         if not hasattr(self, "broker"):
             return
-        assert self.broker.check() == []
+        self.check_now_and_then()
         stats = self.queue.stats()
         assert len(self.waiting) <= stats.messages - len(self.held) <= len(self.waiting) + len(self.uncertain)
         assert stats.acquired_messages == len(self.held)

@@ -836,7 +836,7 @@ class StreamMachine(SpoolMachine):
     def agrees(self) -> None:
         if not hasattr(self, "broker"):
             return
-        assert self.broker.check() == []
+        self.check_now_and_then()
         stats = self.stream.stats()
         assert stats.next_offsets == [len(line) for line in self.lines]
         assert stats.first_offsets == self.floors

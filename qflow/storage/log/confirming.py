@@ -164,7 +164,7 @@ class Confirming:
     def confirm(self, txn: Any) -> None:
         """Have on the disk what was written in what `begin` has returned."""
         if not isinstance(txn, Changes) or not self._takes(txn.size) or not self._append(txn.take()):
-            self._commit()
+            self._commit(more=True)
 
     def apply(self) -> None:
         """Have everything in the log that was confirmed.
@@ -176,7 +176,7 @@ class Confirming:
             return
         try:
             self.begin(small=False)
-            self._commit()
+            self._commit(more=False)
         except BaseException as error:
             self.roll_back()
             if not isinstance(error, MapFull):
@@ -276,13 +276,17 @@ class Confirming:
         self.noted_bytes = 0
         self._carried.clear()
 
-    def _commit(self) -> None:
-        """Commit the open transaction, and with it all that the journal holds."""
+    def _commit(self, *, more: bool) -> None:
+        """Commit the open transaction, and with it all that the journal holds.
+
+        Args:
+            more: it holds more than that, which takes a number as well.
+        """
         journal, broken = self.journal, self._broken
         # A part may be there of a record that could not be written.
-        last = self._state.applied + self.pending + (broken is not None)
+        last = self._state.applied + self.pending + (more or broken is not None)
         state = JournalState.without(last)
-        if journal is not None and broken is None:
+        if journal is not None and broken is None and journal.in_place:
             state = JournalState(last, journal.mark)
         if state.in_use or self._state.in_use:
             self._txn.put(STATE_KEY, encode_state(state))
@@ -295,12 +299,14 @@ class Confirming:
         self._state, self.pending = state, 0
         if journal is None:
             return
+        if state.in_use:
+            if more:
+                journal.note_commit()
+            journal.begin_anew()
+            return
         if broken is not None:
             _logger.warning("%s: each batch is committed to the log by itself from now on: %s", self.env.path, broken)
             self._create = None
-        elif journal.in_place:
-            journal.begin_anew()
-            return
         else:  # nothing is lost: the log has all of it
             _logger.warning("%s was removed or replaced: let no cleaner work inside a spool", journal.path)
         self.journal = self._broken = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -46,6 +46,8 @@ _RECORD = struct.Struct("<4sIQQ")
 """Magic, bytes of the changes, number, checksum of number and changes with the uuid."""
 _RECORD_MAGIC = b"\xf5jr\n"
 _NUMBERED = struct.Struct("<QI")
+COMMITTED = b"\x06"
+"""In place of changes: here the log was committed, with more than what the records before it say."""
 CLEARED = bytes(_RECORD.size)
 _STATE = struct.Struct("<Q8s")
 _NO_MARK = bytes(8)
@@ -208,6 +210,18 @@ class Journal:
         """`sync` by who has the turn."""
         self._files.sync_data(self._alone_fd)
 
+    def note_commit(self) -> None:
+        """The log was committed with more than what was written here: that has a number, too, so that a log which falls
+        back behind it is seen to.
+
+        The record is not synced: whoever comes to it in a log that holds the commit has no use for it.
+        """
+        record = self.record(COMMITTED)
+        self.following = record.number + 1
+        if self.fits(len(COMMITTED)):
+            with suppress(OSError):
+                self.write_record(record)
+
     def begin_anew(self) -> None:
         """The log holds all records: write the next at the beginning; none while one may still come late."""
         self.position = self._size if self.inside else HEADER_BYTES
@@ -285,7 +299,7 @@ def read_head(files: Files, fd: int, uuid: UUID, path: str) -> Head:
     except (CorruptionError, struct.error):
         raise CorruptionError(f"{path} is damaged: its header is not what was written; {REMEDY}") from None
     if version > FORMAT:
-        raise FormatTooNew(f"{path} has format {version}, this qflow reads {FORMAT}: open it with a newer qflow")
+        raise FormatTooNew(f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with a newer qflow")
     if magic != _MAGIC or version < OLDEST_FORMAT or not HEADER_BYTES < size <= MOST_BYTES or mark == _NO_MARK:
         raise CorruptionError(f"{path} is not a journal of qflow; {REMEDY}")
     if owner != uuid.bytes:
@@ -306,21 +320,23 @@ def end_of(at: int, changes: bytes) -> int:
     return _aligned(at + _RECORD.size + len(changes))
 
 
-def is_up_to(files: Files, fd: int, applied: int) -> bool:
-    """Tell whether the first record is one that the log holds, or there is none."""
+def is_up_to(files: Files, fd: int, applied: int, seed: int, *, clean: bool) -> bool:
+    """Tell whether the first record is one that the log holds, or was cleared when that was closed."""
     head = files.pread(fd, _RECORD.size, HEADER_BYTES)
     if head == CLEARED or len(head) < _RECORD.size:
-        return head == CLEARED
-    magic, _, number, _ = _RECORD.unpack(head)
-    return bool(magic == _RECORD_MAGIC and number <= applied)
+        return clean and head == CLEARED
+    magic, length, number, _ = _RECORD.unpack(head)
+    if magic != _RECORD_MAGIC or number > applied or length > MOST_BYTES:
+        return False
+    return _record(files.pread(fd, _RECORD.size + length, HEADER_BYTES), 0, seed) is not None
 
 
-def scan(data: bytes, position: int, seed: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield every record that can be read from some place on."""
+def scan(data: bytes, position: int, seed: int, above: int) -> Iterator[int]:
+    """Yield the numbers of all records that can be read from some place on and are higher."""
     while (position := data.find(_RECORD_MAGIC, position)) >= 0:
-        found = _record(data, position, seed) if position % 8 == 0 else None
-        if found is not None:
-            yield position, *found
+        number = int.from_bytes(data[position + 8 : position + 16], "little")
+        if number > above and position % 8 == 0 and _record(data, position, seed) is not None:
+            yield number
         position += 1
 
 

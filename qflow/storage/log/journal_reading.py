@@ -10,6 +10,7 @@ from qflow.errors import CorruptionError, StorageError
 from qflow.storage.files import READ, Files, storage_error
 from qflow.storage.log.journal import (
     CLEARED,
+    COMMITTED,
     HEADER_BYTES,
     REMEDY,
     TO_WRITE,
@@ -94,19 +95,22 @@ def look(path: str, files: Files, uuid: UUID, state: JournalState, clean: bool, 
 
     Raises:
         CorruptionError, FormatTooNew: it is another log's, or none. StorageError: it cannot be read.
-    Cost: five system calls where it holds nothing more, 5 µs where there is none; else reading it, some ms.
+    Cost: six system calls where it holds nothing more, 5 µs where there is none; else reading it, some ms, as also
+        where nothing was written to it since a log was opened that had been closed.
     """
     fd = _open(path, READ, files)
     if fd is None:
         missing = state.in_use and not clean
         return Look(None, Found(state.applied, [], state.applied, [missing_text(path)])) if missing else None
+    seed = seed_of(uuid)
     try:
         with reading(path):
             status = files.status(fd)
             mark = status.st_ino, status.st_mtime_ns, state, clean
             if seen is not None and seen.mark == mark:
                 return seen
-            if read_head(files, fd, uuid, path).mark == state.mark and is_up_to(files, fd, state.applied):
+            is_same = read_head(files, fd, uuid, path).mark == state.mark
+            if is_same and is_up_to(files, fd, state.applied, seed, clean=clean):
                 return None
             files.sync_data(fd)  # what is seen is not taken back by a power cut
             return Look(mark, _examine(path, files, fd, uuid, state, clean)[1])
@@ -151,7 +155,7 @@ def _examine(path: str, files: Files, fd: int, uuid: UUID, state: JournalState, 
                 "and commits may be lost; what the journal holds was carried over"
             )
         return head, found
-    if any(number > applied for _, number, _ in scan(data, HEADER_BYTES, seed)):
+    if any(scan(data, HEADER_BYTES, seed, applied)):
         if clean:
             refusal = (
                 f"{path} is another journal than its log was written with: the log was closed, and needs none of what "
@@ -174,19 +178,23 @@ def _find(data: bytes, size: int, seed: int, applied: int, path: str) -> Found:
             "if there were any"
         )
     records: list[bytes] = []
-    due, position = 0, HEADER_BYTES
+    due, position, had, fallen = 0, HEADER_BYTES, applied, 0
     for at, number, changes in records_in(data, seed):
         if due and number != due:
             break  # of before
         if number > applied + 1 and not due:
-            problems.append(_fell_back(applied, number - 1) + "; what the journal holds was carried over")
+            had, fallen = number - 1, number - 1 - applied
         due, position = number + 1, end_of(at, changes)
-        if number > applied:
+        if number > applied and changes == COMMITTED:
+            had, fallen = number, fallen + 1
+        elif number > applied:
             records.append(changes)
+    if fallen:
+        problems.append(_fell_back(applied, had, fallen) + "; what the journal holds was carried over")
     due = max(due, applied + 1)
-    last = max((number for _, number, _ in scan(data, position, seed)), default=0)
+    last = max(scan(data, position, seed, due - 1), default=0)
     if last >= due and data[HEADER_BYTES : HEADER_BYTES + len(CLEARED)] == CLEARED:
-        problems.append(_fell_back(applied, last))
+        problems.append(_fell_back(applied, last, last - applied))
     elif last >= due:
         problems.append(
             f"{path}: record {due} of the journal is damaged: {last - due + 1} commits from there on are lost"
@@ -194,8 +202,8 @@ def _find(data: bytes, size: int, seed: int, applied: int, path: str) -> Found:
     return Found(applied, records, max(last, due - 1), problems)
 
 
-def _fell_back(applied: int, last: int) -> str:
+def _fell_back(applied: int, had: int, lost: int) -> str:
     return (
-        f"the log ends with record {applied} of its journal, and had held those up to {last}: it fell back, and "
-        f"{last - applied} commits are lost"
+        f"the log ends with record {applied} of its journal, and had held those up to {had}: it fell back, and "
+        f"{lost} commit{'s are' if lost > 1 else ' is'} lost"
     )
