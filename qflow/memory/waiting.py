@@ -21,6 +21,7 @@ where it allocates a container. A `with` takes its lock and begins its block in 
 
 from __future__ import annotations
 
+import dis
 import gc
 import os
 import sys
@@ -145,12 +146,13 @@ collecting: set[str] = set()
 """Contains "a" while garbage is collected: the letters of "start", then those of "stop"; see `refuse_finalizer`."""
 gc.callbacks += [collecting.intersection_update, collecting.update]  # the first leaves nothing, and neither is struck
 os.register_at_fork(after_in_child=collecting.clear)
-_straight: set[CodeType] = set()
+_straight: dict[CodeType, frozenset[int] | None] = {}
+"""Functions with straight lines, and at which of their instructions a lock is held, once somebody has asked."""
 
 
 def straight(function: F) -> F:
     """Mark a function that has a straight line under a lock, and calls nothing of a user's."""
-    _straight.add(function.__code__)
+    _straight[function.__code__] = None
     return function
 
 
@@ -280,9 +282,37 @@ def refuse_finalizer() -> None:
     while frame is not None:
         if not foreign:
             foreign = _is_foreign(frame)
-        elif frame.f_code in _straight or (inside and _guards(frame)) or frame.f_globals.get("__name__") == _WRITER:
+        elif _holds(frame) or (inside and _guards(frame)) or frame.f_globals.get("__name__") == _WRITER:
             raise Reentered(_REENTERED)
         frame = frame.f_back
+
+
+def _holds(frame: FrameType) -> bool:
+    """Tell whether a straight line of a frame holds its lock: not where a signal handler can have struck it."""
+    code = frame.f_code
+    if code not in _straight:
+        return False
+    held = _straight[code]
+    if held is None:
+        held = _straight[code] = _held_at(code)
+    return frame.f_lasti in held
+
+
+def _held_at(code: CodeType) -> frozenset[int]:
+    """Return the offsets of the instructions in each `with`, and of those that leave it, up to the call that does."""
+    compiled: Any = dis.Bytecode(code)
+    operations = {one.offset: one.opname for one in compiled}
+    found: set[int] = set()
+    for entry in compiled.exception_entries:
+        if "WITH_EXCEPT_START" not in [operations.get(entry.target + behind) for behind in (0, 2)]:
+            continue
+        found.update(offset for offset in operations if entry.start <= offset < entry.end)
+        for offset in sorted(operations):
+            if offset >= entry.end:
+                found.add(offset)
+                if operations[offset] == "CALL":
+                    break
+    return frozenset(found)
 
 
 def _check_caller() -> None:

@@ -50,7 +50,6 @@ ROWS = {
     "qflow doctor": (Exit.FINE, Exit.DIFFERS),  # nobody consumes what was put just now
     "qflow sessions delete": (Exit.USAGE, Exit.USAGE),  # no client of MQTT was here
     "qflow snapshot load": (Exit.USAGE, Exit.USAGE),  # something is there already
-    "qflow import": (Exit.FINE, Exit.IN_USE),  # it needs the spool for itself
 }
 """How commands end on a spool that nobody owns, and on one that another process owns; those that are not here: well."""
 

@@ -27,6 +27,7 @@ Open = Callable[..., qflow.Broker]
 MOST = 60
 """Allocations of a call, at about: a finalizer runs at each."""
 PATIENCE_S = 10.0
+PACKAGE = Path(qflow.__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +157,39 @@ def test_a_handler_may_use_a_broker_whose_caller_looks_for_finalizers(open_spool
         found.append(strike.where)
     assert any("refuse_finalizer" in where for where in found if where)
     assert queue.stats().messages == len([where for where in found if where]) > 10  # some calls end before their place
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_handler_may_use_a_broker_while_another_thread_collects(open_spool: Open, durable: bool) -> None:
+    """At each place of a put: what it asks for is refused only where it cannot be told whether a lock is held."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * 2)  # what a first one does besides
+    struck, put, refused = 0, 2, []
+
+    def handle() -> None:
+        nonlocal put
+        try:
+            queue.put(b"x")
+            put += 1
+        except qflow.Reentered:
+            refused.append(strike.where)
+
+    for at in range(200):
+        strike = Strike(at, handle)
+        waiting.collecting.add("a")
+        try:
+            strike.run(lambda: queue.put_many([b"x"] * 3))
+        finally:
+            waiting.collecting.clear()
+        put += 3
+        struck += strike.where is not None
+        if strike.where is None:
+            break
+    assert struck > 20
+    for place in refused:
+        path, line = place.split()[0].split(":")
+        assert (PACKAGE / path).read_text().splitlines()[int(line) - 1].lstrip().startswith("with "), place
+    assert queue.stats().messages == put
 
 
 @pytest.mark.parametrize("durable", [True, False])

