@@ -8,6 +8,8 @@ dropped where that is allowed; a row says when it was not.
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -80,6 +82,27 @@ def _opened(setup: Setup, how: str, fillings: list[tuple[str, int, str]]) -> Ite
         )
 
 
+def with_journal(setup: Setup) -> Iterator[Row]:
+    """Open a spool whose owner was killed with a journal that is nearly full, and once more without it."""
+    with setup.scratch() as path:
+        records = children.run_and_kill("fill_journal", path / "spool", setup.size(0, 200))
+        full: list[float] = []
+        empty: list[float] = []
+        for number in range(setup.few_rounds):
+            copy = path / str(number)
+            shutil.copytree(path / "spool", copy, ignore=shutil.ignore_patterns("door"))
+            for found in (full, empty):
+                cold = drop_caches(setup)
+                found.append(children.run_and_kill("open", copy)["open_s"] * 1e3)
+    yield Row(
+        name="open after SIGKILL with a journal that is nearly full, over one that is empty",
+        figure=Series("longer", "ms", [more - less for more, less in zip(full, empty, strict=True)]),
+        bound=at_most(100, "ms"),
+        details=[Series("full", "ms", full), Series("empty", "ms", empty)],
+        notes=[f"{records:,} records, each a message of 100 B; {cold}"],
+    )
+
+
 def drop_caches(setup: Setup) -> str:
     """Write everything out and drop the page cache of the system; return what was done. Not in a quick run."""
     if setup.quick:
@@ -99,6 +122,7 @@ WORKLOADS = [
         "open after SIGKILL when messages came one a commit; the million with `submit`, whose commits hold several",
         one_by_one,
     ),
+    Workload("restart-journal", "open after SIGKILL with a full journal, and with an empty one", with_journal),
     Workload("restart-spilled", "open after SIGKILL with a directory of spill files to set aside", with_spill),
 ]
 
@@ -141,4 +165,18 @@ def _open(path: str) -> None:
     children.wait_to_be_killed()
 
 
-ROLES: dict[str, Callable[..., None]] = {"fill": _fill, "open": _open}
+def _fill_journal(path: str, most_text: str) -> None:
+    """Put until the journal has as many records as it had when it was full, or so many; and be killed at once."""
+    broker = qflow.open(Path(path))
+    queue, log = broker.declare_queue("bench"), broker.engine.log
+    before, most = 0, int(most_text)
+    while (held_back := log.held_back) >= before and not 0 < most <= held_back:
+        before = held_back
+        queue.put(BODY)
+    while (held_back := log.held_back) < 0.95 * before:
+        queue.put(BODY)
+    children.report(held_back)
+    os.kill(os.getpid(), signal.SIGKILL)  # soon it would be applied
+
+
+ROLES: dict[str, Callable[..., None]] = {"fill": _fill, "fill_journal": _fill_journal, "open": _open}
