@@ -2,8 +2,8 @@
 
 The first two pages of `data.mdb` hold the roots of the last two commits, in turns, without a checksum, and LMDB
 believes the page with the higher number: a flipped bit takes back what was confirmed. So the owner keeps a copy of both
-in `last`, with a checksum, when it has nothing to do and when it closes the log. A bit that differs is put right before
-the log is opened; anything else is reported. After a crash, or a power cut, the copy may be of a commit before.
+in `last`, with a checksum, after each commit. A bit that differs is put right before the log is opened; anything else
+is reported. The copy is not synced: after a power cut it may be of a commit before.
 """
 
 from __future__ import annotations

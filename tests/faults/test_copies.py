@@ -24,7 +24,8 @@ from qflow.config import BrokerSettings
 from qflow.storage import environment
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log import snapshots, writer
+from qflow.storage.last_commit import LastCommit
+from qflow.storage.log import snapshots
 from qflow.storage.log.batch import Order
 from unit.clocks import until
 
@@ -34,8 +35,8 @@ KEPT = [b"%d" % number for number in range(3)]
 
 @pytest.fixture(autouse=True)
 def nothing_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer takes no steps while it is idle."""
-    monkeypatch.setattr(writer, "IDLE_S", PATIENCE_S)
+    """The writer takes no step when callers have been told."""
+    monkeypatch.setattr(LastCommit, "keep", lambda *_: None)
 
 
 class Striking(Steps):

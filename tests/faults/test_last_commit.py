@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -15,7 +16,6 @@ import qflow
 from qflow import inspect
 from qflow.storage import last_commit
 from qflow.storage.files import Files
-from qflow.storage.log import writer
 from unit.clocks import until
 
 PAGE, ROOTS, ROOTS_AT, NUMBER_AT = 4096, 136, 16, 16 + 128
@@ -42,6 +42,12 @@ def spool(source: Path, tmp_path: Path) -> Path:
 def number_of(spool: Path, place: int) -> int:
     data = (spool / "log" / "data.mdb").read_bytes()
     return int.from_bytes(data[place * PAGE + NUMBER_AT :][:8], "little")
+
+
+def kept(spool: Path) -> set[int]:
+    """The numbers that the copy has."""
+    both = (spool / "log" / "last").read_bytes()
+    return {int.from_bytes(both[at + NUMBER_AT - ROOTS_AT :][:8], "little") for at in (0, ROOTS)}
 
 
 def last_place(spool: Path) -> int:
@@ -203,20 +209,25 @@ def test_whoever_looks_beside_the_owner_finds_nothing_wrong(spool: Path) -> None
     assert found == []
 
 
-def test_an_owner_that_is_idle_keeps_a_copy(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for each commit: that would cost a tenth of one."""
-    monkeypatch.setattr(writer, "IDLE_S", 0.01)
-    copy = spool / "log" / "last"
-    with qflow.open(spool) as broker:
-        before = copy.read_bytes()
-        broker.queue("q").put(b"x")
-        until(lambda: copy.read_bytes() != before)
-        shutil.copytree(spool, spool.parent / "killed", ignore=shutil.ignore_patterns("door"))
-    killed = spool.parent / "killed"
+@pytest.mark.parametrize("journal", ["auto", "off"])
+@pytest.mark.parametrize("number", [1, 2000])
+def test_a_commit_of_an_owner_that_was_killed_is_had_back(
+    journal: Literal["auto", "off"], number: int, spool: Path, tmp_path: Path
+) -> None:
+    """At once after the commit, before there is a journal, or without one: nothing is lost, no sequence comes again."""
+    with qflow.open(spool, journal=journal) as broker:
+        queue = broker.queue("q")
+        queue.put_many([b"x"] * number)
+        last = queue.put_many([b"x"] * number)[-1]
+        until(lambda: kept(spool) == {number_of(spool, 0), number_of(spool, 1)})  # callers are told before
+        shutil.copytree(spool, tmp_path / "killed", ignore=shutil.ignore_patterns("door"))
+    killed = tmp_path / "killed"
     flip(killed, last_place(killed) * PAGE + NUMBER_AT, 1)
-    bodies, found = served(killed)
-    assert bodies == [*BODIES, b"x"]
-    assert "it was put right" in str(found)
+    with qflow.open(killed) as broker:
+        assert "it was put right" in str(broker.recovery.problems)
+        assert len(broker.queue("q")) == len(BODIES) + 2 * number
+        assert broker.queue("q").put(b"z") > last
+        assert broker.check() == []
 
 
 @pytest.mark.parametrize("call", ["pwrite", "sync_file"])

@@ -690,9 +690,9 @@ class StreamMachine(SpoolMachine):
             if pins:
                 for reader in durable:
                     line = reader.lines[number]
-                    left = set(self.wanted(reader, number, line.base, len(self.lines[number]))) - line.maybe
-                    gone = self.floors[number]  # a seek may have gone behind what is there
-                    assert floor <= max(gone, min(left, default=len(self.lines[number]))), (
+                    first = max(line.base, self.floors[number])  # a seek may have gone behind what is there
+                    left = set(self.wanted(reader, number, first, len(self.lines[number]))) - line.maybe
+                    assert floor <= max(first, min(left, default=len(self.lines[number]))), (
                         f"{reader.name} was to get it"
                     )
             if floor > self.floors[number] and not (pins and not any(reasons)):

@@ -81,6 +81,8 @@ class Confirming:
         self.noted_bytes = 0
         self._carried: dict[Lane, tuple[Row, int, bool]] = {}
         """How lanes were that notes were carried out for, in the open transaction."""
+        self.is_noted = False
+        """There is a copy of the last commit beside the log."""
         self.timers = Timers()
         self.failed: Callable[[BaseException], object] = lambda error: None
         """Told of what leaves the log in a state that nobody knows."""
@@ -183,6 +185,12 @@ class Confirming:
                 _logger.exception("%s: what the journal holds was not committed; it stays there", self.env.path)
                 self.failed(error)
             raise
+
+    def note_last(self) -> None:
+        """Have a copy of the last commit beside the log; see `last_commit`."""
+        if not self.is_noted:
+            self.is_noted = True
+            self.env.keep_last()
 
     def roll_back(self) -> None:
         """Nothing that was written since `begin` is to be done, or nobody knows whether it was."""
@@ -294,14 +302,14 @@ class Confirming:
         self.env.commit(self._txn)
         self.timers.syncs.note(perf_counter() - began_s)
         self._txn = self._changes = None
+        self.is_noted = False
         self._rolled_back = 0, 0
         self._forget_notes()
         self._state, self.pending = state, 0
         if journal is None:
             return
         if state.in_use:
-            if more:
-                journal.note_commit()
+            journal.following = last + 1  # of a log that falls back behind this commit, the next record tells
             journal.begin_anew()
             return
         if broken is not None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -46,8 +46,6 @@ _RECORD = struct.Struct("<4sIQQ")
 """Magic, bytes of the changes, number, checksum of number and changes with the uuid."""
 _RECORD_MAGIC = b"\xf5jr\n"
 _NUMBERED = struct.Struct("<QI")
-COMMITTED = b"\x06"
-"""In place of changes: here the log was committed, with more than what the records before it say."""
 CLEARED = bytes(_RECORD.size)
 _STATE = struct.Struct("<Q8s")
 _NO_MARK = bytes(8)
@@ -209,18 +207,6 @@ class Journal:
     def sync_alone(self) -> None:
         """`sync` by who has the turn."""
         self._files.sync_data(self._alone_fd)
-
-    def note_commit(self) -> None:
-        """The log was committed with more than what was written here: that has a number, too, so that a log which falls
-        back behind it is seen to.
-
-        The record is not synced: whoever comes to it in a log that holds the commit has no use for it.
-        """
-        record = self.record(COMMITTED)
-        self.following = record.number + 1
-        if self.fits(len(COMMITTED)):
-            with suppress(OSError):
-                self.write_record(record)
 
     def begin_anew(self) -> None:
         """The log holds all records: write the next at the beginning; none while one may still come late."""

@@ -10,7 +10,6 @@ from qflow.errors import CorruptionError, StorageError
 from qflow.storage.files import READ, Files, storage_error
 from qflow.storage.log.journal import (
     CLEARED,
-    COMMITTED,
     HEADER_BYTES,
     REMEDY,
     TO_WRITE,
@@ -178,23 +177,19 @@ def _find(data: bytes, size: int, seed: int, applied: int, path: str) -> Found:
             "if there were any"
         )
     records: list[bytes] = []
-    due, position, had, fallen = 0, HEADER_BYTES, applied, 0
+    due, position = 0, HEADER_BYTES
     for at, number, changes in records_in(data, seed):
         if due and number != due:
             break  # of before
         if number > applied + 1 and not due:
-            had, fallen = number - 1, number - 1 - applied
+            problems.append(_fell_back(applied, number - 1) + "; what the journal holds was carried over")
         due, position = number + 1, end_of(at, changes)
-        if number > applied and changes == COMMITTED:
-            had, fallen = number, fallen + 1
-        elif number > applied:
+        if number > applied:
             records.append(changes)
-    if fallen:
-        problems.append(_fell_back(applied, had, fallen) + "; what the journal holds was carried over")
     due = max(due, applied + 1)
     last = max(scan(data, position, seed, due - 1), default=0)
     if last >= due and data[HEADER_BYTES : HEADER_BYTES + len(CLEARED)] == CLEARED:
-        problems.append(_fell_back(applied, last, last - applied))
+        problems.append(_fell_back(applied, last))
     elif last >= due:
         problems.append(
             f"{path}: record {due} of the journal is damaged: {last - due + 1} commits from there on are lost"
@@ -202,7 +197,8 @@ def _find(data: bytes, size: int, seed: int, applied: int, path: str) -> Found:
     return Found(applied, records, max(last, due - 1), problems)
 
 
-def _fell_back(applied: int, had: int, lost: int) -> str:
+def _fell_back(applied: int, had: int) -> str:
+    lost = had - applied
     return (
         f"the log ends with record {applied} of its journal, and had held those up to {had}: it fell back, and "
         f"{lost} commit{'s are' if lost > 1 else ' is'} lost"

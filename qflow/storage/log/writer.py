@@ -47,8 +47,6 @@ GATHER_EACH_S = 0.00003
 """Or so long for each of them, where that is longer: they come out one after the other."""
 IMPATIENT_BATCHES = 16
 """So many batches wait for nobody after one has waited in vain."""
-IDLE_S = 1.0
-"""After so long with nothing to write, what is done when there is time."""
 RETRY_S = 0.5
 """What a full disk refused, and nobody waits for, is tried again after so long, or with the next batch."""
 
@@ -189,10 +187,9 @@ class Writer:
         self._give_turn()
         while not (handing.told or handing.urgent or self._ending or handing.turn.abandoned):
             held_back = self.held_back
-            if not held_back and not wait(timeout=IDLE_S):
-                self._keep_last()
+            if not held_back:
                 wait()
-            elif held_back and not wait(timeout=SOON_S) and self._confirming.is_due(held_back):
+            elif not wait(timeout=SOON_S) and self._confirming.is_due(held_back):
                 self._take_turn()
                 self._apply()
                 self._give_turn()
@@ -229,11 +226,12 @@ class Writer:
         if self.handing.failure is None:
             with suppress(Exception):  # it was told
                 self._committing.apply()
+                self._confirming.note_last()
 
     def _keep_last(self) -> None:
         """Have a copy of the last commit beside the log, unless nobody knows which that is."""
         if self.handing.failure is None:
-            self._env.keep_last()
+            self._confirming.note_last()
 
     def _let_go(self) -> None:
         """Open the gate of the last batch; wait a little for those who come out, if there are others to share with."""
@@ -245,6 +243,7 @@ class Writer:
             handing.goal = goal
             handing.told, handing.urgent = True, False  # from here on nobody wakes this thread but who completes them
         self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
+        self._keep_last()
         if gathers:
             if not self._ending and not handing.asleep.acquire(timeout=max(GATHER_S, goal * GATHER_EACH_S)):
                 self._impatient = IMPATIENT_BATCHES
@@ -341,6 +340,7 @@ class Writer:
             return
         try:
             work(self._env, self._reading)
+            self._confirming.is_noted = False
             batch.committed = True
         except BaseException as error:
             if not self._env.in_place:
