@@ -170,7 +170,7 @@ class Scheduling:
 
         Args:
             every_s: the time between two messages, 1 s or more; the first comes after it.
-            cron: when, as `crontab` has it: `"0 3 * * *"` is at three each night. Needs `pip install qflow[cron]`.
+            cron: when, as `crontab` has it: `"0 3 * * *"` is at three each night. Needs `pip install cronsim`.
             time_zone: of `cron`, such as `"Europe/Berlin"`.
             headers: as `Queue.put`; `schedule` and `scheduled_for_s` are added.
 
@@ -234,7 +234,7 @@ def following(one: Schedule, now_s: float) -> float:
     try:
         from cronsim import CronSim, CronSimError
     except ModuleNotFoundError:
-        raise InvalidArgument("cron= needs the package cronsim: pip install 'qflow[cron]'; or give every_s=") from None
+        raise InvalidArgument("cron= needs the package cronsim: pip install cronsim; or give every_s=") from None
     try:
         return float(next(CronSim(str(one.cron), datetime.fromtimestamp(now_s, zone))).timestamp())
     except (CronSimError, StopIteration):

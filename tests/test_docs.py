@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import importlib.util
 import os
 import re
@@ -44,6 +45,7 @@ if importlib.util.find_spec("prometheus_client") is not None:
 if all(importlib.util.find_spec(name) is not None for name in ("pyarrow", "duckdb")):
     PAGES.append("docs/reference/flight.md")
 NOT_HERE = ("flights.py", "usage.py", "amqp_server.py", "spark_flights.py")
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in NOT_HERE)
 
 
@@ -137,9 +139,30 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     assert result.stdout
 
 
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_python_of_a_page_can_be_pasted_at_a_prompt(page: Path) -> None:
+    """There an empty line ends what is indented, and nothing else does; a page that is read there says no other."""
+    for block in blocks_in(page.read_text()):
+        compiler = codeop.CommandCompiler()
+        typed = ""
+        for line in [*block.splitlines(), ""]:
+            typed += f"{line}\n"
+            if (
+                compiler(typed.removesuffix("\n"), page.name, "single") is not None
+            ):  # else a SyntaxError, or more to come
+                typed = ""
+
+
+def test_nobody_is_told_to_install_qflow_by_its_name() -> None:
+    """The package of that name in PyPI is another one: qflow is installed from a clone."""
+    for path in [*TEXTS, *(ROOT / "qflow").rglob("*.py")]:
+        found = re.search(r"pip install (-\S+ )*[\"']?qflow\b.*", path.read_text())
+        assert found is None, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
 def test_every_link_of_the_docs_leads_somewhere() -> None:
     """No page points at a file that is not there."""
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in TEXTS:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"

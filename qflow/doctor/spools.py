@@ -39,7 +39,7 @@ def _failure(look: Look) -> Iterator[Finding]:
             severity=Severity.URGENT,
             kind="newer-format",
             sentence=f"a newer qflow wrote this spool than the one that looks: {error}",
-            remedy="`pip install --upgrade qflow`; nothing was changed",
+            remedy="upgrade this one: `git pull && pip install .` in its clone; nothing was changed",
         )
     elif error is not None:
         yield Finding(

@@ -366,9 +366,11 @@ class Admission:
     def full(self) -> QueueFull:
         """Return what a put is told that found no room below a limit in time."""
         settings = self._context.settings
+        refuses = settings.on_overflow is Overflow.REJECT
+        remedy = "raise the limit with alter_queue" if refuses else "wait longer with timeout_s"
         return QueueFull(
             f"queue {self._context.name!r} is at its limit (limit_messages={settings.limit_messages}, "
-            f"limit_bytes={settings.limit_bytes}): settle messages, or wait longer with timeout_s"
+            f"limit_bytes={settings.limit_bytes}): settle messages, or {remedy}"
         )
 
     def patience_s(self, deadline: float | None, disk: Exception | None = None) -> float:

@@ -8,13 +8,14 @@ from typing import Any
 from qflow.errors import NotFound
 
 
-def load(module: str, *, needs: str, what: str) -> Any:
+def load(module: str, *, needs: str, what: str, install: str = "") -> Any:
     """Import a module, of whose imports one package is not a dependency of all.
 
     Args:
         module: its dotted name.
-        needs: the name of the package, to import and to install.
+        needs: the name of the package, to import.
         what: what the package is needed for, as the subject of a sentence.
+        install: what to install, where that is not the package by the same name.
 
     Raises:
         NotFound: the package is not installed; any other import that fails is a fault, and raised as it is.
@@ -24,4 +25,5 @@ def load(module: str, *, needs: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != needs:
             raise
-        raise NotFound(f"{what} needs the package {needs}, which is not installed: pip install {needs}") from error
+        remedy = f"pip install {install or needs}"
+        raise NotFound(f"{what} needs the package {needs}, which is not installed: {remedy}") from error

@@ -34,5 +34,8 @@ def instrument(broker: T) -> T:
         InvalidArgument: it is no broker.
     Cost: that of the tracer: some 20 µs a span with the SDK.
     """
-    load("qflow.tracing.instrumenting", needs="opentelemetry", what="qflow.tracing").instrument(broker)
+    instrumenting = load(
+        "qflow.tracing.instrumenting", needs="opentelemetry", what="qflow.tracing", install="opentelemetry-api"
+    )
+    instrumenting.instrument(broker)
     return broker

@@ -24,6 +24,6 @@ def __getattr__(name: str) -> object:
         from qflow.serving.extras import load
 
         for package in _NEEDS:
-            load(package, needs=package, what="the page")
+            load(package, needs=package, what="the page", install=" ".join(_NEEDS))
         return getattr(load("qflow.web.door", needs="starlette", what="the page"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind
 import qflow
 import qflow.aio
 import qflow.tracing
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, NotFound
 
 EXPORTER = InMemorySpanExporter()
 
@@ -305,3 +305,13 @@ def test_what_is_no_broker_is_refused() -> None:
     """With a sentence."""
     with pytest.raises(InvalidArgument, match="what traces is a broker, not 'spool'"):
         qflow.tracing.instrument("spool")
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, broker: qflow.Broker) -> None:
+    """That is the API; there is no package of the name that is imported."""
+    monkeypatch.setattr(
+        "importlib.import_module",
+        lambda name: (_ for _ in ()).throw(ModuleNotFoundError("no", name="opentelemetry.trace")),
+    )
+    with pytest.raises(NotFound, match=r"pip install opentelemetry-api$"):
+        qflow.tracing.instrument(broker)

@@ -11,7 +11,7 @@ import qflow.aio
 import qflow.amqp
 import qflow.mqtt
 import qflow.web
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, NotFound
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
@@ -87,3 +87,14 @@ def test_it_listens_for_others_only_with_users(spool: Path) -> None:
                     await asyncio.open_connection("127.0.0.1", port)
 
     web_served.run(test)
+
+
+def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them at once, whichever is missed first."""
+    monkeypatch.delitem(qflow.web.__dict__, "serve", raising=False)
+    monkeypatch.setattr(
+        "importlib.import_module",
+        lambda name: (_ for _ in ()).throw(ModuleNotFoundError("no", name="uvicorn")) if name == "uvicorn" else None,
+    )
+    with pytest.raises(NotFound, match="needs the package uvicorn, .*: pip install starlette uvicorn jinja2$"):
+        _ = qflow.web.serve

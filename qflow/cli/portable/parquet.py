@@ -67,5 +67,5 @@ def _arrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise NotFound("Parquet needs pyarrow: pip install qflow[net]") from error
+        raise NotFound("Parquet needs pyarrow: pip install pyarrow") from error
     return pyarrow, pyarrow.parquet
