@@ -90,7 +90,7 @@ def with_journal(setup: Setup) -> Iterator[Row]:
         empty: list[float] = []
         for number in range(setup.few_rounds):
             copy = path / str(number)
-            shutil.copytree(path / "spool", copy, ignore=shutil.ignore_patterns("door"))
+            shutil.copytree(path / "spool", copy, ignore=shutil.ignore_patterns("door", "stats.json*"))
             for found in (full, empty):
                 cold = drop_caches(setup)
                 found.append(children.run_and_kill("open", copy)["open_s"] * 1e3)

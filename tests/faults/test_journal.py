@@ -187,6 +187,20 @@ def test_what_is_no_journal_of_this_log_is_refused_and_left(
     assert path.read_bytes() == before
 
 
+def test_a_journal_that_is_damaged_beside_a_log_that_was_closed_is_not_needed(tmp_path: Path) -> None:
+    """So the sentence speaks of no loss, and moving it away is all."""
+    with open_small(tmp_path) as broker:
+        put_some(broker)
+    journal = tmp_path / JOURNAL
+    journal.write_bytes(b"x" * 8192)
+    with pytest.raises(qflow.CorruptionError, match="was closed, and needs none of what it holds: move it away"):
+        open_small(tmp_path)
+    journal.rename(tmp_path / "away")
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(20))
+
+
 # Power cuts ----------------------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,8 @@ REMEDY = (
     "before the end and is not in the log is lost. Nothing was changed"
 )
 """What can be done about a journal that cannot be used."""
+NOT_NEEDED = "the log was closed, and needs none of what it holds: move it away. Nothing was changed"
+"""The same, where nothing can be lost."""
 TO_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = TO_WRITE | os.O_CREAT | os.O_EXCL
 
@@ -273,23 +275,27 @@ def read_whole(files: Files, fd: int, size: int) -> bytes:
     return data
 
 
-def read_head(files: Files, fd: int, uuid: UUID, path: str) -> Head:
+def read_head(files: Files, fd: int, uuid: UUID, path: str, *, clean: bool) -> Head:
     """Return what the header of a journal says, after checking that it is this log's.
+
+    Args:
+        clean: the log was closed.
 
     Raises:
         CorruptionError: it is another log's, or damaged. FormatTooNew: a newer version made it.
     """
     head = files.pread(fd, _HEADER.size + 4, 0)
+    remedy = NOT_NEEDED if clean else REMEDY
     try:
         magic, version, owner, size, mark = _HEADER.unpack(unseal(head, "its header"))
     except (CorruptionError, struct.error):
-        raise CorruptionError(f"{path} is damaged: its header is not what was written; {REMEDY}") from None
+        raise CorruptionError(f"{path} is damaged: its header is not what was written; {remedy}") from None
     if version > FORMAT:
         raise FormatTooNew(f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with a newer qflow")
     if magic != _MAGIC or version < OLDEST_FORMAT or not HEADER_BYTES < size <= MOST_BYTES or mark == _NO_MARK:
-        raise CorruptionError(f"{path} is not a journal of qflow; {REMEDY}")
+        raise CorruptionError(f"{path} is not a journal of qflow; {remedy}")
     if owner != uuid.bytes:
-        raise CorruptionError(f"{path} belongs to the log {UUID(bytes=owner)}, not to {uuid}; {REMEDY}")
+        raise CorruptionError(f"{path} belongs to the log {UUID(bytes=owner)}, not to {uuid}; {remedy}")
     return Head(size, mark, version)
 
 

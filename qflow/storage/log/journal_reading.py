@@ -11,6 +11,7 @@ from qflow.storage.files import READ, Files, storage_error
 from qflow.storage.log.journal import (
     CLEARED,
     HEADER_BYTES,
+    NOT_NEEDED,
     REMEDY,
     TO_WRITE,
     Head,
@@ -108,7 +109,7 @@ def look(path: str, files: Files, uuid: UUID, state: JournalState, clean: bool, 
             mark = status.st_ino, status.st_mtime_ns, state, clean
             if seen is not None and seen.mark == mark:
                 return seen
-            is_same = read_head(files, fd, uuid, path).mark == state.mark
+            is_same = read_head(files, fd, uuid, path, clean=clean).mark == state.mark
             if is_same and is_up_to(files, fd, state.applied, seed, clean=clean):
                 return None
             files.sync_data(fd)  # what is seen is not taken back by a power cut
@@ -139,7 +140,7 @@ def _open(path: str, flags: int, files: Files) -> int | None:
 
 def _examine(path: str, files: Files, fd: int, uuid: UUID, state: JournalState, clean: bool) -> tuple[Head, Found]:
     """Return what the header of a journal says, and what it holds that the log does not."""
-    head = read_head(files, fd, uuid, path)
+    head = read_head(files, fd, uuid, path, clean=clean)
     applied, seed = state.applied, seed_of(uuid)
     nothing = Found(applied, [], applied, [])
     is_same = head.mark == state.mark
@@ -155,13 +156,7 @@ def _examine(path: str, files: Files, fd: int, uuid: UUID, state: JournalState, 
             )
         return head, found
     if any(scan(data, HEADER_BYTES, seed, applied)):
-        if clean:
-            refusal = (
-                f"{path} is another journal than its log was written with: the log was closed, and needs none of what "
-                "it holds; move it away. Nothing was changed"
-            )
-        else:
-            refusal = f"{path} is another journal than its log was written with; {REMEDY}"
+        refusal = f"{path} is another journal than its log was written with; {NOT_NEEDED if clean else REMEDY}"
         return head, nothing._replace(refusal=refusal)
     if state.in_use and not clean:
         return head, nothing._replace(problems=[missing_text(path)])
