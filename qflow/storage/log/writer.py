@@ -171,8 +171,9 @@ class Writer:
         wait = handing.asleep.acquire
         if self._done:
             self._let_go()
-        # More than a batch holds, or what came meanwhile, follows at once.
-        if not (self._has_more or self._ending) and self._is_woken() and not (handing.urgent or self._ending):
+        follows = self._has_more or self._ending  # more than a batch holds, or what came meanwhile: at once
+        self._keep_last()
+        if not follows and self._is_woken() and not (handing.urgent or self._ending):
             wait(timeout=FLUSH_S)
         self._take_turn()
         wait(blocking=False)
@@ -243,7 +244,6 @@ class Writer:
             handing.goal = goal
             handing.told, handing.urgent = True, False  # from here on nobody wakes this thread but who completes them
         self._open_gates()  # whoever wakes up needs the interpreter, which this thread holds until it waits
-        self._keep_last()
         if gathers:
             if not self._ending and not handing.asleep.acquire(timeout=max(GATHER_S, goal * GATHER_EACH_S)):
                 self._impatient = IMPATIENT_BATCHES
