@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as pf
 
-from qflow.errors import InvalidArgument, NotFound, QflowError, StorageError
+from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError, StorageError
 from qflow.flight.owner import Owner
 from qflow.flight.trust import Trust, what_is_wrong
 from qflow.remote.client.connecting import open_socket, when_let_in
@@ -42,12 +42,14 @@ class Tunnels:
         self._owner = owner
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
+        self._is_closed = False
 
     def carry(self, reader: Any, writer: Any, check: Callable[[], None]) -> None:
         """Carry one exchange to the socket of the spool and back, until either ends it.
 
         Raises:
-            NotFound: the spool has no door. What `check` raises, which is called before each piece.
+            NotFound: the spool has no door. BrokerClosed: `close` has ended it. What `check` raises, which is called
+                before each piece.
         """
         path = self._owner.path
         try:
@@ -72,6 +74,8 @@ class Tunnels:
                     self._sockets.discard(inner)
         if wrong:
             raise wrong[0]
+        if self._is_closed:
+            raise BrokerClosed("the server has ended: connect again when it is back")
 
     def _add(self, inner: socket.socket) -> None:
         with self._lock:
@@ -79,7 +83,8 @@ class Tunnels:
             self._sockets.add(inner)
 
     def close(self) -> None:
-        """End all exchanges."""
+        """End all exchanges; their clients are told why."""
+        self._is_closed = True
         with self._lock:
             for inner in self._sockets:
                 _end(inner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import qflow.flight  # noqa: E402
 from processes import free_port  # noqa: E402
 from qflow.flight import tunnel  # noqa: E402
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble  # noqa: E402
+from unit.clocks import until  # noqa: E402
 
 
 def url(server: qflow.flight.Server) -> str:
@@ -49,13 +51,17 @@ def test_deliveries_belong_to_the_exchange(broker: qflow.Broker, server: qflow.f
 
 
 def test_a_door_that_closes_ends_its_sessions(broker: qflow.Broker, server: qflow.flight.Server) -> None:
-    """A call that waits ends, and those after it are refused; the spool goes on."""
-    with qflow.connect(url(server)) as remote:
+    """A call that waits ends, and those after it are refused, with the reason; the spool goes on."""
+    with qflow.connect(url(server)) as remote, ThreadPoolExecutor() as threads:
         jobs = remote.queue("jobs")
-        jobs.put(b"kept")
+        waiting = threads.submit(jobs.get)
+        until(lambda: broker.queue("jobs").stats().consumers)
         server.close()
-        with pytest.raises(qflow.QflowError):
+        with pytest.raises(qflow.BrokerClosed, match="the server has ended: connect again"):
+            waiting.result(20)
+        with pytest.raises(qflow.BrokerClosed, match="the server has ended: connect again"):
             jobs.put(b"not any more")
+    broker.queue("jobs").put(b"kept")
     assert broker.queue("jobs").get().body == b"kept"
 
 
