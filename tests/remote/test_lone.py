@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -234,6 +236,61 @@ def test_those_who_wait_for_a_line_are_let_go_of_whatever_becomes_of_it(
         firsts = sorted(outcome.result["first"] for outcome in outcomes.values() if isinstance(outcome, Reply))
         assert firsts == list(range(firsts[0], firsts[0] + 5))
         assert sorted(bodies(owner.queue("jobs"))[1:]) == [b"%d" % number for number in range(5)]
+
+
+def test_who_was_asked_for_before_it_found_the_line_free_lets_go_of_it(
+    shared: lone.Shared, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came while another asked, who took it along, and was done when it looked; and so do those behind it."""
+    made = lone.Asked
+    here = threading.get_ident()
+
+    class Late(deque[lone.Asked]):
+        """Whoever comes in this thread goes on when another one has asked for it."""
+
+        def append(self, one: lone.Asked) -> None:
+            super().append(one)
+            if threading.get_ident() == here:
+                behind = made(put_request("jobs", b"behind", {}))
+                behind.gate.acquire()
+                super().append(behind)
+                waits.append(behind)
+                _in_a_thread(lambda: shared.ask(put_request("jobs", b"other", {})))
+
+    waits: list[lone.Asked] = []
+    monkeypatch.setattr(shared, "_asked", Late())
+    assert isinstance(shared.ask(put_request("jobs", b"late", {})), Reply)
+    assert waits[0].gate.acquire(timeout=20)
+    _in_a_thread(lambda: shared.ask(put_request("jobs", b"next", {})))
+    assert bodies(owner.queue("jobs")) == [b"first", b"late", b"behind", b"other", b"next"]
+
+
+def _in_a_thread(work: Callable[[], object]) -> None:
+    """Do some work in a thread, which is to end."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_finalizer_of_a_thread_that_is_at_the_line_goes_the_long_way(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for what its own thread holds."""
+    _in_a_thread(lambda: jobs.put(b"1"))  # has a line made
+    encode = lone.encode_frame
+    finals: list[bytes] = [b"final"]
+
+    def encoded(number: int, head: Any, columns: Any) -> list[bytes]:
+        """What a collector does in the middle of it."""
+        if finals:
+            jobs.put(finals.pop())
+        return encode(number, head, columns)
+
+    monkeypatch.setattr(lone, "encode_frame", encoded)
+    _in_a_thread(lambda: jobs.put(b"2"))
+    assert len(lines.asked) == 1
+    assert bodies(owner.queue("jobs")) == [b"0", b"1", b"final", b"2"]
 
 
 def test_as_many_are_asked_for_at_once_as_an_owner_takes(
