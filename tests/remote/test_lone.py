@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -149,6 +151,36 @@ def test_an_interrupt_closes_the_line_and_the_next_put_finds_its_way(
     assert sequences == sorted(sequences)
     assert len(lines.asked) == 4  # one was interrupted, and one had another line made
     assert bodies(owner.queue("jobs")) == [b"%d" % number for number in range(6)]
+
+
+def test_no_line_is_left_open_wherever_an_interrupt_strikes(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between taking it and having it."""
+    open_ones: set[lone.Line] = set()
+    begin, close = lone.Line.begin, lone.Line.close
+    monkeypatch.setattr(lone.Line, "begin", lambda line, uuid: (begin(line, uuid), open_ones.add(line))[0])
+    monkeypatch.setattr(lone.Line, "close", lambda line: (close(line), open_ones.discard(line)))
+    for strike in range(12):
+        jobs.put(b"x")  # has a line made, if there is none
+        left = [None] * strike
+
+        def profile(frame: FrameType, event: str, _: object, left: list[None] = left) -> None:
+            if event == "c_return" and frame.f_code.co_name == "_ask_alone":
+                if left:
+                    left.pop()
+                else:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(profile)
+        try:
+            with suppress(KeyboardInterrupt):
+                jobs.put(b"y")
+        finally:
+            sys.setprofile(None)
+        assert len(open_ones) <= 1
+    assert lines.asked
+    assert len(owner.queue("jobs")) >= 13
 
 
 def _interrupted(*_: object) -> None:
