@@ -87,6 +87,17 @@ def test_puts_return_what_they_return_elsewhere(jobs: qflow.RemoteQueue, lines: 
     assert bodies(owner.queue("jobs")) == [b"0", b"1", b"2", b"3", b""]
 
 
+def test_many_messages_go_the_long_way_though_there_is_nothing_in_them(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker
+) -> None:
+    """A frame of them is longer than an owner takes there, for each has a length in it."""
+    assert len(jobs.put_many([b""] * 200_000)) == 200_000
+    assert not lines.asked
+    assert len(jobs.put_many([b""] * 100_000)) == 100_000
+    assert len(lines.asked) == 1
+    assert len(owner.queue("jobs")) == 300_001
+
+
 def test_a_transient_queue_is_put_into_as_well(jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker) -> None:
     """Without a commit."""
     del jobs

@@ -33,13 +33,21 @@ REST = 100
 LATER = 10_000
 """After so many where the owner makes none."""
 MOST_BYTES = 2**19
-"""Of the requests that are asked together, and of the messages of one."""
+"""Of the requests that are asked together, or of one."""
 FRAME_BYTES = 64
 """Of a request, beside its head and its messages."""
+ITEM_BYTES = 4
+"""Of a message, beside its body."""
 READ_BYTES = 2**12
 HELLO_S = 10.0
 NOT_MADE = Reply(None, [])
 """The outcome of a put that is to go the long way."""
+
+
+def size_of(request: Request) -> int:
+    """Return at most how many bytes a request takes that is encoded."""
+    messages = sum(map(len, request.columns))
+    return FRAME_BYTES + len(request.head) + request.size + ITEM_BYTES * messages
 
 
 class Asked:
@@ -157,7 +165,7 @@ class Shared:
 
     def ask(self, request: Request) -> Reply | Exception:
         """Return the outcome of a put."""
-        one = Asked(request, request.size + len(request.head) + FRAME_BYTES)
+        one = Asked(request, size_of(request))
         one.gate.acquire()
         self._asked.append(one)
         is_free = self._in_use.acquire(blocking=False)  # and yet this one may have been asked for meanwhile
