@@ -8,14 +8,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
 import qflow
-from door_raw import RawDoor
 from qflow import BrokerClosed, InDoubt, QueueDeleted, QueueFull
 from qflow.remote.client import lone
 from qflow.remote.client.connecting import open_socket
@@ -23,9 +21,6 @@ from qflow.remote.client.link import Reply, Request
 from qflow.remote.client.lone import LonePuts
 from qflow.remote.client.requests import put as put_request
 from qflow.remote.server import lone as serving
-from qflow.remote.wire.frames import encode_frame
-
-PUT = {"op": "put", "queue": "jobs", "single": True}
 
 
 class Lines:
@@ -390,67 +385,6 @@ def test_an_owner_that_makes_none_is_put_to_as_before(
     assert [queue.put(b"x") is not None for _ in range(5)] == [True] * 5
     assert not lines.asked
     assert len(owner.queue("jobs")) == 5
-
-
-@pytest.fixture
-def raw(owner: qflow.Broker, spool: Path) -> Iterator[RawDoor]:
-    """A connection that is served by the thread."""
-    owner.declare_queue("jobs").put(b"0")
-    with RawDoor(spool, timeout_s=20).greeted() as door:
-        door.request({"op": "lone"}, number=7)
-        frame = door.frame()
-        assert frame is not None
-        assert frame.head == {"result": serving.MOST_TOGETHER}
-        yield door
-
-
-def test_whoever_does_not_keep_to_it_is_ended_and_what_was_put_is_put(raw: RawDoor, owner: qflow.Broker) -> None:
-    """The owner goes on, and closes."""
-    raw.send(b"".join(b"".join(encode_frame(number, PUT, [[b"x"]])) for number in range(1, 9)))
-    with suppress(ConnectionError):
-        for _ in range(8):
-            if raw.frame() is None:
-                break
-    assert 2 <= len(owner.queue("jobs")) <= 9
-    with qflow.connect(owner.path) as remote:
-        assert remote.queues() == ["jobs"]
-    owner.close()
-
-
-@pytest.mark.parametrize("sent", [b"\0" * 20, b"\xff" * 100, b"".join(encode_frame(1, PUT, [[bytes(2**20)]]))])
-def test_no_frame_and_too_large_ones_end_the_connection(raw: RawDoor, owner: qflow.Broker, sent: bytes) -> None:
-    """Of those that are none, and of those that are larger than such a connection takes."""
-    with suppress(ConnectionError):
-        raw.send(sent)
-    with suppress(ConnectionError):
-        assert raw.frame() is None
-    assert len(owner.queue("jobs")) == 1
-
-
-@pytest.mark.parametrize(
-    ("head", "columns"),
-    [
-        ({**PUT, "headers": {"a": 1}}, [[b"x"]]),
-        ({**PUT, "queue": 7}, [[b"x"]]),
-        ({**PUT, "queue": "none"}, [[b"x"]]),
-        (PUT, [[None]]),
-        (PUT, []),
-        ({"op": "purge", "queue": "jobs"}, []),
-    ],
-)
-def test_what_is_no_plain_put_is_not_done(
-    raw: RawDoor, owner: qflow.Broker, head: dict[str, object], columns: list[list[bytes | None]]
-) -> None:
-    """And answered with null: the connection goes on."""
-    raw.send(b"".join(encode_frame(3, head, columns)))
-    frame = raw.frame()
-    assert frame is not None
-    assert (frame.number, frame.head) == (3, {"result": None})
-    raw.send(b"".join(encode_frame(4, PUT, [[b"x"]])))
-    frame = raw.frame()
-    assert frame is not None
-    assert frame.head["result"]["count"] == 1
-    assert len(owner.queue("jobs")) == 2
 
 
 def test_answers_of_many_are_sent_by_the_thread(
