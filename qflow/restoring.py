@@ -10,10 +10,11 @@ import attrs
 
 from qflow.broker import Broker
 from qflow.errors import InvalidArgument, NotFound, QflowError
-from qflow.message import HeaderValue, Message, Record, encode_headers
+from qflow.message import HeaderValue, Message, Record, check_key, encode_headers
 from qflow.queues.queue import parts_of
 from qflow.queues.together import Insert
 from qflow.queues.transaction import gathering_of
+from qflow.streams.topic_filter import check_topic
 
 
 @attrs.frozen(kw_only=True)
@@ -101,5 +102,8 @@ def _into_stream(broker: Broker, item: Item, _now_ms: int) -> Insert:
 def _record(item: Item, expires_ms: int, due_ms: int) -> Record:
     if not (item.headers or item.topic or item.key or expires_ms or due_ms):
         return item.body
+    if item.topic:
+        check_topic(item.topic)
+    check_key(item.key or None)
     headers = encode_headers(item.headers)
     return Message(item.body, headers, expires_ms=expires_ms, due_ms=due_ms, topic=item.topic, key=item.key)

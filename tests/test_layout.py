@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "engine": {"words", "memory", "storage", "queues", "streams", "door"} | PARTS,
     "broker": {"words", "memory", "storage", "queues", "streams", "engine"} | PARTS,
     "opening": {"words", "memory", "door", "broker"},
-    "restoring": {"words", "broker", "queues"},
+    "restoring": {"words", "broker", "queues", "streams"},
     "remote": {
         "words",
         "restoring",

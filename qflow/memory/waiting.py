@@ -47,7 +47,7 @@ _REENTERED = (
     "do what that asks for; in an event loop, use `loop.add_signal_handler`"
 )
 _WRITER = "qflow.storage.log.writer"
-"""What that thread runs waits for nobody, and calls nothing of a user's."""
+"""What its thread runs waits for nobody, and calls nothing of a user's."""
 _GUARDS = {"call", "in_place", "serve"}
 """Functions of this module that begin such a call, or go on with it in another thread."""
 Step = Callable[[Wake], float | None]
@@ -282,7 +282,7 @@ def refuse_finalizer() -> None:
     while frame is not None:
         if not foreign:
             foreign = _is_foreign(frame)
-        elif _holds(frame) or (inside and _guards(frame)) or frame.f_globals.get("__name__") == _WRITER:
+        elif _holds(frame) or (inside and _guards(frame)) or _writes(frame):
             raise Reentered(_REENTERED)
         frame = frame.f_back
 
@@ -331,6 +331,11 @@ def _check_caller() -> None:
 
 def _guards(frame: FrameType) -> bool:
     return frame.f_code.co_name in _GUARDS and frame.f_globals.get("__name__") == __name__
+
+
+def _writes(frame: FrameType) -> bool:
+    """Tell whether a frame is the lowest of a thread that writes."""
+    return frame.f_code.co_name == "_run" and frame.f_globals.get("__name__") == _WRITER
 
 
 def _is_foreign(frame: FrameType) -> bool:

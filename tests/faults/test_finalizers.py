@@ -192,6 +192,23 @@ def test_a_handler_may_use_a_broker_while_another_thread_collects(open_spool: Op
     assert queue.stats().messages == put
 
 
+def test_a_handler_may_use_a_broker_where_the_main_thread_asks_who_writes(open_spool: Open) -> None:
+    """What the writer runs is no sign of the writer: others look into it, too."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    found: list[str] = []
+    for at in range(20):
+        strike = Strike(at, lambda: queue.put(b"x"))
+        waiting.collecting.add("a")
+        try:
+            strike.run(broker.engine.log.check_can_wait)
+        finally:
+            waiting.collecting.clear()
+        found += [strike.where] if strike.where else []
+    assert any("writer.py" in where for where in found)
+    assert len(queue) == len(found)
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_finalizer_that_acks_in_the_middle_of_a_call_hurts_nothing(open_spool: Open, durable: bool) -> None:
     """What the call goes through does not change under it."""

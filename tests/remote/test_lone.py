@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import qflow
-from door_raw import RawDoor
 from qflow import BrokerClosed, InDoubt, QueueDeleted, QueueFull
 from qflow.remote.client import lone
 from qflow.remote.client.connecting import open_socket
@@ -19,9 +21,6 @@ from qflow.remote.client.link import Reply, Request
 from qflow.remote.client.lone import LonePuts
 from qflow.remote.client.requests import put as put_request
 from qflow.remote.server import lone as serving
-from qflow.remote.wire.frames import encode_frame
-
-PUT = {"op": "put", "queue": "jobs", "single": True}
 
 
 class Lines:
@@ -81,6 +80,17 @@ def test_puts_return_what_they_return_elsewhere(jobs: qflow.RemoteQueue, lines: 
     assert jobs.put_many([b"2", b"3", b""]) == range(first + 1, first + 4)
     assert len(lines.asked) == 2
     assert bodies(owner.queue("jobs")) == [b"0", b"1", b"2", b"3", b""]
+
+
+def test_many_messages_go_the_long_way_though_there_is_nothing_in_them(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker
+) -> None:
+    """A frame of them is longer than an owner takes there, for each has a length in it."""
+    assert len(jobs.put_many([b""] * 200_000)) == 200_000
+    assert not lines.asked
+    assert len(jobs.put_many([b""] * 100_000)) == 100_000
+    assert len(lines.asked) == 1
+    assert len(owner.queue("jobs")) == 300_001
 
 
 def test_a_transient_queue_is_put_into_as_well(jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker) -> None:
@@ -147,6 +157,36 @@ def test_an_interrupt_closes_the_line_and_the_next_put_finds_its_way(
     assert sequences == sorted(sequences)
     assert len(lines.asked) == 4  # one was interrupted, and one had another line made
     assert bodies(owner.queue("jobs")) == [b"%d" % number for number in range(6)]
+
+
+def test_no_line_is_left_open_wherever_an_interrupt_strikes(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between taking it and having it."""
+    open_ones: set[lone.Line] = set()
+    begin, close = lone.Line.begin, lone.Line.close
+    monkeypatch.setattr(lone.Line, "begin", lambda line, uuid: (begin(line, uuid), open_ones.add(line))[0])
+    monkeypatch.setattr(lone.Line, "close", lambda line: (close(line), open_ones.discard(line)))
+    for strike in range(12):
+        jobs.put(b"x")  # has a line made, if there is none
+        left = [None] * strike
+
+        def profile(frame: FrameType, event: str, _: object, left: list[None] = left) -> None:
+            if event == "c_return" and frame.f_code.co_name == "_ask_alone":
+                if left:
+                    left.pop()
+                else:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(profile)
+        try:
+            with suppress(KeyboardInterrupt):
+                jobs.put(b"y")
+        finally:
+            sys.setprofile(None)
+        assert len(open_ones) <= 1
+    assert lines.asked
+    assert len(owner.queue("jobs")) >= 13
 
 
 def _interrupted(*_: object) -> None:
@@ -236,6 +276,61 @@ def test_those_who_wait_for_a_line_are_let_go_of_whatever_becomes_of_it(
         assert sorted(bodies(owner.queue("jobs"))[1:]) == [b"%d" % number for number in range(5)]
 
 
+def test_who_was_asked_for_before_it_found_the_line_free_lets_go_of_it(
+    shared: lone.Shared, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came while another asked, who took it along, and was done when it looked; and so do those behind it."""
+    made = lone.Asked
+    here = threading.get_ident()
+
+    class Late(deque[lone.Asked]):
+        """Whoever comes in this thread goes on when another one has asked for it."""
+
+        def append(self, one: lone.Asked) -> None:
+            super().append(one)
+            if threading.get_ident() == here:
+                behind = made(put_request("jobs", b"behind", {}))
+                behind.gate.acquire()
+                super().append(behind)
+                waits.append(behind)
+                _in_a_thread(lambda: shared.ask(put_request("jobs", b"other", {})))
+
+    waits: list[lone.Asked] = []
+    monkeypatch.setattr(shared, "_asked", Late())
+    assert isinstance(shared.ask(put_request("jobs", b"late", {})), Reply)
+    assert waits[0].gate.acquire(timeout=20)
+    _in_a_thread(lambda: shared.ask(put_request("jobs", b"next", {})))
+    assert bodies(owner.queue("jobs")) == [b"first", b"late", b"behind", b"other", b"next"]
+
+
+def _in_a_thread(work: Callable[[], object]) -> None:
+    """Do some work in a thread, which is to end."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_finalizer_of_a_thread_that_is_at_the_line_goes_the_long_way(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for what its own thread holds."""
+    _in_a_thread(lambda: jobs.put(b"1"))  # has a line made
+    encode = lone.encode_frame
+    finals: list[bytes] = [b"final"]
+
+    def encoded(number: int, head: Any, columns: Any) -> list[bytes]:
+        """What a collector does in the middle of it."""
+        if finals:
+            jobs.put(finals.pop())
+        return encode(number, head, columns)
+
+    monkeypatch.setattr(lone, "encode_frame", encoded)
+    _in_a_thread(lambda: jobs.put(b"2"))
+    assert len(lines.asked) == 1
+    assert bodies(owner.queue("jobs")) == [b"0", b"1", b"final", b"2"]
+
+
 def test_as_many_are_asked_for_at_once_as_an_owner_takes(
     shared: lone.Shared, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,67 +385,6 @@ def test_an_owner_that_makes_none_is_put_to_as_before(
     assert [queue.put(b"x") is not None for _ in range(5)] == [True] * 5
     assert not lines.asked
     assert len(owner.queue("jobs")) == 5
-
-
-@pytest.fixture
-def raw(owner: qflow.Broker, spool: Path) -> Iterator[RawDoor]:
-    """A connection that is served by the thread."""
-    owner.declare_queue("jobs").put(b"0")
-    with RawDoor(spool, timeout_s=20).greeted() as door:
-        door.request({"op": "lone"}, number=7)
-        frame = door.frame()
-        assert frame is not None
-        assert frame.head == {"result": serving.MOST_TOGETHER}
-        yield door
-
-
-def test_whoever_does_not_keep_to_it_is_ended_and_what_was_put_is_put(raw: RawDoor, owner: qflow.Broker) -> None:
-    """The owner goes on, and closes."""
-    raw.send(b"".join(b"".join(encode_frame(number, PUT, [[b"x"]])) for number in range(1, 9)))
-    with suppress(ConnectionError):
-        for _ in range(8):
-            if raw.frame() is None:
-                break
-    assert 2 <= len(owner.queue("jobs")) <= 9
-    with qflow.connect(owner.path) as remote:
-        assert remote.queues() == ["jobs"]
-    owner.close()
-
-
-@pytest.mark.parametrize("sent", [b"\0" * 20, b"\xff" * 100, b"".join(encode_frame(1, PUT, [[bytes(2**20)]]))])
-def test_no_frame_and_too_large_ones_end_the_connection(raw: RawDoor, owner: qflow.Broker, sent: bytes) -> None:
-    """Of those that are none, and of those that are larger than such a connection takes."""
-    with suppress(ConnectionError):
-        raw.send(sent)
-    with suppress(ConnectionError):
-        assert raw.frame() is None
-    assert len(owner.queue("jobs")) == 1
-
-
-@pytest.mark.parametrize(
-    ("head", "columns"),
-    [
-        ({**PUT, "headers": {"a": 1}}, [[b"x"]]),
-        ({**PUT, "queue": 7}, [[b"x"]]),
-        ({**PUT, "queue": "none"}, [[b"x"]]),
-        (PUT, [[None]]),
-        (PUT, []),
-        ({"op": "purge", "queue": "jobs"}, []),
-    ],
-)
-def test_what_is_no_plain_put_is_not_done(
-    raw: RawDoor, owner: qflow.Broker, head: dict[str, object], columns: list[list[bytes | None]]
-) -> None:
-    """And answered with null: the connection goes on."""
-    raw.send(b"".join(encode_frame(3, head, columns)))
-    frame = raw.frame()
-    assert frame is not None
-    assert (frame.number, frame.head) == (3, {"result": None})
-    raw.send(b"".join(encode_frame(4, PUT, [[b"x"]])))
-    frame = raw.frame()
-    assert frame is not None
-    assert frame.head["result"]["count"] == 1
-    assert len(owner.queue("jobs")) == 2
 
 
 def test_answers_of_many_are_sent_by_the_thread(

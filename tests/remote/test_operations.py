@@ -100,6 +100,7 @@ def test_messages_are_put_as_they_were_or_one_is_named_that_is_not_taken(owner: 
             ([item, [*item, 1]], columns),
             ([item, ["queue", "jobs", 0, True, 0, 0, ""]], columns),
             ([item, ["queue", "jobs", -1, 0, 0, 0, ""]], columns),
+            ([item, ["queue", "jobs", 0, 0, 2**64, 0, ""]], columns),
             ([item, ["table", "jobs", 0, 0, 0, 0, ""]], columns),
             ([item], columns),
             ([item, item], columns[:2]),

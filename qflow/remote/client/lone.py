@@ -5,7 +5,8 @@ goes the long way, where it may wait and be given up.
 
 The main thread takes its connection, uses it, and puts it back; a signal handler that comes meanwhile goes the long
 way. Interrupted, the connection is closed, for its answer is still to come. All other threads share one: who comes
-while it is in use is asked for by the next who has it, together with all others who came.
+while it is in use is asked for by the next who has it, together with all others who came. A finalizer that comes while
+its thread is at that line goes the long way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from threading import get_ident
 
 from qflow.errors import InDoubt, QflowError
 from qflow.memory.waiting import is_main
@@ -31,13 +33,21 @@ REST = 100
 LATER = 10_000
 """After so many where the owner makes none."""
 MOST_BYTES = 2**19
-"""Of the requests that are asked together, and of the messages of one."""
+"""Of the requests that are asked together, or of one."""
 FRAME_BYTES = 64
 """Of a request, beside its head and its messages."""
+ITEM_BYTES = 4
+"""Of a message, beside its body."""
 READ_BYTES = 2**12
 HELLO_S = 10.0
 NOT_MADE = Reply(None, [])
 """The outcome of a put that is to go the long way."""
+
+
+def size_of(request: Request) -> int:
+    """Return at most how many bytes a request takes that is encoded."""
+    messages = sum(map(len, request.columns))
+    return FRAME_BYTES + len(request.head) + request.size + ITEM_BYTES * messages
 
 
 class Asked:
@@ -155,14 +165,15 @@ class Shared:
 
     def ask(self, request: Request) -> Reply | Exception:
         """Return the outcome of a put."""
-        one = Asked(request, request.size + len(request.head) + FRAME_BYTES)
+        one = Asked(request, size_of(request))
         one.gate.acquire()
         self._asked.append(one)
-        if not self._in_use.acquire(blocking=False):
+        is_free = self._in_use.acquire(blocking=False)  # and yet this one may have been asked for meanwhile
+        if not is_free:
             one.gate.acquire()
-            if one.behind is not None:
-                one.behind.gate.release()
-        if one.outcome is None:
+        if one.behind is not None:
+            one.behind.gate.release()
+        if is_free or one.outcome is None:
             self._ask_with_others(one)
         assert one.outcome is not None
         return one.outcome
@@ -223,6 +234,8 @@ class LonePuts:
         self._idle: list[Line] = []
         """Of the main thread, while it does not use it."""
         self._shared: Shared | None = None
+        self._asking: set[int] = set()
+        """Threads that are at that line."""
         self._lines: set[Line] = set()
         self._missed = SOON
         """So many more find no line, and one is made."""
@@ -245,7 +258,8 @@ class LonePuts:
         """Ask on the line of the main thread."""
         line: Line | None = None
         try:
-            line = self._idle.pop()
+            line = self._idle[-1]
+            del self._idle[-1]  # no call, so that an interrupt finds it here or there
             outcome = line.ask(request)
             if not line.ended:
                 self._idle.append(line)
@@ -261,11 +275,17 @@ class LonePuts:
 
     def _ask_shared(self, request: Request) -> Reply | Exception | None:
         """Ask on the line of all other threads."""
-        shared = self._shared
+        shared, me = self._shared, get_ident()
         if shared is None:
             self._miss(self._open_shared)
             return None
-        outcome = shared.ask(request)
+        if me in self._asking:
+            return None
+        self._asking.add(me)
+        try:
+            outcome = shared.ask(request)
+        finally:
+            self._asking.discard(me)
         if shared.line.ended or self._is_over:
             self._drop(shared)
         return outcome

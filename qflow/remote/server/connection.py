@@ -221,7 +221,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._ending:
             return
         if self._lone is not None:  # what came before the answer to that is lost
-            self.abort()
+            self._lone.stop()  # the thread ends it
             return
         number, head, columns, size = frame
         if head.get("op") == "cancel":

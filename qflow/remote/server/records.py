@@ -52,7 +52,7 @@ def _is_item(one: object) -> bool:
         return False
     if not all(type(value) is kind for value, kind in zip(one, _OF_ITEM.values(), strict=True)):
         return False
-    return one[0] in ("queue", "stream") and all(value >= 0 for value in one if isinstance(value, int))
+    return one[0] in ("queue", "stream") and all(0 <= value < 2**64 for value in one if isinstance(value, int))
 
 
 def fitting(deliveries: Deliveries) -> int:
