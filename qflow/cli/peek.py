@@ -65,7 +65,7 @@ def _print(found: Sequence[MessageFacts]) -> None:
     """Print a table; what no message has is no column of it."""
     from qflow.inspect.health import reason_of
 
-    columns = {
+    columns: dict[str, list[str] | list[int]] = {
         "sequence": [str(one.sequence) for one in found],
         "put at": [messages.moment(one.time_ms) for one in found],
         "bytes": [one.size_bytes for one in found],
