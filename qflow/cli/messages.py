@@ -21,6 +21,10 @@ SHOWN = 60
 """Characters of a body in a table."""
 SHOWN_BYTES = 4 * SHOWN + 1
 """So much of a body is enough for that."""
+HEADERS_SHOWN = 200
+"""Characters of all headers of a message in a table."""
+_PIECE = 2**16
+"""Characters that are escaped at a time: each escape is an object of its own until they are joined."""
 
 most = click.option("-n", "most", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many.")
 
@@ -100,9 +104,18 @@ def shown(body: bytes, length: int | None = SHOWN) -> str:
     return safe[: length - 3] + "..."
 
 
+def shown_headers(headers: Headers) -> str:
+    """Return headers as `--where` takes them, on one line, cut."""
+    told = " ".join(f"{name}={text_of_value(value)[:HEADERS_SHOWN]}" for name, value in headers.items())
+    return shown(told.encode(errors="replace"), HEADERS_SHOWN)
+
+
 def escaped(text: str) -> str:
     """Return a text with whatever a terminal might obey written as an escape."""
-    return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
+    if text.isprintable():
+        return text
+    pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    return "".join(_UNPRINTABLE.sub(_escape, piece) for piece in pieces)
 
 
 _UNPRINTABLE = re.compile(r"[^ -~]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 def peek(spool: Path, queue_name: str, most: int, conditions: tuple[str, ...], as_json: bool) -> int:
     """Show the first messages of a durable QUEUE that nobody has acked; nothing is taken, also beside an owner.
 
-    A body is cut to 60 characters; `qflow show` has one whole. With --json there is an object a line, with whole
-    bodies: one that is not UTF-8 text is in `body_base64`. Exits with 1 if some cannot be read.
+    A body is cut to 60 characters, headers to 200; `qflow show` has a message whole. Dead letters have a column that
+    says why they are dead. With --json there is an object a line, with whole bodies: one that is not UTF-8 text is in
+    `body_base64`. Exits with 1 if some cannot be read.
 
     \b
         qflow peek SPOOL jobs
@@ -52,14 +54,24 @@ def peek(spool: Path, queue_name: str, most: int, conditions: tuple[str, ...], a
         if not page.more:
             break
     if found:
-        facts.print_table(
-            ["sequence", "put at", "bytes", "body"],
-            (
-                [str(one.sequence), messages.moment(one.time_ms), one.size_bytes, messages.shown(one.body)]
-                for one in found
-            ),
-        )
+        _print(found)
     elif not as_json:
         click.echo(f"no message {'like that ' if conditions else ''}waits in {facts.readable(queue_name)}")
     tell_of_examination(spool, problems, {})
     return Exit.DIFFERS if problems else Exit.FINE
+
+
+def _print(found: Sequence[MessageFacts]) -> None:
+    """Print a table; what no message has is no column of it."""
+    from qflow.inspect.health import reason_of
+
+    columns: dict[str, list[str] | list[int]] = {
+        "sequence": [str(one.sequence) for one in found],
+        "put at": [messages.moment(one.time_ms) for one in found],
+        "bytes": [one.size_bytes for one in found],
+        "body": [messages.shown(one.body) for one in found],
+        "reason": [messages.shown(reason_of(one.headers).encode(errors="replace")) for one in found],
+        "headers": [messages.shown_headers(one.headers) for one in found],
+    }
+    there = {name: column for name, column in columns.items() if name not in ("reason", "headers") or any(column)}
+    facts.print_table(list(there), zip(*there.values(), strict=True))

@@ -14,7 +14,7 @@ from qflow.errors import CorruptionError
 from qflow.inspect.child import in_child
 from qflow.inspect.logs import opened_log
 from qflow.inspect.peeking import unsettled
-from qflow.message import Message, decode_headers
+from qflow.message import Headers, Message, decode_headers
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, owner_pid
 from qflow.storage.inbox import stages
@@ -130,6 +130,9 @@ def _of_queue(env: Environment, record: QueueRecord, messages: int, *, is_looked
 
 
 def _reason(message: Any) -> str:
-    headers = decode_headers(message.header_bytes) if isinstance(message, Message) else {}
-    reason = next((headers[name] for name in REASONS if headers.get(name)), "not said")
-    return str(reason)[:_LONGEST_REASON]
+    return reason_of(decode_headers(message.header_bytes) if isinstance(message, Message) else {}) or "not said"
+
+
+def reason_of(headers: Headers) -> str:
+    """Return why a letter is dead, as far as its headers say; cut, and empty where they do not."""
+    return str(next((headers[name] for name in REASONS if headers.get(name)), ""))[:_LONGEST_REASON]

@@ -59,6 +59,7 @@ def test_an_incident_is_seen_and_solved(
         assert f"`qflow purge {spool} audit`" in told["no-consumer"]["remedy"]
         run("purge", spool, "audit", "--yes")
         assert f"`qflow redrive {spool} dead`" in told["dead-letters"]["remedy"]
+        assert "  card declined  " in run("peek", spool, "dead")
         run("redrive", spool, "dead")
         assert got("orders") == [b"an order"] * 4
         assert f"`qflow get {spool} payments`" in told["blocked-producers"]["remedy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner, Result
 
 import qflow
 from doors.command_line import CommandLine, numbers, text
+from qflow.cli import messages
 from qflow.cli.main import app
 from qflow.inspect import pages, read_newest, read_page
 from unit.clocks import Clock, open_still
@@ -65,6 +67,31 @@ def test_peek_shows_those_with_a_header(spool: Path, conditions: list[str], bodi
     assert [message.get("body") for message in found("peek", spool, "jobs", *options)] == bodies
 
 
+def test_peek_shows_headers_and_why_a_letter_is_dead(spool: Path) -> None:
+    """Where there are any, and of a terminal they do nothing to it; long ones are cut."""
+    with qflow.open(spool) as broker:
+        orders = broker.declare_queue("orders", dead_letter="dead")
+        for reason, headers in (
+            ("card\x1b[31m declined", {"tenant": "acme", "a\nb": None}),
+            (None, {"long": "x" * 999}),
+        ):
+            orders.put(b"an order", headers=headers)
+            orders.get().nack(requeue=False, reason=reason)
+        orders.put(b"one more", headers={"try": 3})
+        orders.put(b"")
+        broker.declare_queue("plain").put(b"no headers")
+    heading, first, second = run("peek", spool, "dead").stdout.splitlines()
+    assert heading.split() == ["sequence", "put", "at", "bytes", "body", "reason", "headers"]
+    assert r"an order  card\x1b[31m declined  tenant=acme a\nb=null dead_letter_queue=orders " in first
+    assert "an order  rejected" in second
+    assert len(second) < 350
+    heading, line, last = run("peek", spool, "orders").stdout.splitlines()
+    assert heading.split() == ["sequence", "put", "at", "bytes", "body", "headers"]
+    assert line.endswith("one more  try=3")
+    assert last.endswith("  -")
+    assert run("peek", spool, "plain").stdout.splitlines()[0].split() == ["sequence", "put", "at", "bytes", "body"]
+
+
 def test_peek_is_in_the_order_of_delivery(spool: Path) -> None:
     """High priority comes first, delayed ones at the end; -n ends it."""
     bodies = [message.get("body") for message in found("peek", spool, "jobs", "-n", 100)]
@@ -98,6 +125,17 @@ def test_tail_shows_the_last_ones_a_line_each(spool: Path, capfd: pytest.Capture
     assert json.loads(capfd.readouterr().out)["body"] == "urgent"
     assert run("tail", spool, "empty").exit_code == 0
     assert capfd.readouterr().out == ""
+
+
+def test_escapes_are_made_a_piece_at_a_time() -> None:
+    """A large body of control characters takes little more memory than what is shown of it."""
+    text = "\x1b[2J\n" * 500_000
+    tracemalloc.start()
+    shown = messages.escaped(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert shown == r"\x1b[2J\n" * 500_000
+    assert peak < 3 * len(shown)
 
 
 def test_tail_looks_further_back_where_much_is_settled(spool: Path) -> None:
