@@ -65,6 +65,28 @@ async def _deaf(spool: Path) -> None:
         assert inside.pipe._transport.get_write_buffer_size() < 2 * 2**20
 
 
+@pytest.mark.parametrize("kind", [0xC0, 0x40, 0x62], ids=["ping", "puback", "pubrel"])
+def test_what_comes_in_one_turn_of_the_loop(kind: int, spool: Path) -> None:
+    """No more of it is read than others can wait for, however often the loop reads from one client in a turn."""
+    run(_in_one_turn(kind, spool))
+
+
+async def _in_one_turn(kind: int, spool: Path) -> None:
+    async with serving(spool) as server:
+        await client(server)
+        [inside] = server._clients
+        data = packet(kind, b"" if kind == 0xC0 else b"\0\7") * 1_000
+        times = 0
+        while inside.pipe._transport.is_reading():
+            inside.received(data)
+            times += 1
+            assert times < 200
+        assert inside.machine.pending_bytes < 2**19
+        async with asyncio.timeout(30):
+            while not inside.pipe._transport.is_reading():
+                await asyncio.sleep(0)
+
+
 def test_large_messages_that_are_sent_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are read as the client takes them."""
     run(_again(spool, monkeypatch))

@@ -34,7 +34,9 @@ CLOSING_S = 5.0
 """Until a connection that is closed on this side is cut off."""
 KEEP_ALIVE_FACTOR = 1.5
 MOST_UNSENT_BYTES = 256 * 1024
-"""Of answers that are written while the network takes nothing: above, no more is read from the client."""
+"""Of answers that the network has not taken: above, no more is read from the client."""
+MOST_IN_A_TURN = 2_000
+"""Packets of a client, after which the loop does other things: it may read several times from one in a turn."""
 
 
 class Pipe(Protocol):
@@ -90,8 +92,8 @@ class Client:
     """See the module. In the loop alone."""
 
     __slots__ = (
-        "_closing_s", "_handlers", "_heard_s", "_is_busy", "_is_held", "_office", "_opened_s", "_unsent", "access",
-        "disconnect", "is_flushing", "is_gone", "is_paused", "keep_alive_s", "machine", "pipe", "session",
+        "_closing_s", "_handlers", "_heard_s", "_in_turn", "_is_busy", "_is_held", "_office", "_opened_s", "_unsent",
+        "access", "disconnect", "is_flushing", "is_gone", "is_paused", "keep_alive_s", "machine", "pipe", "session",
         "session_expiry_of", "will_is_due",
     )  # fmt: skip
 
@@ -119,6 +121,8 @@ class Client:
         self._is_held = False
         self._unsent = 0
         """Bytes that were written since the network takes nothing."""
+        self._in_turn = 0
+        """Packets since the last flush."""
         self._handlers: dict[type, Callable[[Any], object]] = {}
 
     @property
@@ -141,16 +145,19 @@ class Client:
     def _take(self, data: bytes) -> None:
         machine = self.machine
         for event in machine.receive(data):
+            self._in_turn += 1
             self._handle(event)
             if self._must_wait():
                 break
         if self._must_wait():
             self._hold()
-        if machine.pending_bytes or machine.state is State.CLOSED:
+        if self._is_held or machine.pending_bytes or machine.state is State.CLOSED:
             self.flush_soon()
 
     def _must_wait(self) -> bool:
-        if self._is_busy or self._unsent > MOST_UNSENT_BYTES:
+        if self._is_busy or self._in_turn >= MOST_IN_A_TURN:
+            return True
+        if self._unsent + self.machine.pending_bytes > MOST_UNSENT_BYTES:
             return True
         return self.session is not None and self.session.inbound.is_full
 
@@ -242,6 +249,7 @@ class Client:
     def flush(self) -> None:
         """Send what was written."""
         self.is_flushing = False
+        self._in_turn = 0
         if self.is_gone:
             return
         machine = self.machine
@@ -259,8 +267,10 @@ class Client:
                 self.pipe.close()
                 if not self._is_busy:
                     self._office.spawn(self._office.rest(self))
-        elif self.session is not None and not self.is_paused:
-            self.session.pump()
+        else:
+            self._go_on()
+            if self.session is not None and not self.is_paused:
+                self.session.pump()
 
     def paused(self) -> None:
         """The network takes nothing more for now."""
