@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,36 @@ async def _in_one_turn(kind: int, spool: Path) -> None:
         async with asyncio.timeout(30):
             while not inside.pipe._transport.is_reading():
                 await asyncio.sleep(0)
+
+
+def test_subscribing_again_and_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is retained is looked for once after the last time, and not at all for a subscription that has gone."""
+    run(_subscribing(spool, monkeypatch))
+
+
+async def _subscribing(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(spool) as server:
+        raw = await client(server)
+        await raw.published("a", b"1", retain=True)
+        await raw.published("z", b"last", retain=True)
+        log = server.broker.broker.engine.log
+        page, gate = log.facts_page, threading.Event()
+        looked: list[str] = []
+
+        def held(room: str, prefix: str, *args: Any, **given: Any) -> Any:
+            looked.append(prefix)
+            gate.wait(30)
+            return page(room, prefix, *args, **given)
+
+        monkeypatch.setattr(log, "facts_page", held)
+        for _ in range(50):
+            await raw.subscribe("a")
+            await raw.subscribe("b")
+            await raw.unsubscribe("b")
+        gate.set()
+        await raw.subscribe("z")
+        assert await raw.messages(3) == [b"1", b"1", b"last"]
+        assert [prefix for prefix in looked if prefix] == ["a", "a", "z"]
 
 
 def test_large_messages_that_are_sent_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:

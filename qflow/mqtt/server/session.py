@@ -142,6 +142,7 @@ class Session:
         if owner is not None:
             self._hub.remove(one)
             self.outbound.behind.discard(one)
+            self.feeding.forget(one)
         return {}
 
     def _subscriptions_changed(self) -> None:
