@@ -92,8 +92,8 @@ class Client:
     """See the module. In the loop alone."""
 
     __slots__ = (
-        "_closing_s", "_handlers", "_heard_s", "_in_turn", "_is_busy", "_is_held", "_office", "_opened_s", "_unsent",
-        "access", "disconnect", "is_flushing", "is_gone", "is_paused", "keep_alive_s", "machine", "pipe", "session",
+        "_closing_s", "_handlers", "_heard_s", "_in_turn", "_is_busy", "_is_held", "_office", "_opened_s", "access",
+        "disconnect", "is_flushing", "is_gone", "is_paused", "keep_alive_s", "machine", "pipe", "session",
         "session_expiry_of", "will_is_due",
     )  # fmt: skip
 
@@ -119,8 +119,6 @@ class Client:
         self._closing_s = 0.0
         self._is_busy = False
         self._is_held = False
-        self._unsent = 0
-        """Bytes that were written since the network takes nothing."""
         self._in_turn = 0
         """Packets since the last flush."""
         self._handlers: dict[type, Callable[[Any], object]] = {}
@@ -157,7 +155,7 @@ class Client:
     def _must_wait(self) -> bool:
         if self._is_busy or self._in_turn >= MOST_IN_A_TURN:
             return True
-        if self._unsent + self.machine.pending_bytes > MOST_UNSENT_BYTES:
+        if self.machine.pending_bytes > MOST_UNSENT_BYTES:
             return True
         return self.session is not None and self.session.inbound.is_full
 
@@ -247,20 +245,16 @@ class Client:
             self._office.flush_soon(self)
 
     def flush(self) -> None:
-        """Send what was written."""
+        """Send what was written, if the network takes it: a small piece that waits there costs more than its bytes."""
         self.is_flushing = False
         self._in_turn = 0
         if self.is_gone:
             return
         machine = self.machine
-        data = machine.data_to_send()
-        if data:
-            was_paused = self.is_paused
-            self.pipe.write(data)
-            if was_paused:
-                self._unsent += len(data)
-                if self._must_wait():
-                    self._hold()
+        if not self.is_paused or machine.state is State.CLOSED:
+            data = machine.data_to_send()
+            if data:
+                self.pipe.write(data)
         if machine.state is State.CLOSED:
             if not self._closing_s:
                 self._closing_s = self._office.monotonic() + CLOSING_S
@@ -279,10 +273,7 @@ class Client:
     def resumed(self) -> None:
         """The network takes more."""
         self.is_paused = False
-        self._unsent = 0
-        self._go_on()
-        if self.session is not None:
-            self.session.pump()
+        self.flush_soon()
 
     # Ending ----------------------------------------------------------------------------------------------------------
 
