@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_loop import client, serving, unconnected
-from mqtt_wire import packet
+from mqtt_loop import SUBACK, client, serving, unconnected
+from mqtt_wire import packet, string
 from qflow.mqtt.server import hub as hub_module
 
 run = asyncio.run
@@ -86,6 +86,32 @@ async def _in_one_turn(kind: int, spool: Path) -> None:
         async with asyncio.timeout(30):
             while not inside.pipe._transport.is_reading():
                 await asyncio.sleep(0)
+
+
+def test_what_comes_while_a_client_is_waited_for(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits, also where it comes in frames of a WebSocket that were read together: one SUBSCRIBE is done at a time."""
+    run(_together(spool, monkeypatch))
+
+
+async def _together(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(spool) as server:
+        raw = await client(server)
+        [inside] = server._clients
+        assert inside.session is not None
+        subscribe = inside.session.subscribe
+        under_way: list[int] = []
+
+        async def watched(asked: Any) -> None:
+            under_way.append(asked.packet_id)
+            assert len(under_way) == 1
+            await asyncio.sleep(0)
+            await subscribe(asked)
+            under_way.clear()
+
+        monkeypatch.setattr(inside.session, "subscribe", watched)
+        for number in range(1, 4):
+            inside.received(packet(0x82, bytes((0, number, 0)) + string(f"a/{number}") + b"\1"))
+        assert [(await raw.expect(SUBACK)).packet_id for _ in range(3)] == [1, 2, 3]
 
 
 def test_subscribing_again_and_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:

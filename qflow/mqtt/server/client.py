@@ -142,11 +142,13 @@ class Client:
 
     def _take(self, data: bytes) -> None:
         machine = self.machine
-        for event in machine.receive(data):
-            self._in_turn += 1
-            self._handle(event)
-            if self._must_wait():
-                break
+        events = machine.receive(data)
+        if not self._must_wait():  # frames of a WebSocket come one by one, though it was told to pause
+            for event in events:
+                self._in_turn += 1
+                self._handle(event)
+                if self._must_wait():
+                    break
         if self._must_wait():
             self._hold()
         if self._is_held or machine.pending_bytes or machine.state is State.CLOSED:
