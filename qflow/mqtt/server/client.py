@@ -143,9 +143,9 @@ class Client:
     def _take(self, data: bytes) -> None:
         machine = self.machine
         events = machine.receive(data)
-        if not self._must_wait():  # frames of a WebSocket come one by one, though it was told to pause
-            for event in events:
-                self._in_turn += 1
+        if not self._is_held:  # frames of a WebSocket come one by one, though it was told to pause
+            for number, event in enumerate(events, self._in_turn + 1):
+                self._in_turn = number
                 self._handle(event)
                 if self._must_wait():
                     break
@@ -155,9 +155,7 @@ class Client:
             self.flush_soon()
 
     def _must_wait(self) -> bool:
-        if self._is_busy or self._in_turn >= MOST_IN_A_TURN:
-            return True
-        if self.machine.pending_bytes > MOST_UNSENT_BYTES:
+        if self._is_busy or self._in_turn >= MOST_IN_A_TURN or self.machine.pending_bytes > MOST_UNSENT_BYTES:
             return True
         return self.session is not None and self.session.inbound.is_full
 
