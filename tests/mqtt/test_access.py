@@ -147,6 +147,7 @@ def test_users_that_are_renewed_hold_for_who_is_there() -> None:
     assert access.may_publish("z")
     assert not access.may_publish("y")
     assert not access.renew(users(ANNA))
+    assert not access.may_publish("z"), "it may do nothing any more"
     assert not access.renew(users())
     assert not access.renew(None)
     assert ANYTHING.renew(None)

@@ -25,8 +25,9 @@ import qflow.aio
 import qflow.amqp
 import qflow.mqtt
 from doors.event_loop import run
-from mqtt_loop import DISCONNECT, PUBACK, PUBCOMP, PUBREC, cut_all, unconnected
+from mqtt_loop import DISCONNECT, PUBACK, PUBCOMP, PUBREC, cut_all, slept, unconnected
 from qflow.mqtt.server import sys_topics
+from qflow.mqtt.server.storing import WILLS
 from qflow.serving.certificates import Certificates
 from qflow.serving.passwords import PasswordHash
 from qflow.serving.users import Account, Topics, User, Users
@@ -133,6 +134,27 @@ def test_users_that_are_renewed_hold_for_clients_that_are_there(tmp_path: Path) 
             assert (await bob.subscribe("plant/+/heat", "news", packet_id=2)).codes == [0x87, 1]
             await source.published("news", b"new", packet_id=3)
             assert await bob.messages(1) == [b"new"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("left", [(User("bob", topics=Topics((), ("news",))),), ()], ids=["not permitted", "no user"])
+@pytest.mark.parametrize("delay_s", [0, 1])
+def test_a_will_that_is_not_permitted_any_more_is_dropped(tmp_path: Path, left: tuple[User, ...], delay_s: int) -> None:
+    """It was when its client came, and is not when that goes."""
+    before = User("bob", topics=Topics(("plant/#",), ("news",)))
+    will = {"topic": "plant/1/heat", "payload": b"gone", "qos": 1, "properties": {"WillDelayInterval": delay_s}}
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool", users=users(before, CLIENT)) as server:
+            other = await logged_in(server, "client", "other")
+            await other.subscribe("plant/#")
+            bob = await logged_in(server, "bob", "bob", will=will, SessionExpiryInterval=60)
+            server.reload(users=users(CLIENT, *left), ssl=None)
+            await bob.cut()
+            await slept(server, 1)
+            assert server.broker.broker.engine.log.facts(WILLS) == {}
+            await other.nothing()
 
     run(scenario())
 

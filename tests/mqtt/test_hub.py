@@ -307,9 +307,11 @@ async def _in_order(spool: Path) -> None:
         assert [message.body async for message in server.broker.stream("mqtt").query()] == expected
 
 
-def test_what_the_log_does_not_take_is_refused(spool: Path) -> None:
-    """With the code that says why, and nobody else's messages with it; a client of 3.1.1 is closed."""
+def test_what_the_log_does_not_take_is_refused(spool: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the code that says why, and nobody else's messages with it; a client of 3.1.1 is closed. The log tells."""
     run(_not_taken(spool))
+    assert "a message of client" in caplog.text
+    assert "0x95 PACKET_TOO_LARGE" in caplog.text
 
 
 async def _not_taken(spool: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mqtt_loop import client, serving, unconnected
-from mqtt_wire import packet
+from mqtt_loop import SUBACK, client, serving, unconnected
+from mqtt_wire import packet, string
 from qflow.mqtt.server import hub as hub_module
 
 run = asyncio.run
@@ -63,6 +64,84 @@ async def _deaf(spool: Path) -> None:
         for _ in range(500):
             await other.nothing()
         assert inside.pipe._transport.get_write_buffer_size() < 2 * 2**20
+
+
+@pytest.mark.parametrize("kind", [0xC0, 0x40, 0x62], ids=["ping", "puback", "pubrel"])
+def test_what_comes_in_one_turn_of_the_loop(kind: int, spool: Path) -> None:
+    """No more of it is read than others can wait for, however often the loop reads from one client in a turn."""
+    run(_in_one_turn(kind, spool))
+
+
+async def _in_one_turn(kind: int, spool: Path) -> None:
+    async with serving(spool) as server:
+        await client(server)
+        [inside] = server._clients
+        data = packet(kind, b"" if kind == 0xC0 else b"\0\7") * 1_000
+        times = 0
+        while inside.pipe._transport.is_reading():
+            inside.received(data)
+            times += 1
+            assert times < 200
+        assert inside.machine.pending_bytes < 2**19
+        async with asyncio.timeout(30):
+            while not inside.pipe._transport.is_reading():
+                await asyncio.sleep(0)
+
+
+def test_what_comes_while_a_client_is_waited_for(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits, also where it comes in frames of a WebSocket that were read together: one SUBSCRIBE is done at a time."""
+    run(_together(spool, monkeypatch))
+
+
+async def _together(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(spool) as server:
+        raw = await client(server)
+        [inside] = server._clients
+        assert inside.session is not None
+        subscribe = inside.session.subscribe
+        under_way: list[int] = []
+
+        async def watched(asked: Any) -> None:
+            under_way.append(asked.packet_id)
+            assert len(under_way) == 1
+            await asyncio.sleep(0)
+            await subscribe(asked)
+            under_way.clear()
+
+        monkeypatch.setattr(inside.session, "subscribe", watched)
+        for number in range(1, 4):
+            inside.received(packet(0x82, bytes((0, number, 0)) + string(f"a/{number}") + b"\1"))
+        assert [(await raw.expect(SUBACK)).packet_id for _ in range(3)] == [1, 2, 3]
+
+
+def test_subscribing_again_and_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is retained is looked for once after the last time, and not at all for a subscription that has gone."""
+    run(_subscribing(spool, monkeypatch))
+
+
+async def _subscribing(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(spool) as server:
+        raw = await client(server)
+        await raw.published("a", b"1", retain=True)
+        await raw.published("z", b"last", retain=True)
+        log = server.broker.broker.engine.log
+        page, gate = log.facts_page, threading.Event()
+        looked: list[str] = []
+
+        def held(room: str, prefix: str, *args: Any, **given: Any) -> Any:
+            looked.append(prefix)
+            gate.wait(30)
+            return page(room, prefix, *args, **given)
+
+        monkeypatch.setattr(log, "facts_page", held)
+        for _ in range(50):
+            await raw.subscribe("a")
+            await raw.subscribe("b")
+            await raw.unsubscribe("b")
+        gate.set()
+        await raw.subscribe("z")
+        assert await raw.messages(3) == [b"1", b"1", b"last"]
+        assert [prefix for prefix in looked if prefix] == ["a", "a", "z"]
 
 
 def test_large_messages_that_are_sent_again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from qflow.mqtt.wire.packets import Connect
 from qflow.serving.addresses import is_loopback
 from qflow.serving.certificates import common_name
 from qflow.serving.logins import Logins
-from qflow.serving.users import User, Users
+from qflow.serving.users import Topics, User, Users
 from qflow.streams.topic_filter import covers
 
 REMEMBERED = 128
@@ -89,23 +89,26 @@ class Permitted:
     def __init__(self, user: User, client_id: str) -> None:
         self._client_id = client_id
         self.user_name = user.name
-        self._take(user)
+        self._take(user.topics)
 
-    def _take(self, user: User) -> None:
+    def _take(self, topics: Topics) -> None:
+        publish, subscribe = (
+            _filled(filters, self._client_id, self.user_name) for filters in (topics.publish, topics.subscribe)
+        )
         self._may: dict[str, bool] = {}
-        self._publish = _filled(user.topics.publish, self._client_id, user.name)
-        self._subscribe = _filled(user.topics.subscribe, self._client_id, user.name)
+        self._publish, self._subscribe = publish, subscribe
 
     def renew(self, users: Users | None) -> bool:
         """Be what users say now; False: there is no such user, or its filters have no place for the client id.
 
-        A password that has changed since is not asked for.
+        A password that has changed since is not asked for. Who may not stay may do nothing any more.
         """
         user = None if users is None else users.get(self.user_name)
+        self._take(Topics())
         if user is None:
             return False
         try:
-            self._take(user)
+            self._take(user.topics)
         except MqttError:
             return False
         return True

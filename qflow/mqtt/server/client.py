@@ -34,7 +34,9 @@ CLOSING_S = 5.0
 """Until a connection that is closed on this side is cut off."""
 KEEP_ALIVE_FACTOR = 1.5
 MOST_UNSENT_BYTES = 256 * 1024
-"""Of answers that are written while the network takes nothing: above, no more is read from the client."""
+"""Of answers that the network has not taken: above, no more is read from the client."""
+MOST_IN_A_TURN = 2_000
+"""Packets of a client, after which the loop does other things: it may read several times from one in a turn."""
 
 
 class Pipe(Protocol):
@@ -90,7 +92,7 @@ class Client:
     """See the module. In the loop alone."""
 
     __slots__ = (
-        "_closing_s", "_handlers", "_heard_s", "_is_busy", "_is_held", "_office", "_opened_s", "_unsent", "access",
+        "_closing_s", "_handlers", "_heard_s", "_in_turn", "_is_busy", "_is_held", "_office", "_opened_s", "access",
         "disconnect", "is_flushing", "is_gone", "is_paused", "keep_alive_s", "machine", "pipe", "session",
         "session_expiry_of", "will_is_due",
     )  # fmt: skip
@@ -117,8 +119,8 @@ class Client:
         self._closing_s = 0.0
         self._is_busy = False
         self._is_held = False
-        self._unsent = 0
-        """Bytes that were written since the network takes nothing."""
+        self._in_turn = 0
+        """Packets since the last flush."""
         self._handlers: dict[type, Callable[[Any], object]] = {}
 
     @property
@@ -140,17 +142,20 @@ class Client:
 
     def _take(self, data: bytes) -> None:
         machine = self.machine
-        for event in machine.receive(data):
-            self._handle(event)
-            if self._must_wait():
-                break
+        events = machine.receive(data)
+        if not self._is_held:  # frames of a WebSocket come one by one, though it was told to pause
+            for number, event in enumerate(events, self._in_turn + 1):
+                self._in_turn = number
+                self._handle(event)
+                if self._must_wait():
+                    break
         if self._must_wait():
             self._hold()
-        if machine.pending_bytes or machine.state is State.CLOSED:
+        if self._is_held or machine.pending_bytes or machine.state is State.CLOSED:
             self.flush_soon()
 
     def _must_wait(self) -> bool:
-        if self._is_busy or self._unsent > MOST_UNSENT_BYTES:
+        if self._is_busy or self._in_turn >= MOST_IN_A_TURN or self.machine.pending_bytes > MOST_UNSENT_BYTES:
             return True
         return self.session is not None and self.session.inbound.is_full
 
@@ -240,27 +245,26 @@ class Client:
             self._office.flush_soon(self)
 
     def flush(self) -> None:
-        """Send what was written."""
+        """Send what was written, if the network takes it: a small piece that waits there costs more than its bytes."""
         self.is_flushing = False
+        self._in_turn = 0
         if self.is_gone:
             return
         machine = self.machine
-        data = machine.data_to_send()
-        if data:
-            was_paused = self.is_paused
-            self.pipe.write(data)
-            if was_paused:
-                self._unsent += len(data)
-                if self._must_wait():
-                    self._hold()
+        if not self.is_paused or machine.state is State.CLOSED:
+            data = machine.data_to_send()
+            if data:
+                self.pipe.write(data)
         if machine.state is State.CLOSED:
             if not self._closing_s:
                 self._closing_s = self._office.monotonic() + CLOSING_S
                 self.pipe.close()
                 if not self._is_busy:
                     self._office.spawn(self._office.rest(self))
-        elif self.session is not None and not self.is_paused:
-            self.session.pump()
+        else:
+            self._go_on()
+            if self.session is not None and not self.is_paused:
+                self.session.pump()
 
     def paused(self) -> None:
         """The network takes nothing more for now."""
@@ -269,10 +273,7 @@ class Client:
     def resumed(self) -> None:
         """The network takes more."""
         self.is_paused = False
-        self._unsent = 0
-        self._go_on()
-        if self.session is not None:
-            self.session.pump()
+        self.flush_soon()
 
     # Ending ----------------------------------------------------------------------------------------------------------
 

@@ -84,14 +84,26 @@ class Feeding:
         self._outbound = outbound
         self._source = source
         self._tasks = tasks
-        self._searches: deque[_Searching] = deque()
+        self._searches: dict[str, _Searching] = {}
+        """By the name of the subscription, in the order in which they begin."""
+        self._searching: _Searching | None = None
+        """The one that has begun."""
         self._trie: FilterTrie[Subscribed] | None = None
         self._is_reading = False
         self._is_ended = False
 
     def search(self, subscribed: Subscribed) -> None:
-        """Send the retained messages that a subscription matches; `pump` begins with it."""
-        self._searches.append(_Searching(subscribed, self._source.marks.passed))
+        """Send the retained messages that a subscription matches; `pump` begins with it. Again: once more, at most."""
+        self.forget(subscribed)
+        self._searches[subscribed.name] = _Searching(subscribed, self._source.marks.passed)
+
+    def forget(self, subscribed: Subscribed) -> None:
+        """Send no retained messages, where that has not begun."""
+        self._searches.pop(subscribed.name, None)
+
+    @property
+    def _has_searches(self) -> bool:
+        return self._searching is not None or bool(self._searches)
 
     def changed(self) -> None:
         """The client has other subscriptions than before."""
@@ -104,9 +116,9 @@ class Feeding:
     def pump(self) -> None:
         """Go on with what waits for room, if there is any."""
         out = self._outbound
-        if self._is_reading or self._is_ended or not (out.behind or out.resends or self._searches) or not out.room:
+        if self._is_reading or self._is_ended or not (out.behind or out.resends or self._has_searches) or not out.room:
             return
-        if not out.resends and not self._searches and self._is_up_to_date():
+        if not out.resends and not self._has_searches and self._is_up_to_date():
             return
         self._is_reading = True
         self._tasks.spawn(self._read())
@@ -117,7 +129,7 @@ class Feeding:
             while out.room and not self._is_ended:
                 if out.resends:
                     await self._resend()
-                elif self._searches:
+                elif self._has_searches:
                     await self._go_on_searching()
                 elif self._is_up_to_date():
                     return
@@ -169,7 +181,8 @@ class Feeding:
     # Retained messages -----------------------------------------------------------------------------------------------
 
     async def _go_on_searching(self) -> None:
-        out, one = self._outbound, self._searches[0]
+        out = self._outbound
+        one = self._searching = self._searching or self._searches.pop(next(iter(self._searches)))
         if not one.found and not one.is_through:
             one.given.clear()
             out.given = one.given.add
@@ -202,7 +215,7 @@ class Feeding:
             elif not (message.is_expired(now_ms) or self._source.marks.is_later(message, one.passed)):
                 out.replay(message, [one.subscribed], True)
         if not one.found and one.is_through:
-            self._searches.popleft()
+            self._searching = None
             out.given = None
 
     # What was missed -------------------------------------------------------------------------------------------------

@@ -200,7 +200,9 @@ class Inbound:
             self.has_room_again()
 
     def _refused(self, answer: Answer, error: MqttError) -> None:
-        """Tell a client that the log does not take what it sent."""
+        """Tell a client that the log does not take what it sent; the log tells, too, as one of 3.1.1 is not told."""
+        if error.code != ReasonCode.SERVER_SHUTTING_DOWN:
+            self._publishing.tell("a message of client %r is not taken: %s", self._state.client_id, error)
         if isinstance(answer, Pubrec):
             self._state.received.discard(answer.packet_id)
         if self._machine.version < MQTT_5 or isinstance(answer, Pubcomp):

@@ -142,6 +142,7 @@ class Session:
         if owner is not None:
             self._hub.remove(one)
             self.outbound.behind.discard(one)
+            self.feeding.forget(one)
         return {}
 
     def _subscriptions_changed(self) -> None:
@@ -348,10 +349,11 @@ class Session:
         if will is not None:
             delay_s = min(will.delay_s, state.expiry_s)
             rooms[WILLS] = {state.client_id: None}
-            if self._line.will_is_due and not delay_s:
+            is_due = self._line.will_is_due and self._access.may_publish(will.topic)
+            if is_due and not delay_s:
                 await self._leaving.publish(will, rooms)
                 return ends_ms
-            if self._line.will_is_due:
+            if is_due:
                 will.due_ms = hub.now_ms() + delay_s * 1000
                 rooms[WILLS] = {state.client_id: will.pack()}
                 self._leaving.wait_for(will.due_ms, state.client_id)
