@@ -50,6 +50,12 @@ class Connection:
             self.writer.close()
 
     async def answer(self, line: bytes) -> None:
+        try:
+            await self.send(await self.answered(line))
+        finally:
+            self.room.release()  # not before it is sent, or a client that does not read has tasks without end
+
+    async def answered(self, line: bytes) -> dict[str, Any]:
         number = None
         try:
             request = json.loads(line)
@@ -57,9 +63,7 @@ class Connection:
             answer = await getattr(self, f"on_{request.pop('op')}")(**request)
         except (qflow.QflowError, ValueError, TypeError, KeyError, AttributeError) as error:
             answer = {"error": type(error).__name__, "why": str(error)}
-        finally:
-            self.room.release()
-        await self.send({"id": number, **(answer or {})})
+        return {"id": number, **(answer or {})}
 
     async def send(self, answer: dict[str, Any]) -> None:
         self.writer.write(json.dumps(answer).encode() + b"\n")
