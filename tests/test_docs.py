@@ -21,6 +21,8 @@ from pages import ROOT, blocks_in, blocks_of, needs_spark, run
 HOWTOS = (
     "spill-stores",
     "overflow-policies",
+    "embed",
+    "ingestion-buffer",
     "publish",
     "streams",
     "exactly-once",
@@ -119,6 +121,22 @@ def test_the_page_about_replay_runs(
     with mqtt_served.serving(tmp_path, "--mqtt", "127.0.0.1:0") as (_, ports):
         blocks = [block.replace("1883", str(ports["mqtt"][0])) for block in blocks_of(page)]
         run(page, blocks, tmp_path, monkeypatch, capsys)
+
+
+def test_the_tests_that_a_page_shows_pass(tmp_path: Path) -> None:
+    """`# name.py` begins a file, which later blocks go on with; none is skipped but, where none can be had, a full disk."""
+    blocks = "\n\n".join(blocks_of("docs/howto/test-your-broker.md"))
+    for name, text in re.findall(r"^# (\w+\.py)\n(.*?)(?=^# \w+\.py\n|\Z)", blocks, re.S | re.M):
+        (tmp_path / name).write_text(text)
+    shown = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'base'}", "test_shop.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert re.search(r"^(7 passed|6 passed, 1 skipped) ", shown.stdout, re.M), shown.stdout + shown.stderr
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
