@@ -29,7 +29,7 @@ class Subscribed:
 
     __slots__ = (
         "_matches", "cursor", "filter", "group", "has_offsets", "identifier", "is_replaying", "name", "no_local",
-        "owner", "qos", "retain",
+        "owner", "qos", "retain", "retained_from",
     )  # fmt: skip
 
     def __init__(self, name: str, topic_filter: str, group: str = "") -> None:
@@ -46,6 +46,8 @@ class Subscribed:
         self.has_offsets = False
         self.cursor: int | None = None
         """The next offset to be read from the stream; None: it has been sent all that the hub has seen."""
+        self.retained_from: str | None = None
+        """Retained messages of topics behind this one are still to be sent; None: none are."""
         self.is_replaying = False
         """It began in the past, and has not come to the present: others do not wait for it."""
         self.owner: Any = None
@@ -76,7 +78,8 @@ class Subscribed:
         """Return it as JSON; `now` is where it would go on if it has been sent all."""
         cursor = now if self.cursor is None else self.cursor
         flags = self.no_local | self.retain << 1 | self.has_offsets << 2
-        return [self.name, self.filter, self.group, self.qos, flags, self.identifier, cursor]
+        record = [self.name, self.filter, self.group, self.qos, flags, self.identifier, cursor]
+        return record if self.retained_from is None else [*record, self.retained_from]
 
     @classmethod
     def of_record(cls, record: list[Any]) -> Subscribed:
@@ -84,6 +87,7 @@ class Subscribed:
         one = cls(*record[:3])
         one.qos, flags, one.identifier, one.cursor = record[3:7]
         one.no_local, one.retain, one.has_offsets = bool(flags & 1), bool(flags & 2), bool(flags & 4)
+        one.retained_from = record[7] if len(record) > 7 else None
         return one
 
 

@@ -67,6 +67,7 @@ class _Searching:
 
     def __init__(self, subscribed: Subscribed, passed: int) -> None:
         self.subscribed = subscribed
+        self._behind = (subscribed.retained_from or "").encode()
         self.passed = passed
         """What passes by the hub after this comes live."""
         self.search = Search(subscribed.filter)
@@ -75,6 +76,12 @@ class _Searching:
         self.given: set[str] = set()
         """Topics whose retained message was given meanwhile: what was read of them is old."""
         self.is_through = False
+
+    def wanted(self, topic: str) -> bool | str:
+        """As `Search.wanted`; topics that were sent before the client left are passed over."""
+        if self._behind and topic.encode() <= self._behind:
+            return self._behind.decode() + "\0"
+        return self.search.wanted(topic)
 
 
 class Feeding:
@@ -93,7 +100,10 @@ class Feeding:
         self._is_ended = False
 
     def search(self, subscribed: Subscribed) -> None:
-        """Send the retained messages that a subscription matches; `pump` begins with it. Again: once more, at most."""
+        """Send the retained messages that a subscription matches, from where it says; `pump` begins with it.
+
+        Again: once more, at most.
+        """
         self.forget(subscribed)
         self._searches[subscribed.name] = _Searching(subscribed, self._source.marks.passed)
 
@@ -196,7 +206,7 @@ class Feeding:
                 one.search.prefix,
                 one.position,
                 most=most,
-                wanted=one.search.wanted,
+                wanted=one.wanted,
                 report=_warn,
             )
             page = await in_thread(self._source.broker, work)
@@ -209,12 +219,15 @@ class Feeding:
         now_ms = self._source.now_ms()
         while one.found and out.room and not self._is_ended:
             message = one.found.popleft()
+            one.subscribed.retained_from = message.topic
             if out.state.subscriptions.get(one.subscribed.name) is not one.subscribed:
                 one.found.clear()
                 one.is_through = True
             elif not (message.is_expired(now_ms) or self._source.marks.is_later(message, one.passed)):
                 out.replay(message, [one.subscribed], True)
         if not one.found and one.is_through:
+            if one.subscribed.name not in self._searches:
+                one.subscribed.retained_from = None
             self._searching = None
             out.given = None
 

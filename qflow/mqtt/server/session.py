@@ -85,7 +85,9 @@ class Session:
         own = [one for one in self.state.subscriptions.values() if not one.group]
         for one in own:
             if not one.qos:
-                one.cursor = None  # what has QoS 0 does not wait for who is away
+                one.cursor = one.retained_from = None  # what has QoS 0 does not wait for who is away
+            if one.retained_from is not None:
+                self.feeding.search(one)
         self._hub.wake([one for one in own if one.qos])
         for one in own:
             self._attach(one)
@@ -202,6 +204,7 @@ class Session:
             self.state.unsubscribe(one.name)
             return
         one.options = before[0]
+        one.retained_from = None
         if one.owner is None and not one.group and not self._is_left:  # it was to be replayed
             one.cursor, one.is_replaying = before[1:]
             self._attach(one)
@@ -230,7 +233,10 @@ class Session:
             one.cursor, one.is_replaying = start, True
         _set_options(one, wish)
         handling = wish.asked.retain_handling
-        return one, start is None and (handling == 0 or (handling == 1 and is_new))
+        wants_retained = start is None and (handling == 0 or (handling == 1 and is_new))
+        if wants_retained:
+            one.retained_from = ""
+        return one, wants_retained
 
     async def _subscribe_shared(self, one: Subscribed, start: int | None, wish: Wish) -> None:
         _set_options(one, wish)
