@@ -20,7 +20,7 @@ class EventKind(enum.Enum):
     LIMIT_LEFT = "limit_left"
     """The depth came down to `resume_ratio` of the limit."""
     DISK_FULL = "disk_full"
-    """The disk took no spilled messages, or no commit."""
+    """The disk took no spilled messages. (That it takes no commit is raised to who waits for that.)"""
     DISK_RECOVERED = "disk_recovered"
     MESSAGES_LOST = "messages_lost"
     """Stored messages were damaged and are in no log, or a block of the log was set aside; `detail` names them."""
