@@ -93,12 +93,13 @@ def test_messages_are_looked_at_and_stay(cli: CommandLine, owner: qflow.Broker) 
     queue.put(b"x" * 300, priority=1)
     held = queue.get()
     shown = cli.run("peek", cli.spool, "mixed").stdout.decode().splitlines()
-    assert [line.split()[-1] for line in shown[1:]] == [
-        "x" * 57 + "...",
-        "plain",
-        r"\x1b[31mred",
-        "\N{REPLACEMENT CHARACTER}",
-        "later",
+    assert shown[0].split()[-2:] == ["body", "headers"]
+    assert [line.split()[-2:] for line in shown[1:]] == [
+        ["x" * 57 + "...", "-"],
+        ["plain", "kind=x"],
+        [r"\x1b[31mred", "kind=x"],
+        ["\N{REPLACEMENT CHARACTER}", "kind=x"],
+        ["later", "-"],
     ]
     lines = cli.run("peek", cli.spool, "mixed", "--json", "-n", 4).stdout.splitlines()
     assert len(lines) == 4

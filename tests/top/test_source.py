@@ -80,9 +80,10 @@ def test_what_has_not_changed_is_the_same_object(spool: Path) -> None:
         jobs = broker.declare_queue("jobs", durable=False)
         broker.declare_queue("still", durable=False)
         source = Source(spool)
-        before = source.look()
-        jobs.put(b"a")
         board = Board()
+        waited_for(source, board, lambda: "still" in board.look.queues)
+        before = board.look
+        jobs.put(b"a")
         waited_for(source, board, lambda: board.rows[JOBS].messages == 1)
         assert board.look.queues["still"] is before.queues["still"]
         broker.delete_queue("jobs")
