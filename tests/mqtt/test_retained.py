@@ -210,6 +210,27 @@ async def _rest(taken: int, is_killed: bool, spool: Path) -> None:
         await (await client(server, "c", clean=False, SessionExpiryInterval=100)).nothing()
 
 
+def test_a_client_that_subscribes_again_is_sent_all_that_is_retained_once_more(spool: Path) -> None:
+    """Not what the first time had left alone, which goes on meanwhile."""
+    run(_once_more(spool))
+
+
+async def _once_more(spool: Path) -> None:
+    topics = [f"t/{number:03}" for number in range(40)]
+    async with serving(spool) as server:
+        sender = await client(server)
+        for topic in topics:
+            await sender.published(topic, b"x", retain=True)
+        raw = await client(server, "c", SessionExpiryInterval=100, ReceiveMaximum=5)
+        await raw.subscribe("t/#")
+        for one in [await raw.message(ack=False) for _ in range(5)]:
+            raw.ack(PUBACK, one.packet_id)
+        await raw.subscribe("t/#")  # while the first time goes on
+        rest = [(await raw.message()).topic for _ in range(75)]
+        assert rest == topics[5:] + topics
+        await raw.nothing()
+
+
 def test_what_a_session_kept_its_subscription_for_is_not_sent_again(spool: Path) -> None:
     """A client that comes back to its session gets what it missed, not what was retained before."""
     run(_back(spool))

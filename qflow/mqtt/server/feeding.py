@@ -68,6 +68,7 @@ class _Searching:
     def __init__(self, subscribed: Subscribed, passed: int) -> None:
         self.subscribed = subscribed
         self._behind = (subscribed.retained_from or "").encode()
+        """The last topic that was sent before."""
         self.passed = passed
         """What passes by the hub after this comes live."""
         self.search = Search(subscribed.filter)
@@ -99,12 +100,13 @@ class Feeding:
         self._is_reading = False
         self._is_ended = False
 
-    def search(self, subscribed: Subscribed) -> None:
-        """Send the retained messages that a subscription matches, from where it says; `pump` begins with it.
+    def search(self, subscribed: Subscribed, behind: str = "") -> None:
+        """Send the retained messages that a subscription matches, of topics behind one; `pump` begins with it.
 
         Again: once more, at most.
         """
         self.forget(subscribed)
+        subscribed.retained_from = behind
         self._searches[subscribed.name] = _Searching(subscribed, self._source.marks.passed)
 
     def forget(self, subscribed: Subscribed) -> None:
@@ -219,7 +221,8 @@ class Feeding:
         now_ms = self._source.now_ms()
         while one.found and out.room and not self._is_ended:
             message = one.found.popleft()
-            one.subscribed.retained_from = message.topic
+            if one.subscribed.name not in self._searches:  # else all of it is to be sent once more
+                one.subscribed.retained_from = message.topic
             if out.state.subscriptions.get(one.subscribed.name) is not one.subscribed:
                 one.found.clear()
                 one.is_through = True

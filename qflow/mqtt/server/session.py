@@ -87,7 +87,7 @@ class Session:
             if not one.qos:
                 one.cursor = one.retained_from = None  # what has QoS 0 does not wait for who is away
             if one.retained_from is not None:
-                self.feeding.search(one)
+                self.feeding.search(one, one.retained_from)
         self._hub.wake([one for one in own if one.qos])
         for one in own:
             self._attach(one)
