@@ -244,6 +244,17 @@ class Held:
 
         monkeypatch.setattr(lone.Line, "ask_all", held)
 
+    def run(self, threads: list[threading.Thread]) -> None:
+        """Have the first one reach the owner, the others come meanwhile, and all end."""
+        threads[0].start()
+        assert self.reached.wait(20)
+        for thread in threads[1:]:
+            thread.start()
+        self.may_go_on.set()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_those_who_wait_for_a_line_are_let_go_of_whatever_becomes_of_it(
@@ -257,15 +268,7 @@ def test_those_who_wait_for_a_line_are_let_go_of_whatever_becomes_of_it(
     def put(body: bytes) -> None:
         outcomes[body] = shared.ask(put_request("jobs", body, {}))
 
-    threads = [threading.Thread(target=put, args=(b"%d" % number,)) for number in range(5)]
-    threads[0].start()
-    assert held.reached.wait(20)
-    for thread in threads[1:]:
-        thread.start()
-    held.may_go_on.set()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
+    held.run([threading.Thread(target=put, args=(b"%d" % number,)) for number in range(5)])
     if ends:
         assert isinstance(outcomes.pop(b"0"), InDoubt)
         assert all(outcome in (lone.NOT_MADE,) or isinstance(outcome, InDoubt) for outcome in outcomes.values())
@@ -342,17 +345,12 @@ def test_as_many_are_asked_for_at_once_as_an_owner_takes(
     monkeypatch.setattr(lone.Line, "ask_all", lambda line, some: (together.append(len(some)), ask(line, some)))
     monkeypatch.setattr(lone, "MOST_BYTES", 2_000)
     large = bytes(1_500)
-    threads = [
-        threading.Thread(target=shared.ask, args=(put_request("jobs", body, {}),))
-        for body in (b"", b"", b"", b"", b"", large, large)
-    ]
-    threads[0].start()
-    assert held.reached.wait(20)
-    for thread in threads[1:]:
-        thread.start()
-    held.may_go_on.set()
-    for thread in threads:
-        thread.join(20)
+    held.run(
+        [
+            threading.Thread(target=shared.ask, args=(put_request("jobs", body, {}),))
+            for body in (b"", b"", b"", b"", b"", large, large)
+        ]
+    )
     assert sum(together) == 7
     assert max(together) <= 2
     assert len(owner.queue("jobs")) == 8

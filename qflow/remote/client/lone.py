@@ -86,22 +86,28 @@ class Line:
         """Tell whether the owner of this spool takes it for lone puts."""
         self.socket.settimeout(HELLO_S)
         link = Link(self._target)
-        for request in (requests.hello(), Request({"op": "lone"})):
-            one = Asked(request)
-            link.begin(request, one)
-            self.socket.sendall(b"".join(link.take()))
-            while one.outcome is None:
-                count = self.socket.recv_into(self._buffer)
-                link.feed(self._buffer[:count]) if count else link.end()
-            if not isinstance(one.outcome, Reply):
-                return False
-            if link.limits:
-                self.most = int(one.outcome.result)
-            elif one.outcome.result["uuid"] != uuid:
-                return False
-            link.welcomed({"bytes": MOST_BYTES})
+        welcome = self._told(link, requests.hello())
+        if not isinstance(welcome, Reply) or welcome.result["uuid"] != uuid:
+            return False
+        taken = self._told(link, Request({"op": "lone"}))
+        if not isinstance(taken, Reply):
+            return False
+        self.most = int(taken.result)
         self.socket.settimeout(None)
         return self.most > 0
+
+    def _told(self, link: Link, request: Request) -> Reply | Exception | None:
+        """Return the outcome of a request that begins."""
+        one = Asked(request)
+        link.begin(request, one)
+        self.socket.sendall(b"".join(link.take()))
+        while one.outcome is None:
+            count = self.socket.recv_into(self._buffer)
+            if count:
+                link.feed(self._buffer[:count])
+            else:
+                link.end()
+        return one.outcome
 
     def ask(self, request: Request) -> Reply | Exception:
         """Return the outcome of one put."""

@@ -146,7 +146,6 @@ class Writer:
                 if part is None or self.requests or not ahead.is_busy:
                     self._work()
             self._apply()
-            self._keep_last()
         except BaseException as error:  # a fault of ours: nobody may wait for ever, and nothing may be promised
             _logger.exception("the writer of %s ended", self._env.path)
             self.handing.failure = self.handing.failure or error
