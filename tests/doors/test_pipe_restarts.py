@@ -117,7 +117,7 @@ def test_after_a_signal_only_what_the_command_worked_off_is_acked(
     process.send_signal(signal.SIGTERM)
     assert process.stderr.readline().endswith(b") to finish; a second signal ends it\n")
     (cli.directory / "door").write_text("go\n")
-    assert process.wait() == 5 if DYING in last else 128 + signal.SIGTERM
+    assert process.wait() == (5 if DYING in last else 128 + signal.SIGTERM)
     assert worked_off(cli) == lines[:1]
     assert cli.waiting() == lines[left:]
 
