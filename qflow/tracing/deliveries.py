@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 from qflow.aio import AsyncDelivery
+from qflow.errors import AlreadySettled
 from qflow.tracing import spans
 from qflow.tracing.classes import become
 
@@ -77,8 +78,8 @@ def one_of_tasks(kind: Any) -> Mapping[str, Any]:
         _leave(of, error, trace)
         if error is not None:
             return await kind.__aexit__(self, of, error, trace)
-        with spans.settling("ack", self.queue, [self]):
-            return await kind.__aexit__(self, of, error, trace)
+        with suppress(AlreadySettled):  # the block settled it itself; the class would ack it, and make no span
+            await self.ack()
 
     return {"ack": ack, "nack": nack, "__aenter__": enter, "__aexit__": leave}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from time import time_ns
 from typing import Any
 
 from opentelemetry import propagate, trace
@@ -11,6 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 from qflow import __version__
+from qflow.errors import AlreadySettled
 from qflow.message import Headers
 
 MOST_LINKS = 128
@@ -159,10 +161,8 @@ def processing(delivery: Any) -> Iterator[Span]:
         span.end()
 
 
-@contextmanager
-def settling(operation: str, destination: str, deliveries: list[Any]) -> Iterator[Span]:
-    """Make a span for an ack or a nack: below what is current, else below what put the message; it links to that."""
-    links = links_to(deliveries[:MOST_LINKS])
+def _settle_span(operation: str, destination: str, began_ns: int, deliveries: list[Any]) -> Span:
+    """Return a span below what is current, else below what put the message; it links to that."""
     parent = None
     if not trace.get_current_span().get_span_context().is_valid and len(deliveries) == 1:
         parent = context_of(deliveries[0].headers)
@@ -173,10 +173,27 @@ def settling(operation: str, destination: str, deliveries: list[Any]) -> Iterato
         batch__message_count=len(deliveries) if len(deliveries) != 1 else None,
         message__id=str(deliveries[0].sequence) if len(deliveries) == 1 else None,
     )
-    name = f"{operation} {destination}"
-    span = _tracer.start_span(name, context=parent, kind=SpanKind.CLIENT, attributes=attributes, links=links)
+    return _tracer.start_span(
+        f"{operation} {destination}",
+        context=parent,
+        kind=SpanKind.CLIENT,
+        attributes=attributes,
+        links=links_to(deliveries[:MOST_LINKS]),
+        start_time=began_ns,
+    )
+
+
+@contextmanager
+def settling(operation: str, destination: str, deliveries: list[Any]) -> Iterator[None]:
+    """Make a span of an ack or a nack; none of one that came too late, as at the end of a block that did it itself."""
+    began_ns = time_ns()
     try:
-        with _current(span):
-            yield span
-    finally:
+        yield
+    except AlreadySettled:
+        raise
+    except BaseException as error:
+        span = _settle_span(operation, destination, began_ns, deliveries)
+        fail(span, error)
         span.end()
+        raise
+    _settle_span(operation, destination, began_ns, deliveries).end()

@@ -120,6 +120,43 @@ def test_what_a_block_raises_is_an_error_of_processing(broker: qflow.Broker, spa
     assert jobs.get(timeout_s=0).redelivered
 
 
+def test_what_a_block_settles_itself_is_settled_once(broker: qflow.Broker, spans: InMemorySpanExporter) -> None:
+    """By an ack, by a nack and then an exception, or in a transaction: leaving the block settles nothing, and nothing failed."""
+    jobs = broker.declare_queue("jobs")
+    jobs.put_many([b"1", b"2", b"3"])
+    with jobs.get() as delivery:
+        delivery.ack()
+    with pytest.raises(LookupError), jobs.get() as delivery:
+        delivery.nack(delay_s=60)
+        raise LookupError("no such customer")
+    with jobs.get() as delivery, broker.transaction() as transaction:
+        transaction.ack(delivery)
+    settles = [span for span in spans.get_finished_spans() if attributes(span)["operation.type"] == "settle"]
+    assert [span.name for span in settles] == ["ack jobs", "nack jobs"]
+    assert all(span.status.is_unset for span in settles)
+
+
+def test_tasks_settle_once_what_a_block_settles_itself(tmp_path: Path, spans: InMemorySpanExporter) -> None:
+    """As threads do."""
+
+    async def main() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            qflow.tracing.instrument(broker)
+            jobs = await broker.declare_queue("jobs")
+            await jobs.put_many([b"1", b"2"])
+            async with await jobs.get() as delivery:
+                await delivery.ack()
+            with pytest.raises(LookupError):
+                async with await jobs.get() as delivery:
+                    await delivery.nack()
+                    raise LookupError("no such customer")
+
+    asyncio.run(main())
+    settles = [span for span in spans.get_finished_spans() if attributes(span)["operation.type"] == "settle"]
+    assert [span.name for span in settles] == ["ack jobs", "nack jobs"]
+    assert all(span.status.is_unset for span in settles)
+
+
 def test_a_put_that_is_refused_is_an_error(broker: qflow.Broker, spans: InMemorySpanExporter) -> None:
     """By the class of what was raised."""
     jobs = broker.declare_queue("jobs", limit_messages=1, on_overflow="reject")
