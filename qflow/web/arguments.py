@@ -75,7 +75,7 @@ class Arguments:
         if isinstance(value, str) and value.lstrip().startswith("{"):
             try:
                 value = json.loads(value)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidArgument(f"'headers' is no JSON: {error}") from error
         if isinstance(value, str):
             pairs = [line.partition(":") for line in value.splitlines() if line.strip()]

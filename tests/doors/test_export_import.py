@@ -166,6 +166,20 @@ def test_an_export_takes_no_file_that_is_there(spool: Path, tmp_path: Path) -> N
     assert run("import", tmp_path / "new", file).exit_code == 2
 
 
+def test_headers_that_are_nested_too_deeply_are_a_bad_file(tmp_path: Path) -> None:
+    """Like any others that are no JSON."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "file.parquet"
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("jobs").put(b"x")
+    assert run("export", tmp_path / "spool", "-o", file).exit_code == 0
+    table = parquet.read_table(file)
+    place = table.schema.get_field_index("headers")
+    parquet.write_table(table.set_column(place, table.schema.field(place), [["[" * 100_000]]), file)
+    result = run("import", tmp_path / "new", file)
+    assert (result.exit_code, "is no Parquet file of qflow export, or is damaged" in result.stderr) == (2, True)
+
+
 def test_a_line_is_what_it_was_made_of() -> None:
     """Also with names and texts that JSON writes as escapes."""
     item = Item(kind="queue", name="\x1b\n", headers={"\x00": "\x7f"}, key=b"\xff", body=b"\xff" * 3, priority=9)

@@ -11,10 +11,15 @@ import pytest
 from mqtt_loop import PUBACK, client, serving
 
 run = asyncio.run
-POISONS: list[dict[str, Any]] = [{"key": "a\0b"}, {"key": "v" * 70_000}, {"mqtt.content_type": "a\0b"}]
+POISONS: list[dict[str, Any]] = [
+    {"key": "a\0b"},
+    {"key": "v" * 70_000},
+    {"mqtt.content_type": "a\0b"},
+    {"mqtt.user_properties": "[" * 100_000},
+]
 
 
-@pytest.mark.parametrize("headers", POISONS, ids=["NUL", "long", "type"])
+@pytest.mark.parametrize("headers", POISONS, ids=["NUL", "long", "type", "deep"])
 def test_a_live_client_gets_what_follows(headers: dict[str, Any], spool: Path) -> None:
     run(_live(headers, spool))
 

@@ -110,6 +110,7 @@ def test_what_is_wrong_is_said_in_a_sentence(spool: Path) -> None:
                 (400, "/api/queue/purge", {"queue": "jobs", "seen": "many"}, "must be a number"),
                 (400, "/api/queue/messages", {"queue": "jobs", "body_base64": "*"}, "base64"),
                 (400, "/api/queue/messages", {"queue": "jobs", "headers": "x"}, "headers"),
+                (400, "/api/queue/messages", {"queue": "jobs", "headers": '{"a":' * 100_000}, "is no JSON"),
                 (413, "/api/queue/messages", {"queue": "jobs", "body": "x" * 200}, "jobs"),
                 (400, "/api/queue/move", {"queue": "jobs", "to": "jobs"}, "itself"),
                 (400, "/api/queue/alter", {"queue": "jobs", "durable": False}, "'durable' cannot be altered"),

@@ -54,7 +54,7 @@ def read(path: Path) -> Iterator[Declared | Item]:
             yield from (Declared(**one) for one in json.loads(metadata[_DECLARED]))
             for batch in file.iter_batches(1000):
                 yield from map(_item, batch.to_pylist())
-    except (arrow.ArrowException, ValueError, TypeError) as error:
+    except (arrow.ArrowException, ValueError, TypeError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no Parquet file of qflow export, or is damaged: {error}") from error
 
 

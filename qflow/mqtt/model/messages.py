@@ -185,7 +185,7 @@ def of_headers(topic: str, payload: bytes, headers: Mapping[str, Any]) -> Messag
             properties["correlation_data"] = correlation
         if _USER in mine:
             users = [(str(name), str(value)) for name, value in json.loads(mine[_USER])] + users
-    except (NotBase64, ValueError, TypeError) as error:  # a program wrote headers with our names
+    except (NotBase64, ValueError, TypeError, RecursionError) as error:  # a program wrote headers with our names
         users.append((f"{_PREFIX}problem", str(error)))
     if users:
         properties["user_properties"] = [one if all(map(has_place, one)) else _problem(one[0]) for one in users]
