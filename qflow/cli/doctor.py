@@ -11,7 +11,7 @@ from qflow.cli import facts, options
 from qflow.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from qflow.doctor import Finding
+    from qflow.doctor import Finding, Look
 
 _CODES = (Exit.FINE, Exit.DIFFERS, Exit.DIFFERS, Exit.URGENT)
 
@@ -22,28 +22,36 @@ _CODES = (Exit.FINE, Exit.DIFFERS, Exit.DIFFERS, Exit.URGENT)
 def doctor(spool: Path, as_json: bool) -> int:
     """Say what is wrong with a spool, worst first, and what to do about it; whether somebody owns it or nobody does.
 
-    Each finding has a kind, which is a section of docs/howto/runbook.md. Changes nothing, and does not read the
-    messages: `qflow check` does. Exits with 0 if nothing was found, 1 for notices and problems, 6 for what is urgent.
+    Each finding has a kind, which is a section of docs/howto/runbook.md. Changes nothing. Of a log with more than
+    64 MiB in use it does not read the messages, and says so: `qflow check` does. Exits with 0 if nothing was found, 1
+    for notices and problems, 6 for what is urgent.
 
     \b
     Examples:
       qflow doctor spool
       qflow doctor spool --json | jq -r '.findings[] | select(.severity == "urgent") | .remedy'
     """
-    from qflow.doctor import examine
+    from qflow.doctor import judge, look_at
 
-    found = examine(spool)
+    look = look_at(spool)
+    found = judge(look)
     if as_json:
-        facts.print_json({"spool": str(spool), "findings": [finding.to_dict() for finding in found]})
+        findings = [finding.to_dict() for finding in found]
+        facts.print_json({"spool": str(spool), "read": look.is_read, "findings": findings})
     else:
-        _print(found)
+        _print(found, look)
     return max((_CODES[finding.severity] for finding in found), default=Exit.FINE)
 
 
-def _print(found: list[Finding]) -> None:
+def _print(found: list[Finding], look: Look) -> None:
     if not found:
-        click.echo("nothing is wrong as far as can be seen without reading the messages")
+        click.echo("nothing is wrong" if look.is_read else "nothing is wrong as far as was looked")
     for finding in found:
         severity = finding.severity.name.lower()
         click.echo(f"{severity} ({finding.kind}): {finding.sentence}")
         click.echo(f"    {finding.remedy}")
+    if not look.is_read and look.failure is None:
+        from qflow.doctor.words import argument
+
+        path = argument(look.path)
+        click.echo(f"the log is long, and the messages were not read: `qflow check {path}` reads everything")

@@ -38,11 +38,11 @@ _RANK = {kind: rank for rank, kind in enumerate(KINDS)}
 def examine(path: str | os.PathLike[str]) -> list[Finding]:
     """Look at a spool, whoever owns it, and return what is wrong with it, worst first.
 
-    Blocks are not read: `qflow.inspect.examine` does that.
+    Of a log with more than 64 MiB in use the blocks are not read: `qflow.inspect.examine` does that.
 
     Raises:
         NotFound: there is no spool. StorageError: it cannot be read.
-    Cost: 100 µs a queue.
+    Cost: 100 µs a queue, and half a second for 64 MiB.
     """
     return judge(look_at(path))
 

@@ -36,7 +36,9 @@ class Look:
     clean: bool = True
     """It was closed, or somebody has it open."""
     problems: tuple[str, ...] = ()
-    """What opening it would complain of."""
+    """What opening it would complain of; where it was read, what that found."""
+    is_read: bool = False
+    """All of its log was read, and not its rows alone."""
     failure: QflowError | None = None
     """Why its log could not be read."""
     letters: Mapping[str, Letters] = {}

@@ -16,23 +16,28 @@ from qflow.inspect import Health, LettersFacts, check_there, owner_of, read_heal
 
 ANSWERS_S = 5.0
 """How long an owner may take to answer."""
+READ_BYTES = 64 * 2**20
+"""A log of which no more is in use is read as a whole: half a second's work; less than a second on a slow disk."""
 
 
 def look_at(path: str | os.PathLike[str]) -> Look:
-    """Return what is seen of a spool.
+    """Return what is seen of a spool; a log of `READ_BYTES` is read as a whole.
 
     Raises:
         NotFound: there is no spool. StorageError: it cannot be read.
     """
     spool = spool_path(path)
-    look, owner = look_inside(spool), owner_of(spool)
+    look, owner = look_inside(spool, READ_BYTES), owner_of(spool)
     if owner is None or isinstance(look.failure, FormatTooNew):
         return attrs.evolve(look, owner_pid=owner)
     return attrs.evolve(look, owner_pid=owner, **_told(spool, owner))
 
 
-def look_inside(path: str | os.PathLike[str]) -> Look:
+def look_inside(path: str | os.PathLike[str], read_bytes: int = 0) -> Look:
     """Return what the log of a spool and its disk tell; its owner is not asked.
+
+    Args:
+        read_bytes: a log of which no more is in use is read as a whole.
 
     Raises:
         NotFound: there is no spool. StorageError: it cannot be read.
@@ -41,7 +46,7 @@ def look_inside(path: str | os.PathLike[str]) -> Look:
     spool = spool_path(path)
     check_there(spool)
     try:
-        return seen_in(spool, read_health(spool))
+        return seen_in(spool, read_health(spool, read_bytes))
     except (CorruptionError, FormatTooNew) as error:
         return attrs.evolve(seen_in(spool), failure=error)
 
@@ -63,6 +68,7 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
         look,
         clean=health.clean,
         problems=tuple(health.problems),
+        is_read=health.is_read,
         letters={one.queue: _letters(one) for one in health.letters},
         log_bytes=health.log_bytes,
         log_used_bytes=health.log_used_bytes,

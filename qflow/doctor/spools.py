@@ -58,7 +58,7 @@ def _problems(look: Look) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.URGENT,
             kind="damage",
-            sentence=f"the log contradicts itself: {' '.join(look.problems[0].split())}{more}",
+            sentence=f"the log is damaged: {' '.join(look.problems[0].split())}{more}",
             remedy=f"`qflow check {path}` reads all of it and says what is lost; `qflow check {path} --repair NEW` "
             "brings the rest into a new spool",
             facts={"problems": list(look.problems[:100]), "count": len(look.problems)},

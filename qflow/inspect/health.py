@@ -12,6 +12,7 @@ import attrs
 from qflow.config import spool_path
 from qflow.errors import CorruptionError
 from qflow.inspect.child import in_child
+from qflow.inspect.log_check import check_log
 from qflow.inspect.logs import opened_log
 from qflow.inspect.peeking import unsettled
 from qflow.message import Headers, Message, decode_headers
@@ -45,6 +46,8 @@ class Health:
     clean: bool
     """It was closed, or somebody has it open."""
     problems: list[str]
+    is_read: bool
+    """All of the log was read, and `problems` are of all of it; else of its rows."""
     letters: list[LettersFacts]
     """Of the queues that others name as `dead_letter`, the fullest first."""
     log_bytes: int
@@ -60,23 +63,28 @@ def owner_of(path: str | os.PathLike[str]) -> int | None:
     return owner_pid(spool_path(path))
 
 
-def read_health(path: str | os.PathLike[str]) -> Health:
+def read_health(path: str | os.PathLike[str], read_bytes: int = 0) -> Health:
     """Return how a spool is, as far as rows and some dead letters tell.
+
+    Args:
+        read_bytes: a log of which no more is in use is read as a whole, as `examine` does.
 
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     Cost: reads a row for each lane, and some hundred dead letters.
     """
     spool = spool_path(path)
-    return in_child(spool, lambda: _read_health(spool))
+    return in_child(spool, lambda: _read_health(spool, read_bytes))
 
 
-def _read_health(spool: str) -> Health:
+def _read_health(spool: str, read_bytes: int) -> Health:
     is_owned = owner_pid(spool) is not None
     with opened_log(spool) as (env, found):
+        is_read = env.used_bytes() <= read_bytes
         return Health(
             clean=found.clean or is_owned,
-            problems=found.problems,
+            problems=list(check_log(env, found, Counter())) if is_read else found.problems,
+            is_read=is_read,
             letters=_letters(env, found),
             log_bytes=env.size_bytes(),
             log_used_bytes=env.used_bytes(),

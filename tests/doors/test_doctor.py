@@ -48,8 +48,33 @@ def spool(tmp_path: Path) -> Path:
 def test_a_spool_that_is_well(spool: Path) -> None:
     """Nothing is said, and the exit code is 0."""
     assert doctor(spool) == (0, [])
+    assert CliRunner().invoke(app, ["doctor", str(spool)]).stdout == "nothing is wrong\n"
+
+
+def test_a_flipped_bit_of_a_body_is_told(spool: Path) -> None:
+    """Nothing but reading shows it: of a log that is not long, all of it is read, whoever owns it."""
+    with qflow.open(spool, capacity_bytes="1MiB") as broker:
+        broker.queue("orders").put(b"a body that is found")
+    data = spool / "log" / "data.mdb"
+    data.write_bytes(data.read_bytes().replace(b"a body that is found", b"a body that is foune"))
+    code, (found, *_) = doctor(spool)
+    assert (code, found["kind"]) == (6, "damage")
+    assert found["sentence"].startswith("the log is damaged: queue 'orders': block ")
+    assert "qflow check" in found["remedy"]
+
+
+def test_what_was_not_read_is_said(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long log it reads little: also where something else is found, it names what reads everything."""
+    monkeypatch.setattr("qflow.doctor.looking.READ_BYTES", 1)
     done = CliRunner().invoke(app, ["doctor", str(spool)])
-    assert done.stdout == "nothing is wrong as far as can be seen without reading the messages\n"
+    unread = f"the log is long, and the messages were not read: `qflow check {spool}` reads everything"
+    assert (done.exit_code, done.stdout) == (0, f"nothing is wrong as far as was looked\n{unread}\n")
+    with qflow.open(spool, capacity_bytes="1MiB") as broker:
+        broker.queue("orders").get().nack(requeue=False, reason="card declined")
+        broker.engine.upkeep.tick()
+    done = CliRunner().invoke(app, ["doctor", str(spool)])
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (1, unread)
+    assert not json.loads(CliRunner().invoke(app, ["doctor", str(spool), "--json"]).stdout)["read"]
 
 
 def test_dead_letters_are_told_without_an_owner(spool: Path) -> None:
