@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-
-from qflow.stats import Rates
+from bisect import bisect_right
 
 WINDOWS_S = (1.0, 10.0, 60.0)
 APART_S = 0.4
@@ -13,56 +12,58 @@ PAUSE_S = 2.0
 """Nothing is noted while nothing happens: after so long, what is noted next did not come about evenly since."""
 Totals = tuple[int, int, int]
 """Put, delivered, acked."""
-_WIDTH = 4
-_NAMES = {window_s: [f"{name}_{window_s:.0f}s" for name in ("put", "delivered", "acked")] for window_s in WINDOWS_S}
-_NONE = Rates()
+_WIDTH = 3
+_NAMES = [(window_s, [f"{name}_{window_s:.0f}s" for name in ("put", "delivered", "acked")]) for window_s in WINDOWS_S]
+_NONE: dict[str, float] = {name: 0.0 for _, names in _NAMES for name in names}
 
 
 class Meter:
     """See the module. Not thread-safe. Memory: 200 bytes, and 5 KB while something happens each second."""
 
-    __slots__ = ("_moments",)
+    __slots__ = ("_moments", "_totals")
 
     def __init__(self, now_s: float) -> None:
-        self._moments = array("d", (now_s, 0, 0, 0))
+        self._moments = array("d", (now_s,))
+        self._totals = array("d", (0, 0, 0))  # as many as `_WIDTH` for each moment
 
     def note(self, now_s: float, totals: Totals, before_s: float) -> None:
         """Keep what the totals are, if they have changed; the last time that somebody looked was `before_s`."""
-        moments = self._moments
-        last_s, last = moments[-_WIDTH], moments[1 - _WIDTH :]
+        last_s, last = self._moments[-1], self._totals[-_WIDTH:]
         if now_s - last_s < APART_S or last == array("d", totals):
             return
         if now_s - last_s > PAUSE_S and before_s > last_s:
-            moments.extend((before_s, *last))
-        moments.extend((now_s, *totals))
+            self._moments.append(before_s)
+            self._totals.extend(last)
+        self._moments.append(now_s)
+        self._totals.extend(totals)
         self._forget(now_s)
 
     def _forget(self, now_s: float) -> None:
         """Keep one moment that is older than the longest window, at most."""
-        moments, first = self._moments, 0
-        while first + _WIDTH < len(moments) and moments[first + _WIDTH] <= now_s - WINDOWS_S[-1]:
-            first += _WIDTH
-        del moments[:first]
+        old = bisect_right(self._moments, now_s - WINDOWS_S[-1]) - 1
+        if old > 0:
+            del self._moments[:old], self._totals[: old * _WIDTH]
 
-    def rates(self, now_s: float, totals: Totals) -> Rates:
-        """Return how many a second there were, given the totals of now. Cost: 6 µs, 0.1 µs for each moment kept."""
+    def rates(self, now_s: float, totals: Totals) -> dict[str, float]:
+        """Return how many a second there were, given the totals of now: the fields of `Rates`. Cost: 4 µs."""
         self._forget(now_s)
-        moments = self._moments
-        if len(moments) == _WIDTH and moments[1:] == array("d", totals):
-            return _NONE
-        found: dict[str, float] = {}
-        place, later_s, later = len(moments) - _WIDTH, now_s, array("d", totals)
-        for window_s, names in _NAMES.items():
+        moments, kept = self._moments, self._totals
+        found, last = _NONE.copy(), len(moments) - 1
+        for window_s, names in _NAMES:
             moment_s = now_s - window_s
-            while place >= 0 and moments[place] > moment_s:
-                later_s, later = moments[place], moments[place + 1 : place + _WIDTH]
-                place -= _WIDTH
-            past = later
-            if place >= 0:  # between two moments, as if all had come about evenly
-                before_s, past = moments[place], moments[place + 1 : place + _WIDTH]
-                share = (moment_s - before_s) / (later_s - before_s) if later_s > before_s else 0.0
-                if past != later:
-                    past = array("d", [then + share * (after - then) for then, after in zip(past, later, strict=True)])
-            for name, total, before in zip(names, totals, past, strict=True):
-                found[name] = round((total - before) / window_s, 3) if total > before else 0.0
-        return Rates(**found)
+            place = bisect_right(moments, moment_s) - 1
+            if place == last and kept[-_WIDTH:] == array("d", totals):
+                continue  # nothing has happened since
+            if place < 0:
+                early = later = kept[:_WIDTH]
+                share = 0.0
+            else:  # between two moments, as if all had come about evenly
+                early = kept[place * _WIDTH : (place + 1) * _WIDTH]
+                later = array("d", totals) if place == last else kept[(place + 1) * _WIDTH : (place + 2) * _WIDTH]
+                later_s = now_s if place == last else moments[place + 1]
+                share = (moment_s - moments[place]) / (later_s - moments[place]) if later_s > moments[place] else 0.0
+            for name, total, then, after in zip(names, totals, early, later, strict=True):
+                before = then + share * (after - then)
+                if total > before:
+                    found[name] = round((total - before) / window_s, 3)
+        return found

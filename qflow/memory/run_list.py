@@ -12,8 +12,9 @@ calls come before the first change, because an interrupt can strike at a call an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat, starmap
+from typing import NamedTuple
 
 from sortedcontainers import SortedKeyList
 
@@ -27,6 +28,23 @@ SMALL_RUN = 16
 """A run takes some 900 bytes, for which nothing is charged: of runs with fewer messages there may not be many."""
 SMALL_RUNS = 256
 """So many of them may be."""
+
+
+class Tally(NamedTuple):
+    """How many messages are where, and what those outside memory are charged, in bytes."""
+
+    resident: int
+    spilled: int
+    spilled_charge: int
+    logged: int
+    logged_charge: int
+
+
+def _weigh(runs: Sequence[Run]) -> tuple[int, int]:
+    """Return how many messages some runs have that are not resident, and what they are charged."""
+    pools = {run.pool for run in runs if run.pool is not None}
+    charged = sum(run.charged for run in runs if run.pool is None) + sum(pool.charged for pool in pools)
+    return sum(run.count for run in runs), charged
 
 
 def _key(run: Run) -> int:
@@ -297,12 +315,14 @@ class RunList:
         yield from self._runs
         yield self.open
 
-    def tally(self, place: Place) -> tuple[int, int]:
-        """Return (messages, charged bytes) of the runs in one place; 0 bytes for RESIDENT. Cost: O(runs)."""
-        runs = [run for run in self if run.place is place]
-        pools = {run.pool for run in runs if run.pool is not None}
-        charged = sum(run.charged for run in runs if run.pool is None) + sum(pool.charged for pool in pools)
-        return sum(run.waiting for run in runs), charged
+    def tally(self) -> Tally:
+        """Count messages by place. Cost: O(runs)."""
+        if not self._runs:
+            return Tally(self.open.waiting, 0, 0, 0, 0)
+        spilled = [run for run in self._runs if run.place is Place.SPILLED]
+        logged = [run for run in self._runs if run.place is Place.LOGGED]
+        resident = sum(len(run.records) for run in self)  # others have none in memory
+        return Tally(resident, *_weigh(spilled), *_weigh(logged))
 
     def problems(self) -> list[str]:
         """Check the rules; return what is wrong, in words."""

@@ -154,6 +154,8 @@ class Held:
 
     def oldest_since(self) -> float | None:
         """Return since when the first of it is held; None if nothing is. Cost: O(1) where it is in order."""
+        if not (self.singles or self.batches):
+            return None
         firsts = [next((since for since in self.batches.values() if since is not None), None)]
         if not self._in_order:
             self._in_order = len(self.singles) + len(self.batches) < 2

@@ -133,7 +133,7 @@ class Lanes:
 
     def spilled_messages(self) -> int:
         """Return how many lie in the spill store."""
-        return sum(runs.tally(Place.SPILLED)[0] for runs in self.lists.values()) + sum(
+        return sum(runs.tally().spilled for runs in self.lists.values()) + sum(
             schedule.tally().spilled_messages for schedule in self.schedules.values()
         )
 
@@ -153,10 +153,10 @@ class Lanes:
         """Return the bytes of all messages, given what is charged for single deliveries. Cost: O(runs)."""
         elsewhere = size = overhead = 0
         for runs in self.lists.values():
-            for place in (Place.SPILLED, Place.LOGGED):
-                count, charged = runs.tally(place)
-                elsewhere += count
-                size += charged - OVERHEAD_BYTES * count
+            tally = runs.tally()
+            count = tally.spilled + tally.logged
+            elsewhere += count
+            size += tally.spilled_charge + tally.logged_charge - OVERHEAD_BYTES * count
         for schedule in self.schedules.values():
             part = schedule.tally()
             elsewhere += part.spilled_messages

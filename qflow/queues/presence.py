@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.queues.parts import Parts
-from qflow.stats import TOLD, ConsumerStats, HolderStats
+from qflow.stats import TOLD
 from qflow.takers import Noted, kind_of, named
 
 
@@ -21,8 +21,8 @@ class Present(NamedTuple):
     takers: list[tuple[Noted, float]]
     """Consumers, and gets that wait, and since when."""
 
-    def holders(self) -> tuple[HolderStats, ...]:
-        """Return who holds what, from the oldest on. Cost: 0.15 µs a delivery or batch."""
+    def holders(self) -> list[dict[str, Any]]:
+        """Return who holds what, from the oldest on: fields of `HolderStats`. Cost: 0.15 µs a delivery or batch."""
         found: dict[tuple[str, int], list[Any]] = {}
         by_taker: dict[Any, list[Any]] = {}
         for held in (self.singles, self.batches):
@@ -37,19 +37,19 @@ class Present(NamedTuple):
                 if since < known[1]:
                     known[1] = since
         oldest = nsmallest(TOLD, ((since, *who, count) for who, (count, since) in found.items() if count))
-        return tuple(
-            HolderStats(consumer=name, pid=pid, messages=count, oldest_s=max(0.0, self.now_s - since))
+        return [
+            {"consumer": name, "pid": pid, "messages": count, "oldest_s": max(0.0, self.now_s - since)}
             for since, name, pid, count in oldest
-        )
+        ]
 
-    def consumers(self) -> tuple[ConsumerStats, ...]:
-        """Return who is there to take, from the longest on."""
-        found: list[ConsumerStats] = []
-        for taker, since in nsmallest(TOLD, self.takers, key=itemgetter(1)):
+    def consumers(self) -> list[dict[str, Any]]:
+        """Return who is there to take, from the longest on: fields of `ConsumerStats`."""
+        found = []
+        for taker, since in nsmallest(TOLD, self.takers, key=itemgetter(1)) if self.takers else ():
             name, pid = named(taker)
             since_s = max(0.0, self.now_s - since)
-            found.append(ConsumerStats(name=name, pid=pid, kind=kind_of(taker), since_s=since_s))
-        return tuple(found)
+            found.append({"name": name, "pid": pid, "kind": kind_of(taker), "since_s": since_s})
+        return found
 
 
 def present(queue: Parts) -> Present:

@@ -15,7 +15,7 @@ from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowErro
 from qflow.memory.waiting import sheltered
 from qflow.message import offset_of
 from qflow.rates import Meter
-from qflow.stats import StreamStats
+from qflow.stats import Rates, StreamStats
 from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.cursor import Cursor
@@ -145,7 +145,7 @@ class StreamLog(Stream):
         }
         with self._meter_lock:
             published = self._published
-            rates = self._meter.rates(self._monotonic(), (published, 0, 0))
+            rates = Rates(**self._meter.rates(self._monotonic(), (published, 0, 0)))
         return StreamStats(
             name=self.name,
             topics=self.settings.topics,

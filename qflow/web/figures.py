@@ -69,7 +69,8 @@ class Figures:
 
         Raises:
             BrokerClosed
-        Cost: 0.1 ms; once a second, in a thread, 1 µs for each queue and 90 µs for each that has changed.
+        Cost: 0.1 ms; once a second, in a thread, 1 µs for each queue, 25 µs for each that has changed, 13 µs for each
+        that has rates of the last minute.
         """
         if self._last is not None and self._clock() - self._looked_s < LOOK_S and not self._broker.closed:
             return self._last

@@ -268,7 +268,7 @@ def test_findings_know_what_only_the_log_tells(spool: Path) -> None:
         def sentence() -> str:
             now_s[0] += JUDGED_S
             found = [one.sentence for one in source.look().findings if one.kind == "dead-letters"]
-            return "".join(found)  # nothing yet, where the owner's last look at its figures was before the letters
+            return "; ".join(found)  # of a moment ago: there may be none yet
 
         until(lambda: sentence() == "4 dead letters in queue 'dead'; the commonest reason, of 2: 'mail bounced'")
         assert acting.purge(source, "dead") == "messages deleted from dead: 4"

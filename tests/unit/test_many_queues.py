@@ -12,8 +12,8 @@ import pytest
 
 import inside
 import qflow
-from qflow import Queue, upkeep
-from qflow.queues import tending
+from qflow import upkeep
+from qflow.queues import looking, tending
 from qflow.queues.tending import tick
 from qflow.streams.topic_filter import FilterTrie
 from unit.clocks import Clock
@@ -241,9 +241,9 @@ def test_only_the_figures_of_queues_that_have_changed_are_found_anew(
     facts = written(broker)
     assert told(broker).items() <= facts.items()
     asked: list[str] = []
-    stats = Queue.stats
+    figures = looking.figures
     with monkeypatch.context() as patch:
-        patch.setattr(Queue, "stats", lambda queue: (asked.append(queue.name), stats(queue))[1])
+        patch.setattr(looking, "figures", lambda queue: (asked.append(queue.context.name), figures(queue))[1])
         rounds(broker, clock, ticked, 2)
         aged = written(broker)
         assert asked == []

@@ -13,6 +13,7 @@ from typing import Any
 
 from qflow.aio.broker import AsyncBroker, in_thread, keep, publish_and_keep
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
+from qflow.message import offset_of
 from qflow.mqtt.errors import MqttError, ReasonCode
 from qflow.mqtt.model.marks import Marks
 from qflow.mqtt.model.messages import Message
@@ -29,7 +30,9 @@ from qflow.mqtt.server.tasks import Turns
 from qflow.mqtt.server.together import LARGE_BYTES, Stored, Together
 from qflow.serving.tasks import Tasks
 from qflow.serving.telling import Telling
+from qflow.streams.partition import Partition
 from qflow.streams.stream import Stream
+from qflow.streams.stream_log import StreamLog
 from qflow.streams.topic_filter import FilterTrie
 
 RETENTION_BYTES = 2**30
@@ -44,6 +47,7 @@ class Hub:
     """See the module. `open`, then `begin`."""
 
     stream: Stream
+    _partition: Partition
 
     def __init__(self, broker: AsyncBroker, clock: Clock) -> None:
         self.broker = broker
@@ -95,13 +99,15 @@ class Hub:
                 f"stream {name!r} takes the topics {', '.join(map(repr, around.settings.topics))}: MQTT needs one that "
                 "takes all that clients publish, with the topics ['#']"
             )
-        self.stream = around.stream
+        log = around.stream
+        assert isinstance(log, StreamLog)  # of a broker of this process
+        self.stream, self._partition = log, log.partitions[0]
         self.next = (await around.stats()).next_offsets[0]
 
     @property
     def floor(self) -> int:
         """The lowest offset that the stream still has: who comes gets nothing below it, though `recent` may have it."""
-        return min(self.next, self.stream.stats().first_offsets[0])
+        return min(self.next, offset_of(self._partition.floor))
 
     def wake(self, ones: Sequence[Subscribed]) -> None:
         """Have subscriptions that slept go on behind what retention took meanwhile, and count that as lost."""
