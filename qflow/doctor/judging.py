@@ -12,6 +12,7 @@ from qflow.doctor.spools import judge_spool
 
 KINDS = (
     "newer-format",
+    "removed",
     "damage",
     "lost-messages",
     "disk-full",

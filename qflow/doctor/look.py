@@ -33,6 +33,8 @@ class Look:
     """By the owner, when it was asked; False: it let nobody in, or did not answer, and `stats.json` was read."""
     owner_pid: int | None = None
     """None: nobody owns it; 0: a process that is not known."""
+    is_there: bool = True
+    """What its owner has lies at the path; False: it was removed or replaced, and the owner goes on without."""
     clean: bool = True
     """It was closed, or somebody has it open."""
     problems: tuple[str, ...] = ()

@@ -56,12 +56,13 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
 
     Args:
         health: None: nothing is known of the log.
-
-    Raises:
-        OSError: the directory is gone.
     """
-    disk = shutil.disk_usage(spool)
-    look = Look(path=spool, disk_bytes=disk.total, disk_free_bytes=disk.free)
+    try:
+        disk = shutil.disk_usage(spool)
+    except FileNotFoundError:
+        look = Look(path=spool)
+    else:
+        look = Look(path=spool, disk_bytes=disk.total, disk_free_bytes=disk.free)
     if health is None:
         return look
     return attrs.evolve(

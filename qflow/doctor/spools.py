@@ -24,6 +24,7 @@ PINNING = 1000
 def judge_spool(look: Look) -> Iterator[Finding]:
     """Yield what is wrong with the spool itself."""
     yield from _failure(look)
+    yield from _removed(look)
     yield from _problems(look)
     yield from _disk(look)
     yield from _dead_log(look)
@@ -48,6 +49,18 @@ def _failure(look: Look) -> Iterator[Finding]:
             sentence=f"the log is damaged, and cannot be read as a whole: {error}",
             remedy=f"copy the directory before anything else; then `qflow check {path} --repair NEW` brings what can "
             "be read into a new spool, or bring back a snapshot",
+        )
+
+
+def _removed(look: Look) -> Iterator[Finding]:
+    if not look.is_there:
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="removed",
+            sentence="the directory of the spool was removed, or replaced, under its owner: all that waits, and all "
+            "that is put from now on, is gone when the owner ends",
+            remedy="end who puts, and do not end the owner: let its consumers take what waits first; then start it "
+            "again, and keep whatever removed the directory from doing so",
         )
 
 

@@ -59,14 +59,15 @@ def head(board: Board, path: str, width: int, silent_s: float = 0.0, *, is_low: 
 def title(board: Board, path: str, width: int) -> Text:
     """Return the name of the spool, and how it is seen."""
     look = board.look
-    state = look.mode.value + (f" · pid {look.pid}" if look.pid else "")
+    who = " · its directory is gone" if look.is_removed else f" · pid {look.pid}" if look.pid else ""
+    state = look.mode.value + who
     name = words.safe(path)
     room = width - len(state) - 1
     if len(name) > room:
         name = "…" + name[len(name) - room + 1 :] if room > 1 else ""
     line = Text(words.fitted(name, room), "bold", no_wrap=True)
     line.append(" ")
-    line.append(state, MODE_STYLES[look.mode])
+    line.append(state, MODE_STYLES[Mode.FAILED if look.is_removed else look.mode])
     return line
 
 

@@ -44,7 +44,7 @@ class Look:
     note: str = ""
     """What a reader should know of it, as a sentence."""
     pid: int | None = None
-    """The owner."""
+    """Who owns what lies at the path."""
     time_s: float
     """When the figures were true, on a clock that only `time_s` of other looks compares with."""
     age_s: float = 0.0
@@ -60,6 +60,11 @@ class Look:
     """What `qflow.doctor` makes of it, worst first."""
     inside: doctor.Look = NOT_SEEN
     """What its log and its disk tell, some seconds old."""
+
+    @property
+    def is_removed(self) -> bool:
+        """Tell whether the owner answers, and what lies at the path is not its own."""
+        return self.mode is Mode.LIVE and self.pid is None
 
 
 @attrs.frozen

@@ -182,7 +182,14 @@ def judged(inside: doctor.Look, look: Look) -> list[Finding]:
     if look.broker:
         stats = {**look.broker, "queues": look.queues, "streams": look.streams}
     is_told = look.mode is not Mode.TOLD
-    seen = attrs.evolve(inside, stats=stats, told_s_ago=look.age_s, is_told=is_told, owner_pid=look.pid)
+    seen = attrs.evolve(
+        inside,
+        stats=stats,
+        told_s_ago=look.age_s,
+        is_told=is_told,
+        is_there=not look.is_removed,
+        owner_pid=look.pid,
+    )
     try:
         return doctor.judge(seen)
     except (AttributeError, KeyError, TypeError, ValueError):

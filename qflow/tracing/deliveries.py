@@ -80,6 +80,7 @@ def one_of_tasks(kind: Any) -> Mapping[str, Any]:
             return await kind.__aexit__(self, of, error, trace)
         with suppress(AlreadySettled):  # the block settled it itself; the class would ack it, and make no span
             await self.ack()
+        return None
 
     return {"ack": ack, "nack": nack, "__aenter__": enter, "__aexit__": leave}
 

@@ -15,7 +15,7 @@ import attrs
 from qflow import doctor
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.errors import QflowError
-from qflow.inspect import Health
+from qflow.inspect import Health, owner_of
 from qflow.web import reading
 from qflow.web.figures import Figures
 
@@ -78,7 +78,8 @@ class Findings:
         stats["troubles"] = dict(broker.engine.figures.troubles)
         inside = self.inside = doctor.seen_in(broker.path, self._health)
         letters = {name: inside.letters.get(name, doctor.Letters(messages=0)) for name in self._for_letters(stats)}
-        look = attrs.evolve(inside, stats=stats, owner_pid=os.getpid(), letters=letters)
+        is_there = owner_of(broker.path) is not None
+        look = attrs.evolve(inside, stats=stats, is_there=is_there, owner_pid=os.getpid(), letters=letters)
         return [finding.to_dict() for finding in doctor.judge(look)]
 
     def _for_letters(self, stats: dict[str, Any]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ import top_seen
 from qflow import inspect
 from qflow.events import EventKind
 from qflow.top import acting
-from qflow.top.look import Board, Key, Mode
+from qflow.top.drawing import title
+from qflow.top.look import Board, Key, Look, Mode
 from qflow.top.source import JUDGED_S, Source, look_at
 from unit.clocks import until
 
@@ -277,3 +279,31 @@ def test_findings_know_what_only_the_log_tells(spool: Path) -> None:
         now_s[0] += JUDGED_S
         assert "dead-letters" not in [one.kind for one in source.look().findings]
         source.leave()
+
+
+def test_a_directory_that_was_removed_under_its_owner_is_urgent(spool: Path, tmp_path: Path) -> None:
+    """The owner answers as before: nothing else would tell; another spool in its place is told, too."""
+    now_s = [0.0]
+    with qflow.open(tmp_path / "backup", capacity_bytes="1MiB"):
+        pass
+    with top_seen.owned(spool, "broker.declare_queue('jobs').put(b'x')"):
+        source = Source(spool, clock=lambda: now_s[0])
+        look = source.look()
+        assert "removed" not in [one.kind for one in look.findings]
+        assert look.broker
+        shutil.rmtree(spool)
+        for _ in range(2):
+            now_s[0] += JUDGED_S
+            look = source.look()
+            assert (look.mode, look.findings[0].kind) == (Mode.LIVE, "removed")
+            assert str(title(one_board(look), "s", 60)).split() == ["s", "live", "·", "its", "directory", "is", "gone"]
+            if not spool.exists():
+                (tmp_path / "backup").rename(spool)
+        source.leave()
+
+
+def one_board(look: Look) -> Board:
+    """Return what has seen one look."""
+    board = Board()
+    board.look = look
+    return board

@@ -133,6 +133,7 @@ def test_dead_letters_have_a_reason() -> None:
         ({"clean": False}, "not-closed", Severity.NOTICE),
         ({"problems": ("block 7 is damaged", "more")}, "damage", Severity.URGENT),
         ({"failure": CorruptionError("pages are damaged")}, "damage", Severity.URGENT),
+        ({"is_there": False}, "removed", Severity.URGENT),
         ({"failure": FormatTooNew("it has format 9")}, "newer-format", Severity.URGENT),
         ({"refused_batches": 2}, "refused-batches", Severity.PROBLEM),
         ({"stats": {"troubles": {"spilling": "no room"}}}, "maintenance", Severity.PROBLEM),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,22 @@ def test_what_is_gone_is_said(spool: Path) -> None:
             assert answer.status_code == 404
             assert "orders" in answer.text
             assert (await other.get("/confirm/nothing")).status_code == 404
+
+    run(test)
+
+
+def test_a_directory_that_was_removed_under_its_owner_is_told(spool: Path) -> None:
+    """The pages are shown as before, and say it first."""
+
+    async def test() -> None:
+        async with served(spool) as site:
+            browser = site.client()
+            await (await site.broker.declare_queue("jobs")).put(b"x")
+            shutil.rmtree(spool)
+            for path in ("/", "/queues", "/queue?queue=jobs"):
+                assert (await browser.get(path)).status_code == 200, path
+            (found, *_) = (await browser.get("/api/findings")).json()["findings"]
+            assert (found["kind"], found["severity"]) == ("removed", "urgent")
 
     run(test)
 
