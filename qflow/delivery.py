@@ -211,7 +211,7 @@ class Deliveries(Sequence[Delivery]):
 
     def __init__(self, settler: BatchSettler, segments: list[Segment], taker: Any = None) -> None:
         self.settler: BatchSettler = settler
-        self.taker = taker
+        self.taker: Any = taker
         """Who took it, as its queue notes that."""
         self.segments: list[Segment] = segments
         self.total: int = sum([len(segment.records) for segment in segments]) if segments else 0
