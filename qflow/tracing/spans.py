@@ -12,8 +12,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 from qflow import __version__
+from qflow.amqp import letters
 from qflow.errors import AlreadySettled
 from qflow.message import Headers
+from qflow.mqtt.model.messages import USER_PROPERTIES, of_headers
 
 MOST_LINKS = 128
 """As many messages of a batch are linked to: what the SDK keeps by default."""
@@ -47,7 +49,16 @@ def with_context(headers: Headers | None) -> Headers | None:
 
 def context_of(headers: Mapping[str, Any]) -> Context:
     """Return the context that a message carries; empty if there is none."""
-    return propagate.extract({name: value for name, value in headers.items() if isinstance(value, str)}, Context())
+    return propagate.extract({name: value for name, value in _told(headers) if isinstance(value, str)}, Context())
+
+
+def _told(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Return the headers of a message; of one that came by AMQP or MQTT, those that its client gave."""
+    if letters.PROPERTIES in headers and (message := letters.described(headers)) is not None:
+        return message["properties"].get("headers", {}).items()  # type: ignore[no-any-return]
+    if USER_PROPERTIES in headers:
+        return of_headers("", b"", headers).properties.get("user_properties", ())
+    return headers.items()
 
 
 def links_to(deliveries: Iterable[Any]) -> list[Link]:

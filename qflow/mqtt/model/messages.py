@@ -20,12 +20,12 @@ from qflow.mqtt.wire.packets import Properties, Publish, Will
 _PREFIX = "mqtt."
 _QOS, _RETAIN, _PUBLISHER, _EXPIRES = "mqtt.qos", "mqtt.retain", "mqtt.publisher", "mqtt.expires_ms"
 _FORMAT, _TYPE, _RESPONSE = "mqtt.payload_format", "mqtt.content_type", "mqtt.response_topic"
-_CORRELATION, _USER = "mqtt.correlation_data", "mqtt.user_properties"
+_CORRELATION, USER_PROPERTIES = "mqtt.correlation_data", "mqtt.user_properties"
 _MARK = "mqtt.mark"
 _QOS_2 = EncodedHeaders({_QOS: 2})
 _KINDS: dict[str, type] = {
     _QOS: int, _RETAIN: bool, _PUBLISHER: str, _EXPIRES: int, _FORMAT: int, _TYPE: str, _RESPONSE: str,
-    _MARK: str, _CORRELATION: str, _USER: str,
+    _MARK: str, _CORRELATION: str, USER_PROPERTIES: str,
 }  # fmt: skip
 CARRIED: tuple[str, ...] = ("payload_format", "content_type", "response_topic", "correlation_data", "user_properties")
 """Properties of a publish that belong to the message; the others belong to the packet."""
@@ -123,7 +123,9 @@ class Message:
         if "correlation_data" in properties:
             headers[_CORRELATION] = b64encode(properties["correlation_data"]).decode()
         if "user_properties" in properties:
-            headers[_USER] = json.dumps(properties["user_properties"], ensure_ascii=False, separators=(",", ":"))
+            headers[USER_PROPERTIES] = json.dumps(
+                properties["user_properties"], ensure_ascii=False, separators=(",", ":")
+            )
         return headers
 
     def pack(self) -> bytes:
@@ -183,8 +185,8 @@ def of_headers(topic: str, payload: bytes, headers: Mapping[str, Any]) -> Messag
             if len(correlation) > MAX_FIELD_BYTES:
                 raise ValueError(f"MQTT has no place for correlation data of {len(correlation):,} bytes")
             properties["correlation_data"] = correlation
-        if _USER in mine:
-            users = [(str(name), str(value)) for name, value in json.loads(mine[_USER])] + users
+        if USER_PROPERTIES in mine:
+            users = [(str(name), str(value)) for name, value in json.loads(mine[USER_PROPERTIES])] + users
     except (NotBase64, ValueError, TypeError, RecursionError) as error:  # a program wrote headers with our names
         users.append((f"{_PREFIX}problem", str(error)))
     if users:
