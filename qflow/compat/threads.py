@@ -29,7 +29,8 @@ else:
         def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
             """Append an item; see `queue.Queue.put`. Raises ShutDown: it was shut down."""
             with self.not_full:
-                self._wait(self.not_full, lambda: not self._is_full(), queue.Full, block, timeout)
+                if self.maxsize > 0:
+                    self._wait(self.not_full, lambda: self._qsize() < self.maxsize, queue.Full, block, timeout)
                 if self.is_shutdown:
                     raise ShutDown
                 self._put(item)
@@ -45,9 +46,6 @@ else:
                 item: T = self._get()
                 self.not_full.notify()
                 return item
-
-        def _is_full(self) -> bool:
-            return 0 < self.maxsize <= self._qsize()
 
         def _wait(self, condition: Any, ready: Any, error: type[Exception], block: bool, timeout: float | None) -> None:
             """Return when it is ready or shut down. Under the mutex."""

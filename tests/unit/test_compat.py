@@ -137,6 +137,25 @@ def json_without_loads() -> Any:
     return SimpleNamespace(dumps=str)
 
 
+@pytest.mark.parametrize("maxsize", [0, -1, 1])
+def test_a_negative_timeout_is_refused_where_python_refuses_it(maxsize: int) -> None:
+    """By who might wait: not by a put into a queue without a limit."""
+
+    def refused(one: queue.Queue[bytes]) -> list[bool]:
+        found = []
+        for call in (lambda: one.put(b"x", timeout=-1), lambda: one.get(timeout=-1)):
+            try:
+                call()
+            except ValueError:
+                found.append(True)
+            else:
+                found.append(False)
+        return found
+
+    ours: compat.Queue[bytes] = compat.Queue(maxsize)
+    assert refused(ours) == refused(queue.Queue(maxsize))
+
+
 def test_shutdown_ends_those_who_wait() -> None:
     """Puts at once, gets when it is empty; with `immediate`, what is there is dropped and `join` returns."""
     items: compat.Queue[int] = compat.Queue(maxsize=1)
