@@ -25,6 +25,10 @@ def compact(spool: Path, as_json: bool) -> int:
     owner that was killed are removed.
 
     The log is checked first, as by `qflow check`. Damaged data is copied as it is, and the exit code is 1.
+
+    \b
+    Examples:
+      qflow compact spool
     """
     from qflow import inspect
     from qflow.broker import Broker

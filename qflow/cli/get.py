@@ -35,6 +35,11 @@ def get(spool: Path, queue_name: str, maximum: int | None, follow: bool, delimit
 
     Where another process owns the spool, messages come through it. With --follow, a spool of our own is closed whenever
     the queue is empty, so that others can open it, and an owner that lets nobody in is waited for.
+
+    \b
+    Examples:
+      qflow get spool jobs --max 10
+      qflow get spool jobs --follow | ./work
     """
     with Stop() as stop:
         outlet = Outlet(STDOUT, delimiter, stop)

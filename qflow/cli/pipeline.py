@@ -195,6 +195,11 @@ def run(
 
     SPOOL may be the URL of a broker that is served with --flight, or several paths and URLs with commas between; the
     stream is read from each that has it.
+
+    \b
+    Examples:
+      qflow pipeline run spool plant --to parquet:archive
+      qflow pipeline run spool plant --to parquet:archive --trigger 10s --partition-by date
     """
     from qflow.spark.archive import Archive, Contents
 
@@ -236,6 +241,10 @@ def load(directory: Path, target: tuple[str, str], name: str, master: str, as_js
 
     The same files are published into the same stream once: so repeat a load that was interrupted. To have them there
     twice, give the second load a --name.
+
+    \b
+    Examples:
+      qflow pipeline load archive --into spool plant.again
     """
     from qflow.spark.archive import check_place
     from qflow.spark.loading import load as load_files
@@ -272,6 +281,10 @@ def report(
     A gap is the time from a message to the next one of its topic. A latency is the time from when a message was sent to
     when it was published; it is shown if a header of the messages has the former, in seconds since 1970 or as ISO 8601
     text: name the header with --sent-header.
+
+    \b
+    Examples:
+      qflow pipeline report spool --stream plant --png plant.png
     """
     from qflow.spark import report as work
 

@@ -79,6 +79,12 @@ def publish(
     1,024 of that producer.
 
     With --topic-in-line, lines that no stream and no queue takes are counted and left out; the exit code is then 2.
+
+    \b
+    Examples:
+      qflow publish spool plant/1/heat 21.5 --header unit=C
+      tail -F all.log | qflow publish spool logs/web
+      qflow subscribe spool plant '#' --format topic | qflow publish other --topic-in-line
     """
     from qflow import inspect
 

@@ -43,6 +43,12 @@ def put(
     The spool and the queue are made if they are missing. The last line need not end with the delimiter. Lines counted
     as confirmed are synced on disk. The count is printed whatever happens: an interrupted run can be continued after
     that many lines.
+
+    \b
+    Examples:
+      seq 1000 | qflow put spool jobs
+      qflow put spool jobs work.txt more.txt
+      find . -print0 | qflow put spool files --delimiter '\\0'
     """
     with Stop() as stop:
         tally = Tally(queue_name)

@@ -165,6 +165,11 @@ def serve(
 
     SIGTERM and SIGINT end it: clients are told, and have --grace seconds to finish; a second signal ends that at once.
     SIGHUP reads users, tokens and certificates again (those of Arrow Flight stay as they are).
+
+    \b
+    Examples:
+      qflow serve spool --amqp --mqtt --http
+      qflow serve spool --amqps 0.0.0.0:5671 --users users.json --cert server.pem --key server.key
     """
     from qflow.cli import server
 

@@ -64,6 +64,11 @@ def list_sessions(spool: Path, pattern: str | None, stream: str | None, exact: b
                 looked at
 
     Exits with 1 if a record is damaged.
+
+    \b
+    Examples:
+      qflow sessions spool
+      qflow sessions spool --filter 'panel-*' --exact
     """
     from qflow import inspect
     from qflow.mqtt.listing import read_mqtt

@@ -31,6 +31,11 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
     that is not UTF-8 text is in `body_base64`.
 
     Of a message that came by AMQP, exchange, routing key and properties are shown; with --json under `amqp`.
+
+    \b
+    Examples:
+      qflow show spool jobs 17
+      qflow show spool jobs 17 --body > body.bin
     """
     from qflow import inspect
 

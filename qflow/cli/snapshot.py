@@ -26,7 +26,12 @@ def snapshot() -> None:
 @click.argument("destination", metavar="DEST", type=options.SpoolPath())
 @options.as_json
 def create(spool: Path, destination: Path, as_json: bool) -> int:
-    """Copy SPOOL to DEST, a directory that does not exist or is empty; the owner of SPOOL goes on meanwhile."""
+    """Copy SPOOL to DEST, a directory that does not exist or is empty; the owner of SPOOL goes on meanwhile.
+
+    \b
+    Examples:
+      qflow snapshot create spool backup
+    """
     return _copy(spool, destination, as_json)
 
 
@@ -38,6 +43,10 @@ def load(source: Path, spool: Path, as_json: bool) -> int:
     """Copy SNAPSHOT to SPOOL, a directory that does not exist or is empty; SNAPSHOT stays as it is.
 
     The registry of SNAPSHOT is read first: if it is not a spool, or a newer qflow wrote it, nothing is made.
+
+    \b
+    Examples:
+      qflow snapshot load backup spool.again
     """
     return _copy(source, spool, as_json)
 

@@ -22,6 +22,10 @@ def spilled(spool: Path, queue_name: str | None, as_json: bool) -> None:
     messages, and segments all messages since they were reused; `qflow stats` counts those that wait. With a live owner
     a file can change while it is read, and then shows a problem that does not exist. Without an owner, the files are
     left by the last one: the log has all that matters, and the next owner removes them.
+
+    \b
+    Examples:
+      qflow spilled spool jobs
     """
     from qflow import inspect
 

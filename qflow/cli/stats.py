@@ -25,6 +25,11 @@ def stats(spool: Path, as_json: bool) -> int:
     The first tables come from the log and its journal, and are exact. The last ones show what the owner, if there
     is one, wrote last; it writes once a second: what is in memory, who holds messages, and who waits. Exits with 1 if
     the log contradicts itself.
+
+    \b
+    Examples:
+      qflow stats spool
+      qflow stats spool --json | jq .owner_pid
     """
     from qflow import inspect
 

@@ -42,7 +42,7 @@ def streams() -> None:
 @click.option("--declare", "name", metavar="NAME", help="Make this stream, if there is none of that name.")
 @click.option("--topics", metavar="FILTER", multiple=True, help="What it takes, as in MQTT; may be repeated.")
 @click.option("--partitions", type=int, help="Lines, each in order, 1 to 64; cannot be changed.  [default: 1]")
-@click.option("--retention-s", type=options.Seconds(), metavar="TIME", help="Drop them when older, as 7d.")
+@click.option("--retention-s", type=options.Seconds(min=0), metavar="TIME", help="Drop them when older, as 7d.")
 @click.option("--retention-bytes", metavar="SIZE", help="Keep the newest of so many bytes, such as 1GiB.")
 @click.option("--retention-messages", type=int, metavar="N", help="Keep the newest so many.")
 @click.option("--retain-until-consumed", is_flag=True, default=None, help="Keep what a durable subscription is to get.")

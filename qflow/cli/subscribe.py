@@ -74,6 +74,11 @@ def subscribe(
 
     `qflow publish --topic-in-line` reads what --format=topic writes. With --format=json, a body that is not UTF-8 text
     is in `body_base64`, and a key in `key_base64`.
+
+    \b
+    Examples:
+      qflow subscribe spool plant 'plant/+/heat' --follow
+      qflow subscribe spool plant '#' --from 2026-11-01 --format json | jq -r .topic
     """
     from qflow import inspect
 

@@ -19,6 +19,10 @@ def top(spool: Path) -> int:
 
     With an owner that lets others in it also purges, redrives and pauses queues; beside one that does not, or of a
     spool that nobody owns, it shows what is known and changes nothing. Needs a terminal, and the package textual.
+
+    \b
+    Examples:
+      qflow top spool
     """
     from qflow import inspect
     from qflow.serving.extras import load

@@ -38,7 +38,12 @@ def users() -> None:
 @_user
 @click.option("--tag", "tags", multiple=True, help="Such as `administrator`; may be given several times.")
 def add(file: Path, name: str, tags: tuple[str, ...]) -> None:
-    """Add USER to FILE, which is made if it is missing; the user may do nothing yet, see `qflow users permit`."""
+    """Add USER to FILE, which is made if it is missing; the user may do nothing yet, see `qflow users permit`.
+
+    \b
+    Examples:
+      qflow users add users.json anna --tag administrator
+    """
     from qflow.serving.passwords import PasswordHash
     from qflow.serving.users import Account, User, check_text
 
@@ -58,7 +63,12 @@ def add(file: Path, name: str, tags: tuple[str, ...]) -> None:
 @_file
 @_user
 def passwd(file: Path, name: str) -> None:
-    """Change the password of USER. A server that runs takes it at the next SIGHUP."""
+    """Change the password of USER. A server that runs takes it at the next SIGHUP.
+
+    \b
+    Examples:
+      qflow users passwd users.json anna
+    """
     from qflow.serving.passwords import PasswordHash
 
     password = PasswordHash.of(_password())
@@ -73,7 +83,12 @@ def passwd(file: Path, name: str) -> None:
 @_file
 @_user
 def remove(file: Path, name: str) -> None:
-    """Remove USER, with all permissions."""
+    """Remove USER, with all permissions.
+
+    \b
+    Examples:
+      qflow users remove users.json anna
+    """
 
     def removed(users: Users) -> Users:
         _account(users, name)
@@ -116,6 +131,11 @@ def permit(
     A FILTER is one of MQTT, such as 'plant/+/heat' or 'plant/#'; %c in it stands for the client id, %u for the name of
     the user. The two options may be given several times. Who may subscribe to 'plant/#' may subscribe to what is within
     it, and to nothing else.
+
+    \b
+    Examples:
+      qflow users permit users.json anna --all
+      qflow users permit users.json sensor --publish 'plant/%c/#' --subscribe 'plant/#'
     """
     from qflow.serving.users import Permission, Topics, check_text
 
@@ -147,7 +167,12 @@ def permit(
 @_file
 @options.as_json
 def list_users(file: Path, as_json: bool) -> None:
-    """List the users of FILE with their tags and permissions."""
+    """List the users of FILE with their tags and permissions.
+
+    \b
+    Examples:
+      qflow users list users.json
+    """
     from qflow.serving.users import ACTIONS, DIRECTIONS, Users
 
     said = Users.load(file)

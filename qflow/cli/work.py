@@ -76,6 +76,11 @@ def work(
 
     SIGTERM, SIGINT and SIGHUP end it: each process finishes the message at hand; a second signal kills those that still
     work, and their messages go back. A process that dies is started again, and its message goes to another.
+
+    \b
+    Examples:
+      qflow work spool jobs shop.mail:send --processes 4
+      qflow work spool jobs ./job.py:run --lease 60
     """
     from qflow.workers import supervisor
     from qflow.workers.job import Reach

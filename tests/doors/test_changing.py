@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -219,16 +220,17 @@ def test_commands_options_and_queues_are_completed(spool: Path, line: str, last:
     assert {word.partition(",")[2] for word in done.stdout.split()} == offered
 
 
-def test_the_examples_of_every_help_are_commands_that_are_there() -> None:
-    """Each line that begins with `qflow` is parsed as a shell and the command would."""
+def test_every_help_has_examples_and_they_are_commands_that_are_there() -> None:
+    """Each part of a pipe that begins with `qflow` is parsed as a shell and the command would."""
     import shlex
 
     there = commands()
-    for command in there.values():
-        for line in (command.help or "").splitlines():
-            if not line.strip().startswith("qflow "):
-                continue
-            words = shlex.split(line.partition("  #")[0].partition(" | ")[0].partition(" > ")[0])
+    for named, command in there.items():
+        parts = [part.strip() for line in (command.help or "").splitlines() for part in line.split(" | ")]
+        examples = [part for part in parts if part.startswith("qflow ")]
+        assert examples or isinstance(command, click.Group), f"{named} has no example"
+        for line in examples:
+            words = shlex.split(line.partition("  #")[0].partition(" > ")[0])
             name = " ".join(words[:2])
             assert name in there, line
             rest = words[2:]

@@ -52,6 +52,10 @@ def demo(spool: Path | None, rows: int, capacity: int, png: Path, as_json: bool)
     and takes everything. Then the SHA-256 of what arrived is compared with that of the source.
 
     Exits with 1 if a flight is missing, out of place or different, or if memory went above the capacity.
+
+    \b
+    Examples:
+      qflow demo --rows 20000
     """
     flights.data_file()  # raises when it is missing
     if find_spec("matplotlib") is None:
