@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from qflow.config import spool_path
 from qflow.errors import NotFound
@@ -15,6 +16,7 @@ from qflow.storage.files import Files, storage_error
 from qflow.storage.log import recovery
 from qflow.storage.log.directory import LOG
 from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.rows import read_rows
 from qflow.storage.log.shared_reading import OLD, open_to_read
 
 _NO_LOG = " is not a spool: it holds no log. Give the directory that `qflow.open` was given"
@@ -84,3 +86,18 @@ def queue_of(found: Recovery, name: str) -> QueueRecord:
             return record
     names = (record.name for record in found.queues if not record.deleted)
     raise NotFound(f"there is no durable queue {name!r} in the log; {choices(name, names)}")
+
+
+def as_now(txn: Any, record: QueueRecord) -> QueueRecord:
+    """Return the record of a queue with its rows of the moment in which its blocks are read.
+
+    A live owner goes on after the moment in which the record was read: blocks that those rows name may be gone.
+
+    Raises:
+        NotFound: it was deleted meanwhile.
+    """
+    if record.rows is None:
+        return record
+    if not recovery.is_there(txn, record.owner):
+        raise NotFound(f"queue {record.name!r} was deleted meanwhile")
+    return record._replace(rows=read_rows(txn, record.owner))

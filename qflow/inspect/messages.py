@@ -9,7 +9,7 @@ from qflow.config import spool_path
 from qflow.errors import NotFound
 from qflow.inspect.child import in_child
 from qflow.inspect.facts import MessageFacts
-from qflow.inspect.logs import opened_log, queue_of
+from qflow.inspect.logs import as_now, opened_log, queue_of
 from qflow.message import Message, Record, decode_headers, lane_of
 from qflow.storage.log.keys import LAST_LANE
 from qflow.storage.log.marks import is_settled
@@ -33,10 +33,10 @@ def _read_message(spool: str, queue: str, sequence: int) -> MessageFacts:
     message: Record | None = None
     with opened_log(spool) as (env, found):
         record = queue_of(found, queue)
-        rows = record.rows or {min(lane, LAST_LANE): Row()}  # a damaged row does not prevent a look
         settled = False
-        if lane in rows:
-            with env.reading() as txn:
+        with env.reading() as txn:
+            rows = as_now(txn, record).rows or {min(lane, LAST_LANE): Row()}  # a damaged row does not prevent a look
+            if lane in rows:
                 settled = is_settled(txn, record.owner, lane, rows[lane], sequence)
                 with suppress(NotFound):
                     message, time_ms = find_message(txn, record.owner, lane, sequence)

@@ -11,7 +11,7 @@ import attrs
 from qflow.config import spool_path
 from qflow.inspect.child import in_child
 from qflow.inspect.facts import MessageFacts
-from qflow.inspect.logs import opened_log, queue_of
+from qflow.inspect.logs import as_now, opened_log, queue_of
 from qflow.inspect.peeking import READ_BYTES
 from qflow.message import DELAYED, LANE_SHIFT, Message, Record, body_of, decode_headers, lane_of
 from qflow.storage import blocks
@@ -70,7 +70,7 @@ def read_page(
         with opened_log(spool) as (env, found):
             record = queue_of(found, queue)
             with env.reading() as txn:
-                return _Reading(txn, record, Page(dict(positions or {})), keep, most, body_bytes).run()
+                return _Reading(txn, as_now(txn, record), Page(dict(positions or {})), keep, most, body_bytes).run()
 
     return in_child(spool, read)
 
@@ -93,7 +93,7 @@ def read_newest(
         with opened_log(spool) as (env, found):
             record = queue_of(found, queue)
             with env.reading() as txn:
-                return _newest(txn, record, count, keep, body_bytes)
+                return _newest(txn, as_now(txn, record), count, keep, body_bytes)
 
     return in_child(spool, read)
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,7 +18,8 @@ import qflow
 from doors.command_line import CommandLine, numbers, text
 from qflow.cli import messages
 from qflow.cli.main import app
-from qflow.inspect import pages, read_newest, read_page
+from qflow.errors import NotFound
+from qflow.inspect import Page, pages, read_newest, read_page
 from unit.clocks import Clock, open_still
 
 
@@ -210,3 +216,47 @@ def test_pages_hold_a_queue_of_any_size(spool: Path, monkeypatch: pytest.MonkeyP
     assert count > 8
     assert len(bodies) == len(set(bodies)) == 28
     assert all(message.time_ms for message in page.messages)
+
+
+OWNER = """
+import sys, qflow
+with qflow.open(sys.argv[1]) as broker:
+    jobs = broker.declare_queue("jobs")
+    for number in range(100):
+        jobs.put(b"%d" % number)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    exec(sys.argv[2])
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("look", [read_page, partial(read_newest, count=5)], ids=["page", "newest"])
+@pytest.mark.parametrize("gone", [False, True], ids=["settled", "deleted"])
+def test_what_is_settled_while_it_is_looked_for_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[..., Page], gone: bool
+) -> None:
+    """The consumers of a live spool go on between the moment in which its queues are read and that of the blocks."""
+    path, found = tmp_path / "spool", pages.queue_of
+    act = "broker.delete_queue('jobs')" if gone else "jobs.get_many(100).ack(wait=True)"
+    arguments = [sys.executable, "-c", OWNER, str(path), act]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+
+        def held_up(*given: Any) -> Any:
+            record = found(*given)
+            owner.stdin.write(b"\n")  # type: ignore[union-attr]
+            assert owner.stdout.readline() == b"done\n"  # type: ignore[union-attr]
+            return record
+
+        monkeypatch.setattr(pages, "queue_of", held_up)
+        if gone:
+            with pytest.raises(NotFound, match="'jobs' was deleted"):
+                look(path, "jobs")
+        else:
+            page = look(path, "jobs")
+            assert (page.problems, page.messages) == ([], [])
+        owner.stdin.write(b"\n")
