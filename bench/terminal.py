@@ -1,0 +1,81 @@
+"""`qflow top` on a pseudo-terminal, as long as it is watched."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.errors import CannotRun
+
+LINES = 50
+PATIENCE_S = 60.0
+CHUNK = 2**16
+
+
+class Screen:
+    """Reads what is drawn, so that whoever draws never waits, and tells when a word was among it."""
+
+    def __init__(self, terminal: int, word: bytes) -> None:
+        self._terminal = terminal
+        self._word = word
+        self._seen = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        drawn = b""
+        while more := self._more():
+            drawn = (drawn + more)[-CHUNK:]
+            if self._word in drawn:
+                self._seen.set()
+        self._ended = True
+        self._seen.set()
+
+    def _more(self) -> bytes:
+        try:
+            return os.read(self._terminal, CHUNK)
+        except OSError:  # nobody has the other side any more
+            return b""
+
+    def wait(self) -> None:
+        """Return when the word was drawn."""
+        if not self._seen.wait(PATIENCE_S) or self._ended:
+            raise CannotRun("qflow top showed no queue")
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+@contextmanager
+def top(spool: Path, columns: int, word: str) -> Iterator[int]:
+    """Run `qflow top` on a terminal of so many columns; give its process from the moment it has drawn a word on."""
+    terminal, inside = pty.openpty()
+    termios.tcsetwinsize(inside, (LINES, columns))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qflow", "top", str(spool)],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        env={**os.environ, "TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(inside)
+    screen = Screen(terminal, word.encode())
+    try:
+        screen.wait()
+        yield process.pid
+        os.write(terminal, b"q")
+        process.wait(PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+        screen.join()
+        os.close(terminal)
