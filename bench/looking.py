@@ -108,7 +108,7 @@ class Launched:
     code: int
 
 
-def _launch(*command: str) -> Launched:
+def launch(*command: str) -> Launched:
     found = subprocess.run(
         [sys.executable, "-m", "bench.launched", *command], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -116,7 +116,7 @@ def _launch(*command: str) -> Launched:
 
 
 def _seconds(*command: str) -> float:
-    taken = _launch(*command)
+    taken = launch(*command)
     if taken.code:
         raise AssertionError(f"{command} ended with {taken.code}")
     return taken.seconds
@@ -124,7 +124,7 @@ def _seconds(*command: str) -> float:
 
 def _launched(setup: Setup, name: str, spool: Path) -> list[Launched]:
     """Return what a command took in each round; the first round warms up and is thrown away."""
-    taken = [_launch(*QFLOW, name, str(spool)) for _ in range(setup.rounds + 1)]
+    taken = [launch(*QFLOW, name, str(spool)) for _ in range(setup.rounds + 1)]
     if {one.code for one in taken} - set(_CODES[name]):
         raise AssertionError(f"qflow {name} ended with {[one.code for one in taken]}")
     return taken[1:]

@@ -14,6 +14,8 @@ from time import perf_counter, sleep
 from typing import Any
 
 import qflow
+import qflow.metrics
+import qflow.web
 from bench.measure import percentile
 from bench.talking import READY
 from qflow.serving.loops import loop_factory
@@ -76,8 +78,6 @@ class Tasks:
         """Answer Prometheus at the port that is returned, as a program with an exporter of its own does."""
         import prometheus_client
 
-        import qflow.metrics
-
         registry = prometheus_client.CollectorRegistry()
         registry.register(qflow.metrics.collector(self._broker))
         server, _ = prometheus_client.start_http_server(0, HOST, registry)
@@ -85,24 +85,12 @@ class Tasks:
 
     def page(self) -> int:
         """Show the page to browsers at the port that is returned."""
-        import qflow.web
+        loop = (loop_factory() or asyncio.new_event_loop)()
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(self._serve(), loop).result().port
 
-        ports: list[int] = []
-        listens = threading.Event()
-
-        async def serve() -> None:
-            async with await qflow.web.serve(self._broker, host=HOST, port=0) as server:
-                ports.append(server.port)
-                listens.set()
-                await asyncio.Event().wait()
-
-        def run() -> None:
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(serve())
-
-        threading.Thread(target=run, daemon=True).start()
-        listens.wait()
-        return ports[0]
+    async def _serve(self) -> qflow.web.Server:
+        return await qflow.web.serve(self._broker, host=HOST, port=0)
 
 
 def main(spool: Path, queues: int, kind: str) -> None:

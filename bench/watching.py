@@ -41,16 +41,16 @@ def top(setup: Setup) -> Iterator[Row]:
     """In each round: nobody looks, then `qflow top` on one terminal after the other."""
     for spool, owner, changing in _changing(setup):
         alone: list[float] = []
-        shares: dict[int, Shares] = {columns: {"top": [], "owner": []} for columns in COLUMNS}
+        terminals: dict[int, Shares] = {columns: {"top": [], "owner": []} for columns in COLUMNS}
         for _ in range(_rounds(setup)):
-            alone += _shares([owner.pid], partial(sleep, _window_s(setup)))
-            for columns, found in shares.items():
+            alone += shares([owner.pid], partial(sleep, _window_s(setup)))
+            for columns, found in terminals.items():
                 with terminal.top(spool, columns, named(1)[0]) as pid:
                     sleep(setup.size(SETTLE_S, 0))
-                    its, owners = _shares([pid, owner.pid], partial(sleep, _window_s(setup)))
+                    its, owners = shares([pid, owner.pid], partial(sleep, _window_s(setup)))
                 found["top"].append(its)
                 found["owner"].append(owners)
-        for columns, found in shares.items():
+        for columns, found in terminals.items():
             yield Row(
                 name=f"`qflow top`, {columns} columns, {_queues(setup, changing)}: share of a core",
                 figure=Series("qflow top", "%", found["top"]),
@@ -63,11 +63,12 @@ def page(setup: Setup) -> Iterator[Row]:
     """In each round: nobody looks, then a browser has the overview open, and the list of queues beside it."""
     for _, owner, changing in _changing(setup):
         port = talking.ask(owner, "page")
+        browse(port, min(TAB_S, _window_s(setup)))  # what is made for the first one is made now
         alone: list[float] = []
         watched: list[float] = []
         for _ in range(_rounds(setup)):
-            alone += _shares([owner.pid], partial(sleep, _window_s(setup)))
-            watched += _shares([owner.pid], partial(_browse, port, _window_s(setup)))
+            alone += shares([owner.pid], partial(sleep, _window_s(setup)))
+            watched += shares([owner.pid], partial(browse, port, _window_s(setup)))
         beyond, *details = _of_owner(watched, alone)
         yield Row(
             name=f"the page, overview and queues open, {_queues(setup, changing)}: share of a core",
@@ -103,7 +104,7 @@ def _window_s(setup: Setup) -> float:
     return 0.1 if setup.quick else 30
 
 
-def _shares(pids: list[int], meanwhile: Callable[[], object]) -> list[float]:
+def shares(pids: list[int], meanwhile: Callable[[], object]) -> list[float]:
     """Return the shares of a core, in percent, that processes have while something is done here."""
     begun, before = perf_counter(), [_processor_s(pid) for pid in pids]
     meanwhile()
@@ -127,7 +128,7 @@ def _of_owner(watched: list[float], alone: list[float]) -> list[Series]:
     ]
 
 
-def _browse(port: int, seconds: float) -> None:
+def browse(port: int, seconds: float) -> None:
     """Ask as two open pages do, the overview and the list of queues, each when half of its time has passed."""
     since = 0.0
     end = due = perf_counter()
