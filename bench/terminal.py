@@ -26,15 +26,15 @@ class Screen:
         self._terminal = terminal
         self._word = word
         self._seen = threading.Event()
+        self._drawn = b""
         self._ended = False
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
-        drawn = b""
         while more := self._more():
-            drawn = (drawn + more)[-CHUNK:]
-            if self._word in drawn:
+            self._drawn = (self._drawn + more)[-CHUNK:]
+            if self._word in self._drawn:
                 self._seen.set()
         self._ended = True
         self._seen.set()
@@ -47,8 +47,11 @@ class Screen:
 
     def wait(self) -> None:
         """Return when the word was drawn."""
-        if not self._seen.wait(PATIENCE_S) or self._ended:
-            raise CannotRun("qflow top showed no queue")
+        if not self._seen.wait(PATIENCE_S):
+            raise CannotRun(f"qflow top showed no queue after {PATIENCE_S:.0f} s")
+        if self._ended:
+            said = self._drawn.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise CannotRun(f"qflow top ended before it showed a queue: {said[-1]}")
 
     def join(self) -> None:
         self._thread.join()
