@@ -11,18 +11,29 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 from bench.errors import CannotRun
 
 LINES = 50
 PATIENCE_S = 60.0
+PAUSE_S = 0.3
+"""What comes after so long a pause is drawn after another look."""
 CHUNK = 2**16
 
 
 class Screen:
-    """Reads what is drawn, so that whoever draws never waits, and tells when a word was among it."""
+    """Reads what is drawn, so that whoever draws never waits, and tells when a word was among it.
 
-    def __init__(self, terminal: int, word: bytes) -> None:
+    Args:
+        pid: the process that draws.
+    """
+
+    def __init__(self, pid: int, terminal: int, word: bytes) -> None:
+        self.pid = pid
+        self.draws = 0
+        """How often something was drawn."""
+        self._drawn_s = 0.0
         self._terminal = terminal
         self._word = word
         self._seen = threading.Event()
@@ -33,6 +44,8 @@ class Screen:
 
     def _read(self) -> None:
         while more := self._more():
+            self.draws += monotonic() - self._drawn_s > PAUSE_S
+            self._drawn_s = monotonic()
             self._drawn = (self._drawn + more)[-CHUNK:]
             if self._word in self._drawn:
                 self._seen.set()
@@ -58,8 +71,8 @@ class Screen:
 
 
 @contextmanager
-def top(spool: Path, columns: int, word: str) -> Iterator[int]:
-    """Run `qflow top` on a terminal of so many columns; give its process from the moment it has drawn a word on."""
+def top(spool: Path, columns: int, word: str) -> Iterator[Screen]:
+    """Run `qflow top` on a terminal of so many columns; give its screen from the moment it has drawn a word on."""
     terminal, inside = pty.openpty()
     termios.tcsetwinsize(inside, (LINES, columns))
     process = subprocess.Popen(
@@ -71,10 +84,10 @@ def top(spool: Path, columns: int, word: str) -> Iterator[int]:
         start_new_session=True,
     )
     os.close(inside)
-    screen = Screen(terminal, word.encode())
+    screen = Screen(process.pid, terminal, word.encode())
     try:
         screen.wait()
-        yield process.pid
+        yield screen
         os.write(terminal, b"q")
         process.wait(PATIENCE_S)
     finally:

@@ -31,7 +31,7 @@ TAB_S = 2.0
 """How often each open page asks, as `qflow/web/static/page.js` has it."""
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 LIVE = {"X-Live": "1", "Accept": "text/html"}
-Shares = dict[str, list[float]]
+Found = dict[str, list[float]]
 
 
 # Watching --------------------------------------------------------------------------------------------------------
@@ -41,13 +41,15 @@ def top(setup: Setup) -> Iterator[Row]:
     """In each round: nobody looks, then `qflow top` on one terminal after the other."""
     for spool, owner, changing in _changing(setup):
         alone: list[float] = []
-        terminals: dict[int, Shares] = {columns: {"top": [], "owner": []} for columns in COLUMNS}
+        terminals: dict[int, Found] = {columns: {"top": [], "owner": [], "pause": []} for columns in COLUMNS}
         for _ in range(_rounds(setup)):
             alone += shares([owner.pid], partial(sleep, _window_s(setup)))
             for columns, found in terminals.items():
-                with terminal.top(spool, columns, named(1)[0]) as pid:
+                with terminal.top(spool, columns, named(1)[0]) as screen:
                     sleep(setup.size(SETTLE_S, 0))
-                    its, owners = shares([pid, owner.pid], partial(sleep, _window_s(setup)))
+                    drawn = screen.draws
+                    its, owners = shares([screen.pid, owner.pid], partial(sleep, _window_s(setup)))
+                    found["pause"].append(_window_s(setup) / max(1, screen.draws - drawn))
                 found["top"].append(its)
                 found["owner"].append(owners)
         for columns, found in terminals.items():
@@ -55,7 +57,10 @@ def top(setup: Setup) -> Iterator[Row]:
                 name=f"`qflow top`, {columns} columns, {_queues(setup, changing)}: share of a core",
                 figure=Series("qflow top", "%", found["top"]),
                 bound=SHARE,
-                details=_of_owner(found["owner"], alone),
+                details=[
+                    *_of_owner(found["owner"], alone),
+                    Series("from one drawing to the next", "s", found["pause"]),
+                ],
             )
 
 

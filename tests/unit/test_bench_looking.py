@@ -32,10 +32,11 @@ def test_a_page_and_a_terminal_are_watched_and_leave(tmp_path: Path) -> None:
     """Both see the queues of a program that lives on, a page by what its script asks; `qflow top` is gone after."""
     with talking.started("bench.watched", tmp_path / "spool", 3, "transient") as owner:
         watching.browse(talking.ask(owner, "page"), 0.01)
-        with terminal.top(tmp_path / "spool", 80, named(3)[2]) as pid:
-            (share,) = watching.shares([pid], lambda: None)
+        with terminal.top(tmp_path / "spool", 80, named(3)[2]) as screen:
+            (share,) = watching.shares([screen.pid], lambda: None)
             assert share >= 0
-        assert not Path(f"/proc/{pid}").exists()
+            assert screen.draws
+        assert not Path(f"/proc/{screen.pid}").exists()
         assert talking.ask(owner, "change 1") == 1
 
 
