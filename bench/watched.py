@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 import threading
+from itertools import cycle
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -58,21 +59,29 @@ class Tasks:
         self._changing = queues
         return queues
 
-    def puts(self, number: int) -> dict[str, float]:
-        """Put so many messages, one each millisecond, into one queue after the other; return µs of the calls."""
+    def puts(self, seconds: int) -> dict[str, float]:
+        """Put a message each millisecond, into one queue after the other; return µs of the calls, and puts a second."""
         taken = []
-        due = perf_counter()
-        for place in range(number):
+        due = begun = perf_counter()
+        end = begun + seconds
+        for queue in cycle(self._queues):
             due += PACE_S
             sleep(max(0.0, due - perf_counter()))
-            queue = self._queues[place % len(self._queues)]
-            begun = perf_counter()
+            start = perf_counter()
             queue.put(BODY)
-            taken.append((perf_counter() - begun) * 1e6)
+            taken.append((perf_counter() - start) * 1e6)
+            if start > end:
+                break
+        rate = len(taken) / (perf_counter() - begun)
         for queue in self._queues:
             queue.purge()
         taken.sort()
-        return {"median": percentile(taken, 0.5), "p99": percentile(taken, 0.99), "slowest": taken[-1]}
+        return {
+            "median": percentile(taken, 0.5),
+            "p99": percentile(taken, 0.99),
+            "slowest": taken[-1],
+            "rate": rate,
+        }
 
     def metrics(self) -> int:
         """Answer Prometheus at the port that is returned, as a program with an exporter of its own does."""

@@ -165,7 +165,6 @@ def scrape(setup: Setup) -> Iterator[Row]:
 
 def _scraped(setup: Setup, kind: str) -> Iterator[Row]:
     queues, seconds = setup.size(1_000, 4), setup.size(10, 1)
-    number = setup.size(seconds * 1_000, 20)
     alone: list[dict[str, float]] = []
     beside: list[dict[str, float]] = []
     scrapes: list[list[float]] = []
@@ -173,7 +172,7 @@ def _scraped(setup: Setup, kind: str) -> Iterator[Row]:
         port = talking.ask(owner, "metrics")
         for turn in range(setup.few_rounds + 1):
             for is_scraped in (True, False) if turn % 2 else (False, True):
-                talking.tell(owner, f"puts {number}")
+                talking.tell(owner, f"puts {seconds}")
                 if is_scraped:
                     scrapes.append(_scrape(port, seconds))
                 (beside if is_scraped else alone).append(talking.answer(owner))
@@ -194,7 +193,12 @@ def _scraped(setup: Setup, kind: str) -> Iterator[Row]:
         name=f"p99 of puts, {said}: with a scrape each second over without",
         figure=ratio(*p99),
         bound=at_most(1.1),
-        details=[*p99, *others[0], *others[1]],
+        details=[
+            *p99,
+            *others[0],
+            *others[1],
+            *(Series(f"puts, {side}", "/s", [one["rate"] for one in taken]) for side, taken in sides.items()),
+        ],
     )
 
 
